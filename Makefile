@@ -100,7 +100,7 @@ lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter, no marks of a c
 	! git grep -nE '^(<{7}|>{7}) '
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol security rpc kvcache telemetry tiers transfer scheduler lab console master store client router handover engines benchmarks) examples tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol security rpc kvcache telemetry tiers transfer scheduler console testing lab master store client router handover engines cli benchmarks) examples tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.engines.weights.fingerprint import fingerprint, stamp
 
 OUT: Final = Path(__file__).parent / "out" / "fingerprint.json"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.client.tools.bench import Row
+from kvstore.cli.tools.bench import Row
 from tests.engines.live import process_group
 from tests.engines.live.environments import ROOT
 from tests.engines.live.scripts import block

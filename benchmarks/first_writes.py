@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, Row, at_least, copy_all, of_size, put_all, seconds
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, Row, at_least, copy_all, of_size, put_all, seconds
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 FIRST_BATCHES: Final = 4
 """Of 8 x 4 MiB: 128 MiB."""

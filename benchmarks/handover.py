@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.client.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import Row, at_least
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout

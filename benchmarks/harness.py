@@ -15,7 +15,7 @@ from typing import Final
 import redis
 from rich.console import Console
 
-from kvstore.client.tools.bench import Row, table, write
+from kvstore.cli.tools.bench import Row, table, write
 
 START_DEADLINE_S: Final = 10.0
 

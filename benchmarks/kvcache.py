@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.handover import overlap_rows
 from benchmarks.harness import report
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.kvcache.codecs.codec import decode, encode
 from kvstore.kvcache.codecs.schemes import Scheme
 from kvstore.kvcache.layouts.formatter import remap

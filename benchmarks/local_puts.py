@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.engines.mooncake import mooncake_master, mooncake_segment
 from benchmarks.harness import report
 from benchmarks.transfer_peers import Trouble, mooncake_python
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OUT: Final = Path(__file__).parent / "out" / "local_puts.json"

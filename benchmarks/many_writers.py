@@ -17,10 +17,10 @@ from typing import Any, Final
 import redis
 
 from benchmarks.harness import cpu_ns, redis_server
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 PROCESSES: Final = (1, 2, 4, 8)
 THREADS: Final = (96, 256)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.bench import Row
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "metrics_cost.json"
 ROUNDS: Final = 8

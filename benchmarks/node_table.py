@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.rpc.daemon import map_large_arrays
-from kvstore.store.blocks.block import DRAM
-from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.holds import Holds
-from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.table import BlockTable, TableRules
-from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.shown.showing import Showing
+from kvstore.store.block_table.block import DRAM
+from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.holds import Holds
+from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.table import BlockTable, TableRules
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.shared_index.index_writer import Showing
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 

@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.harness import report
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 ROOT: Final = Path(__file__).parent
 OUT: Final = ROOT / "out" / "nvme.json"

@@ -17,11 +17,11 @@ from typing import Final
 
 from rich.console import Console
 
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_least, at_most, table, write
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.replay import Replay as LiveReplay
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most, table, write
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.client.tools.replay import Replay as LiveReplay
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits

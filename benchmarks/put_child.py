@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvstore.cli.tools.bench import SMALL_BYTES
 from kvstore.client import Client
-from kvstore.client.tools.bench import SMALL_BYTES
 from kvstore.protocol.errors import KVStoreError
 
 Put = Callable[[bytes, bytes], object]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import report
-from kvstore.client.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import Row, at_least, at_most
 from tests.namespaces import Cut, TwoHosts, why_not
 from tests.transfer.paths.rails_child import Load, Look
 

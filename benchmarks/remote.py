@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from kvstore.client.tools.bench import Row, at_least, at_most, table
+from kvstore.cli.tools.bench import Row, at_least, at_most, table
 from tests.namespaces import TwoHosts, why_not
 from tests.transfer.paths.rails_child import answer_of, wait_until_up
 

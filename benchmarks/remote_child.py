@@ -22,11 +22,11 @@ from kvstore.protocol.node_messages import Abort
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.busy_poll import DEFAULT_US, BusyPoll
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.server import ConnectionLimits, Server
+from kvstore.rpc.server.session import Session
 from kvstore.transfer.config import TransferSettings
 
 Blocks = NDArray[np.uint8]

@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks import harness
 from benchmarks.remote import NODE_PORT, ask, cluster, start
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, found_program, mooncake_python
-from kvstore.client.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import Row, at_least, at_most
 from tests.namespaces import TwoHosts, why_not
 from tests.transfer.paths.rails_child import answer_of
 

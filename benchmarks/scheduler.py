@@ -19,18 +19,18 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.harness import report
-from kvstore.client.cli.simulate import MODE_TITLES, modes_table
-from kvstore.client.tools.bench import Row, at_least, at_most
+from kvstore.cli.simulate import MODE_TITLES, modes_table
+from kvstore.cli.tools.bench import Row, at_least, at_most
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
+from kvstore.lab.simulator.plan import BLOCK_TOKENS, Mode, Plan
+from kvstore.lab.simulator.report import Report
+from kvstore.lab.simulator.simulation import Scenario
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Request, Slo
-from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Mode, Plan
-from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.simulation import Scenario
 
 OUT: Final = Path(__file__).parent / "out" / "scheduler.json"
 TRACE: Final = Path(__file__).parents[2] / "shared" / "data" / "traces" / "conversation_trace.jsonl"

@@ -19,9 +19,9 @@ from typing import Final
 import xxhash
 
 from benchmarks.harness import run
+from kvstore.cli.tools.bench import Row
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.bench import Row
 from kvstore.transfer.config import TransferSettings
 from tests.credentials import tokens_file
 from tests.security.tls.certified import Cluster, flags, given_to

@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks import node_table, value_memory
 from benchmarks.harness import cpu_ns, run
 from benchmarks.many_writers import process_rows, thread_rows
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import SMALL_BLOCKS, SMALL_BYTES, Row, at_least, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import SMALL_BLOCKS, SMALL_BYTES, Row, at_least, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "small_puts.json"
 SERIES: Final = 5

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks import first_writes
 from benchmarks.harness import run
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_most, copy_all, put_all, seconds
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_most, copy_all, put_all, seconds
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "start.json"
 PROGRAMS: Final = {

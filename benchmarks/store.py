@@ -19,9 +19,8 @@ from rich.console import Console
 
 from benchmarks import first_writes
 from benchmarks.harness import redis_server
-from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import (
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import (
     BLOCK_BYTES,
     BLOCKS,
     NEEDED_DRAM_BYTES,
@@ -35,7 +34,8 @@ from kvstore.client.tools.bench import (
     table,
     write,
 )
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.client import Client
 from tests.client.local.stress import stress
 from tests.etcd_server import EtcdServer
 

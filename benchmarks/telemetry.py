@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
 from kvstore.client.stats import Timings, timed
-from kvstore.client.tools.bench import Row, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tracing import CALLS, trace_calls
 from kvstore.protocol.node_messages import Put
 from kvstore.rpc.tracing import CALL, Stopwatch

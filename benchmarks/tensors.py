@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.harness import report
 from benchmarks.kvcache import timed
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tools.bench import Row
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace

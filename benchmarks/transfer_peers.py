@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.peer_child import BLOCKS, HALF_BYTES, SMALL_BYTES, arena
 from benchmarks.peer_pair import ROOT, PeerPair
-from kvstore.client.tools.bench import Row, table
+from kvstore.cli.tools.bench import Row, table
 from tests.ports import free_ports
 
 BLOCK_SIZES: Final = (1 << 20, 4 << 20)

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 BLOCKS: Final = 1_000_000
 BATCH: Final = 4096

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvstore.client.async_driver import AsyncDriver
-from kvstore.client.base import BaseClient
+from kvstore.client.base_client import BaseClient
+from kvstore.client.connections.locations import Location
 from kvstore.client.holds import Hold
-from kvstore.client.locations import Location
 from kvstore.client.operations import cluster_status, stored_keys
 from kvstore.client.stats import timed_async
 from kvstore.client.views import AsyncView

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from kvstore.client.effects import (
+from kvstore.client.connections.reservations import CLEANUP_S
+from kvstore.client.core.effects import (
     AnyChannel,
     Aside,
     Ask,
@@ -24,9 +25,8 @@ from kvstore.client.effects import (
     Work,
 )
 from kvstore.client.operations import Operations
-from kvstore.client.reservations import CLEANUP_S
-from kvstore.rpc.async_channel import AsyncChannel
-from kvstore.rpc.async_pool import AsyncPool
+from kvstore.rpc.client.async_channel import AsyncChannel
+from kvstore.rpc.client.async_connection_pool import AsyncPool
 from kvstore.transfer.memory.signal_safety import Gate
 
 INLINE_WORK_BYTES: Final = 256 << 10

@@ -8,7 +8,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.settings import constant, load_settings, loaded_mark, setting
 from kvstore.protocol.variables import MASTER
 from kvstore.rpc.busy_poll import DEFAULT_US
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "client"

@@ -15,15 +15,15 @@ from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import InvalidArgument, Unavailable
-from kvstore.protocol.merging import merged_status
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello, Welcome
+from kvstore.protocol.status_merge import merged_status
 from kvstore.rpc.address import parse_address
+from kvstore.rpc.client.owners import Masters, await_owner
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.grpc_errors import translated
-from kvstore.rpc.owners import Masters, await_owner
+from kvstore.rpc.keepalive import grpc_options
 from kvstore.rpc.tracing import trace_metadata
-from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from kvstore.client.effects import (
+from kvstore.client.connections.reservations import CLEANUP_S
+from kvstore.client.core.effects import (
     AnyChannel,
     Aside,
     Ask,
@@ -34,10 +35,9 @@ from kvstore.client.effects import (
     drive,
 )
 from kvstore.client.operations import Operations
-from kvstore.client.reservations import CLEANUP_S
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
+from kvstore.rpc.client.connection_pool import Pool
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Pool
 from kvstore.transfer.memory.signal_safety import Shield, begin_thread
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvstore.client.arguments import check_hold
-from kvstore.client.effects import Aside, Operation, Post, Take, Together
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core.arguments import check_hold
+from kvstore.client.core.effects import Aside, Operation, Post, Take, Together
 from kvstore.client.local.hold_lookup import LocalHoldLookup
 from kvstore.client.local.nodes import LocalNode
-from kvstore.client.reads.finding import Finding, Wanted
-from kvstore.client.resources import ClientResources
+from kvstore.client.reads.replica_lookup import Finding, Wanted
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import HOLD_GRANTED, HOLD_MISS, HoldBlocks, ReleaseHolds

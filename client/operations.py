@@ -9,7 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.client.arguments import (
+from kvstore.client.config import ClientSettings
+from kvstore.client.connections.locations import Location
+from kvstore.client.connections.registered_memory import RegisteredMemory
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core.arguments import (
     check_ack,
     check_count,
     check_deadline,
@@ -21,25 +25,21 @@ from kvstore.client.arguments import (
     check_replicas,
     namespace_text,
 )
-from kvstore.client.buffers import as_destination, as_rows, as_sources
-from kvstore.client.config import ClientSettings
-from kvstore.client.each import check_each, put_each
-from kvstore.client.effects import Operation, work
-from kvstore.client.forks import Process
+from kvstore.client.core.buffers import as_destination, as_rows, as_sources
+from kvstore.client.core.effects import Operation, work
+from kvstore.client.core.forks import Process
 from kvstore.client.holds import Hold, HoldLookup, require_hold
-from kvstore.client.local.desk import LocalView
+from kvstore.client.key_results import check_each, put_each
 from kvstore.client.local.nodes import LocalNode, LocalNodes
+from kvstore.client.local.ranges import RangeReads
+from kvstore.client.local.reader_slots import LocalView
 from kvstore.client.local.reads import LocalReads
-from kvstore.client.locations import Location
-from kvstore.client.questions import Questions, replicate
-from kvstore.client.ranges import RangeReads
-from kvstore.client.reads.mapped import CopyOut, OpenView, close_view
-from kvstore.client.reads.reading import Reading, open_view
+from kvstore.client.metadata_requests import Questions, replicate
+from kvstore.client.reads.batch_read import Reading, open_view
+from kvstore.client.reads.mapped_values import CopyOut, OpenView, close_view
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
-from kvstore.client.registered import RegisteredMemory
-from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
-from kvstore.client.writes.writing import Writing
+from kvstore.client.writes.batch_put import Writing
 from kvstore.protocol.errors import Forked, InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client.base import BaseClient
-from kvstore.client.buffers import as_destination, plain_memory
+from kvstore.client.base_client import BaseClient
+from kvstore.client.connections.locations import Location
+from kvstore.client.core.buffers import as_destination, plain_memory
 from kvstore.client.driver import Driver
-from kvstore.client.fast_reads import FastReads
 from kvstore.client.holds import Hold
-from kvstore.client.local.puts import LocalPuts, SlotPuts
-from kvstore.client.locations import Location
+from kvstore.client.local.fast_puts import LocalPuts, SlotPuts
+from kvstore.client.local.fast_reads import FastReads
 from kvstore.client.operations import cluster_status, stored_keys
 from kvstore.client.stats import timed
 from kvstore.client.views import View

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kvstore.client.arguments import check_kind
-from kvstore.client.forks import Process
+from kvstore.client.core.arguments import check_kind
+from kvstore.client.core.forks import Process
 from kvstore.protocol.settings import load_settings
 from kvstore.rpc.tracing import Call
 

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
-from kvstore.client.fast_reads import FastReads
-from kvstore.client.local.desk import LocalView
+from kvstore.client.local.fast_reads import FastReads
+from kvstore.client.local.reader_slots import LocalView
 from kvstore.client.operations import Operations
-from kvstore.client.reads.mapped import OpenView
+from kvstore.client.reads.mapped_values import OpenView
 
 Run = Callable[[Any], Any]
 """Driver.run: drives an operation to its end."""

@@ -10,7 +10,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvstore.client.tools.top_screen import View, screen  # noqa: E402
+from kvstore.cli.tools.top_screen import View, screen  # noqa: E402
 from kvstore.console.model import Model  # noqa: E402
 from kvstore.protocol import control_pb2 as pb  # noqa: E402
 from tests.console.browser import Watched, chromium  # noqa: E402

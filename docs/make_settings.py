@@ -23,7 +23,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import settings_table
 from kvstore.router.config import RouterSettings
-from kvstore.router.standin.config import StandinSettings
+from kvstore.router.fake_engine.config import StandinSettings
 from kvstore.store.config import NodeSettings
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -129,7 +129,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ),
     (
         "Stand-in engines",
-        "Of `python -m kvstore.router.standin.engine`; [router.md](router.md) says what they are for.\n\n",
+        "Of `python -m kvstore.router.fake_engine.engine`; [router.md](router.md) says what they are for.\n\n",
         "standin",
         StandinSettings,
     ),

@@ -24,7 +24,7 @@ from disaggregation.stage import Scale, Stage
 from disaggregation.workers import Workers, preload
 from rich.console import Console
 
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 
 WEIGHTS: Final = Path(__file__).parent.parent / "build" / "examples"
 SEED: Final = 1

@@ -20,9 +20,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
-from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.lab.plots import Series, Weight, line_chart, save

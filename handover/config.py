@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from kvstore.protocol.settings import Size, setting
-from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.security.tls.config import ServerTlsSettings
 
 SECTION: Final = "handover"

@@ -16,8 +16,8 @@ from kvstore.handover.movements.staging import StagingPool
 from kvstore.handover.movements.streams import StreamListener, StreamTransport
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
 from kvstore.handover.ranks.completion_tracker import Executor
-from kvstore.handover.ranks.links import Answer, Links
-from kvstore.handover.receiving.fetching import Fetches
+from kvstore.handover.ranks.rank_connections import Answer, Links
+from kvstore.handover.receiving.prefix_fetches import Fetches
 from kvstore.handover.receiving.side import ReceiverSide, Wanted
 from kvstore.handover.resources import RankResources, RankSetup
 from kvstore.handover.sending.side import SenderSide

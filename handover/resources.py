@@ -13,7 +13,7 @@ from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_t
 from kvstore.handover.movements.staging import StagingPool
 from kvstore.handover.movements.streams import StreamListener, StreamTransport
 from kvstore.handover.prefix import PrefixStore
-from kvstore.handover.ranks.links import Links
+from kvstore.handover.ranks.rank_connections import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError

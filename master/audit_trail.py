@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvstore.master.directory.audit_log import clip
-from kvstore.master.fellows import Fellows
+from kvstore.master.peer_masters import Fellows
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.audit_lines import DONE, FAILED, REFUSED, line_of
 from kvstore.protocol.errors import Closed, Denied, KVStoreError

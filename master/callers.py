@@ -13,10 +13,10 @@ from kvstore.master.audit_trail import LOGIN, AuditTrail
 from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.actor import CONTROL, Actor, host_of
+from kvstore.security.authenticator import Guard
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key
-from kvstore.security.guard import Guard
 from kvstore.security.identity import FELLOW, STRANGER, Identity, Kind
-from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check, wanted
+from kvstore.security.permissions import JOINS, OPEN, RPCS, Rule, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller

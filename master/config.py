@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
-from kvstore.master.directory.recording import ALL, RECORDS
+from kvstore.master.directory.writes.record_policy import ALL, RECORDS
 from kvstore.protocol.message import MAX_REPLICAS
 from kvstore.protocol.partitions import MAX_PARTITIONS
 from kvstore.protocol.settings import Size, setting
-from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
-from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.unix_socket import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote
 
 from kvstore.protocol.errors import Full
-from kvstore.rpc.workers import started
+from kvstore.rpc.thread_pools import started
 from kvstore.security.identity import Identity, Kind
 
 MAX_WAITING: Final = 1024

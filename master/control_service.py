@@ -17,15 +17,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvstore.master.callers import Callers
 from kvstore.master.control_limits import UnauthenticatedConnections
-from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.directory.weights import REPORT_S
 from kvstore.master.grpc_calls import TimedCalls, TracedCalls, abort, in_loop
 from kvstore.master.health import Health
-from kvstore.master.roles.contents import contents
-from kvstore.master.roles.leading import Leading, MasterSeen
-from kvstore.master.roles.standing import Standing
-from kvstore.master.roles.status_messages import as_seen_by, node_topology, table_messages
+from kvstore.master.leadership.contents_messages import contents
+from kvstore.master.leadership.leader import Leading, MasterSeen
+from kvstore.master.leadership.role_manager import Standing
+from kvstore.master.leadership.status_messages import as_seen_by, node_topology, table_messages
 from kvstore.master.sessions import Sessions, token_tables
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
@@ -40,7 +40,7 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span
 from kvstore.security.identity import Identity, Kind
-from kvstore.security.rules import RPCS, check_complete
+from kvstore.security.permissions import RPCS, check_complete
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import add_port
 from kvstore.telemetry.metrics.histogram import Histograms

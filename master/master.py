@@ -19,49 +19,49 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.master.audit_trail import LOGIN, REQUEST, AuditTrail, Change, Forwarder, Parcel
 from kvstore.master.callers import Callers
-from kvstore.master.catalogs.by_address import make_catalog
+from kvstore.master.catalogs.factory import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Catalog, Contact
-from kvstore.master.clockwork import TICK_S, Clockwork
 from kvstore.master.config import MasterSettings
+from kvstore.master.console_source import Watched
 from kvstore.master.control_service import ControlServer, ControlService
-from kvstore.master.directory.following import Followed
-from kvstore.master.directory.queries import Prefixes, prefixes
-from kvstore.master.directory.recording import ALL
-from kvstore.master.fellows import Fellows
-from kvstore.master.frames.owner import MasterParts
-from kvstore.master.frames.partition_router import Reception
-from kvstore.master.frames.service import Reachable
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.index.queries import Prefixes, prefixes
+from kvstore.master.directory.writes.record_policy import ALL
+from kvstore.master.leadership.leader import Leading
+from kvstore.master.leadership.partition import Partition
+from kvstore.master.leadership.partition_assigner import Patience, Sharing
+from kvstore.master.leadership.role_manager import Role
 from kvstore.master.measures import MasterMeasures
-from kvstore.master.roles.leading import Leading
-from kvstore.master.roles.partition import Partition
-from kvstore.master.roles.sharing import Patience, Sharing
-from kvstore.master.roles.standing import Role
-from kvstore.master.scheduling.scheduling import make_estimators
+from kvstore.master.peer_masters import Fellows
+from kvstore.master.periodic_tasks import TICK_S, Clockwork
+from kvstore.master.scheduling.scheduler import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
+from kvstore.master.server.frames_service import Reachable
+from kvstore.master.server.owner_parts import MasterParts
+from kvstore.master.server.partition_router import Reception
 from kvstore.master.sessions import PermissionFiles, Sessions
 from kvstore.master.status import MasterStatus, Told, add_segments, told_of
-from kvstore.master.watched import Watched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, Denied, KVStoreError
 from kvstore.protocol.partitions import split
-from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody, Server, default_run_dir
-from kvstore.rpc.session import Session
-from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.rpc.server.server import Nobody, Server, default_run_dir
+from kvstore.rpc.server.session import Session
+from kvstore.rpc.server.tenant_loads import TenantLoads
+from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.actor import CLIENT, Actor, host_of
+from kvstore.security.authenticator import Guard
 from kvstore.security.binding import check_binding
-from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.subjects import Subject
 from kvstore.telemetry.http.access import by_token, named_by_token, why_by_token
-from kvstore.telemetry.http.listening import url_of
+from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import MASTER
 from kvstore.telemetry.metrics.requests import TURN_S, slow_messages

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import Written
-from kvstore.master.roles.leading import Leading
+from kvstore.master.leadership.leader import Leading
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.metrics.histogram import Histograms, sum_of
 from kvstore.telemetry.metrics.metric import Reading, Readings

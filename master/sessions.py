@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Final
 
 from kvstore.master.audit_trail import AuditTrail, Change
-from kvstore.master.frames.clients import ClientPeer
-from kvstore.master.frames.nodes import NodePeer
+from kvstore.master.server.client_frames import ClientPeer
+from kvstore.master.server.node_frames import NodePeer
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.server import Server
+from kvstore.rpc.server.session import Session
 from kvstore.security.actor import FILE, Actor, kind_of
-from kvstore.security.guard import Guard
+from kvstore.security.authenticator import Guard
 from kvstore.security.identity import Identity, Role
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls.certificates import Certificates

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import Owner
 from kvstore.master.config import MasterSettings
+from kvstore.master.leadership.partition import Partition
+from kvstore.master.leadership.role_manager import Role
 from kvstore.master.measures import MasterMeasures
-from kvstore.master.roles.partition import Partition
-from kvstore.master.roles.standing import Role
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
-from kvstore.rpc.server import Server
+from kvstore.rpc.server.server import Server
 from kvstore.security.actor import kind_of
-from kvstore.security.guard import Guard
+from kvstore.security.authenticator import Guard
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer, asked

@@ -121,7 +121,7 @@ class Copy(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
     The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
-    its transfer engine is reached, if it has one. `shown` is the pass to show it (security/tickets/form.py), b"" where none is needed.
+    its transfer engine is reached, if it has one. `shown` is the pass to show it (security/tickets/ticket.py), b"" where none is needed.
     `epoch` is the master's. Answer, at once: Flags (1: it will be tried, once the master has decided about a block of that key here;
     0: it is here, or being written, or too much is waiting already). With `guests` 1 the blocks are spilled by their source: nothing of the
     receiver's own is to leave for them, and it spills them to nobody else.

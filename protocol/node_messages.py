@@ -196,7 +196,7 @@ class RegionList(Message):
 
 @message
 class OpenIndex(Message):
-    """Send descriptors of my tenant's index, to be read, and of my desk, to be written: protocol/shown_index.py. Unix sockets only; the
+    """Send descriptors of my tenant's index, to be read, and of my desk, to be written: protocol/shared_index.py. Unix sockets only; the
     desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: SlabFds, both sizes."""
 
     TYPE = 54

@@ -17,7 +17,7 @@ class Hello(Message):
 
     It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
     Hello again on the same connection once it is. To another node, whose blocks of `tenant` it is to read, a node says the epoch of
-    the master that both obey. The token is for masters; a node is shown a ticket (security/tickets/form.py), of another node a pass.
+    the master that both obey. The token is for masters; a node is shown a ticket (security/tickets/ticket.py), of another node a pass.
     `partition` is the part of the key space that the connection to a master is about (partitions.py); of a node that speaks to another one
     it is the part whose master ordered what is to be read.
     """

@@ -20,10 +20,10 @@ from kvstore.client.instances.client import Placement, Refusal
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
+from kvstore.router.http_server import hang_up
 from kvstore.router.metrics import Counters
 from kvstore.router.openai_api import OUTPUT_LIMITS, RESPONSES, ApiRequest, Problem, parse_request, parse_slo, problem_of, refusal_problem
 from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
-from kvstore.router.serving import hang_up
 from kvstore.router.tokenizer import Prompt, PromptTokenizer
 from kvstore.router.tracing import RequestTraces, fail, tell
 from kvstore.scheduler.request import Slo

@@ -22,14 +22,14 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.app import RouterApp
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 from kvstore.router.engines import Engines
+from kvstore.router.http_server import MAX_CONNECTIONS, serve
 from kvstore.router.metrics import Counters, add_router_signals
 from kvstore.router.proxy import AsyncScheduler, StreamingProxy
-from kvstore.router.serving import MAX_CONNECTIONS, serve
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
-from kvstore.telemetry.http.listening import host_port, listening
+from kvstore.telemetry.http.listener import host_port, listening
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING

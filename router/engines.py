@@ -22,8 +22,8 @@ from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_m
 from kvstore.router.config import RouterSettings
 from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body
 from kvstore.router.tracing import step, trace_headers
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.rpc.tracing import Span
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 TOKENIZE: Final = "/tokenize"
 MAX_BUFFERED_BYTES: Final = 8 << 20

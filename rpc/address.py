@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, TooManyConnections, Unavailable
-from kvstore.rpc.access import why_denied
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.unix_socket import why_denied
 
 if TYPE_CHECKING:
     from kvstore.rpc.reactor import Reactor

@@ -6,8 +6,8 @@ from pathlib import Path
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
 from kvstore.protocol.variables import MASTER
-from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
+from kvstore.rpc.unix_socket import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.https import CERT_HELP, KEY_HELP

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, format_size
-from kvstore.store.blocks.quotas import most_index_bytes
+from kvstore.store.block_table.quotas import most_index_bytes
 from kvstore.store.config import NodeSettings
 from kvstore.store.tuning import TUNING
 from kvstore.tiers.memory_limit import MemoryLimit

@@ -16,27 +16,27 @@ from typing import Final
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
-from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Nobody, Server, default_run_dir
+from kvstore.rpc.server.server import ConnectionLimits, Nobody, Server, default_run_dir
+from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.binding import check_binding, is_loopback
 from kvstore.security.quotas.limits import from_message
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
-from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.security.tls.subjects import Subject
-from kvstore.store.admission import Admission
-from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token
 from kvstore.store.identity import Identity, NodeName, new_instance, watch_topology
-from kvstore.store.link import MasterLink, Report
-from kvstore.store.mastering import Links, MasterSession
-from kvstore.store.measures import NodeMeasures
-from kvstore.store.service import NodeService
+from kvstore.store.master_session.master_link import MasterLink, Report
+from kvstore.store.master_session.master_session import Links, MasterSession
+from kvstore.store.metrics import NodeMeasures
+from kvstore.store.node_service import NodeService
+from kvstore.store.periodic_tasks import Clockwork
+from kvstore.store.session_authenticator import Admission
 from kvstore.store.status import NodeStatus, link_flows
 from kvstore.store.storage import Storage, check
 from kvstore.store.tuning import TUNING, NodeTuning

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
-from kvstore.rpc.tenant_loads import TenantLoads
-from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS
-from kvstore.store.blocks.counts import BlockReads
-from kvstore.store.blocks.quotas import NO_USE
-from kvstore.store.link import Report
+from kvstore.rpc.server.tenant_loads import TenantLoads
+from kvstore.store.block_table.access_counts import BlockReads
+from kvstore.store.block_table.block import DRAM, HBM, NVME, TIERS
+from kvstore.store.block_table.quotas import NO_USE
+from kvstore.store.master_session.master_link import Report
 from kvstore.store.storage import Storage
 from kvstore.telemetry.metrics.requests import SlowRequests, slow_messages
 from kvstore.transfer.engine import TransferEngine

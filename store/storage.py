@@ -12,39 +12,39 @@ from dataclasses import replace
 from typing import Final
 
 from kvstore.protocol.errors import Broken, ConfigError, ProtocolError
-from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.session import Session
+from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.holds import Holds
-from kvstore.store.blocks.leases import Leases
-from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.rows import BlockRows
-from kvstore.store.blocks.table import BlockTable, TableRules
-from kvstore.store.blocks.tags import from_recovered
+from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
+from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.holds import Holds
+from kvstore.store.block_table.leases import Leases
+from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.rows import BlockRows
+from kvstore.store.block_table.table import BlockTable, TableRules
+from kvstore.store.block_table.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_place
-from kvstore.store.last_copies import LastCopies
-from kvstore.store.leaving import Leaving, Saver
 from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
-from kvstore.store.moves.mover import TierMover
-from kvstore.store.prefault import PageSizes, Prefaulter
-from kvstore.store.publisher import Publisher, Publishers
-from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Answers, Claims
-from kvstore.store.puts.deciding import Deciding
-from kvstore.store.puts.in_place import InPlacePuts
-from kvstore.store.puts.sent import SentPuts
-from kvstore.store.puts.slots import Slots
-from kvstore.store.reads.reads import ReadService
-from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.queue import ReplicaQueue
-from kvstore.store.shown.showing import Showing
+from kvstore.store.reads.read_service import ReadService
+from kvstore.store.replication.event_replicator import Publisher, Publishers
+from kvstore.store.replication.last_replica import LastCopies
+from kvstore.store.replication.replica_queue import ReplicaQueue
+from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.shared_regions import SharedRegions
+from kvstore.store.tiering.drainer import Leaving, Saver
+from kvstore.store.tiering.mover import TierMover
+from kvstore.store.tiering.prefaulter import PageSizes, Prefaulter
 from kvstore.store.tuning import NodeTuning
-from kvstore.store.waiting import WaitingRoom
+from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.writes.checksums import Checker
+from kvstore.store.writes.commit_batcher import Deciding
+from kvstore.store.writes.commit_requests import Answers, Claims
+from kvstore.store.writes.in_place_puts import InPlacePuts
+from kvstore.store.writes.slot_requests import Slots
+from kvstore.store.writes.socket_puts import SentPuts
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.memory_limit import memory_limit
 from kvstore.tiers.nvme import NvmeTier

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 
 V1: Final = Path("/sys/fs/cgroup/memory")
 V2: Final = Path("/sys/fs/cgroup")

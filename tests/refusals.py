@@ -44,7 +44,7 @@ def refused_here(command: click.Command, *flags: str) -> str:
 
 def refused_alone(*arguments: str) -> str:
     """What `kvstore` says as it refuses, in a process and a network of its own, where nobody else listens."""
-    program = 'ip link set lo up; exec "$0" -m kvstore.client.cli.main "$@"'
+    program = 'ip link set lo up; exec "$0" -m kvstore.cli.main "$@"'
     command = ["unshare", "--net", "sh", "-c", program, sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0

@@ -10,7 +10,7 @@ checksum says so, and it is a miss.
 The bytes may be an encoded value (tiers/value_codec.py): a reader with memory for the value itself gets it decoded. Size and checksum here
 are those of the bytes as they lie on the disk.
 
-A deletion that LMDB cannot write (its disk is full) goes to `removed.ids` until it can: tiers/tombstones.py.
+A deletion that LMDB cannot write (its disk is full) goes to `removed.ids` until it can: tiers/deletion_log.py.
 
 Capacity is counted in slots: whole pages in the value file, the value's own bytes in LMDB, whose trees are the disk's affair. The file may
 be one segment longer than the capacity: extents that were freed wait for the next transaction there, and writes need not wait for it.
@@ -28,11 +28,11 @@ import numpy as np
 
 from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.protocol.settings import format_size
+from kvstore.tiers.deletion_log import Tombstones
 from kvstore.tiers.lmdb_records import Header, LmdbRead, LmdbRecords, key_of
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Runs, pages_of
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
-from kvstore.tiers.tombstones import Tombstones
 from kvstore.tiers.value_codec import decode_into
 from kvstore.tiers.value_store import ExtentRead, ValueStore
 

@@ -16,7 +16,7 @@ from typing import Final
 import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, TierFailed
-from kvstore.rpc.workers import started
+from kvstore.rpc.thread_pools import started
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Placements, Runs, pages_of
 from kvstore.tiers.tier import Buffer, TierFull
 from kvstore.tiers.value_file import Piece, ValueFile, joined, pieces_of

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.client.tools.bench import Row, at_least
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import Row, at_least
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.engines.live.environments import python_of
 from tests.engines.live.pages import MASTER, command
 

@@ -19,8 +19,8 @@ from unittest import mock
 
 from benchmarks.engines.stress_child import OBJECT_BYTES, OBJECTS, THREADS
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, mooncake_python, serving, tool
-from kvstore.client.tools.bench import Row, at_least, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.engines.live.vllm.engines import Engine, prompt
 from tests.ports import free_ports
 

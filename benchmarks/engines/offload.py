@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engines.vllm import cluster
-from kvstore.client.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import Row, at_least
 from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import Engine, random_tokens
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvstore.client.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import Row, at_least, at_most
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from tests.engines.live.router.fleet import BLOCK_TOKENS, Fleet
 from tests.engines.live.tiny_model import make

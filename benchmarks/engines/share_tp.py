@@ -14,9 +14,9 @@ from typing import Final
 import torch
 
 from benchmarks.engines.vllm import cluster
+from kvstore.cli.tools.bench import Row
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.client.tools.bench import Row
 from kvstore.engines.head_split import head_split
 from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.plan import StepPlan, Transfer

@@ -19,10 +19,10 @@ from typing import Final
 import torch
 
 from benchmarks.engines.share_tp import load
+from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.client.tools.bench import Row, at_most
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import LayerGroup, Plan, StepPlan, Transfer

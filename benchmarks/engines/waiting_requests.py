@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.client.tools.bench import Row
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, random_tokens
 

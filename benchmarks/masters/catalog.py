@@ -18,9 +18,9 @@ import grpc
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from benchmarks.store import publish_rows
-from kvstore.client.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import Row, at_least, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
-from kvstore.master.catalogs.etcd.keeping import Bounds
+from kvstore.master.catalogs.etcd.maintenance import Bounds
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError

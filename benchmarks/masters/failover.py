@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.child import Child
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench import Row, at_most
-from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_cluster import EtcdCluster
 from tests.system.running import System

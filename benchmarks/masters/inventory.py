@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish
 from kvstore.protocol.digests import MAX_RUN
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.rows import BlockRows, decided
-from kvstore.store.comparison import Comparison as NodeSide
-from kvstore.store.publisher import PART_BLOCKS
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.rows import BlockRows, decided
+from kvstore.store.replication.event_replicator import PART_BLOCKS
+from kvstore.store.replication.inventory_comparison import Comparison as NodeSide
 from kvstore.tiers.tier import Slot
 
 BLOCKS: Final = 1_000_000

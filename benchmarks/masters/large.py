@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.masters.catalog import await_merged, commit, prompts, restart, server, settled_bytes
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 from tests.master.catalogs.conformance import elected
 

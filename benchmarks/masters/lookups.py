@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
+from kvstore.cli.tools.bench import Row, at_least
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.bench import Row, at_least
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 
 BLOCKS: Final = 500_000

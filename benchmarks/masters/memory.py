@@ -15,12 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.holders import HINT, HolderSets
-from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.tenants import Tenants
+from kvstore.master.directory.index.holders import HINT, HolderSets
+from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
 
 BLOCKS: Final = 10_000_000
 PUBLISHED: Final = 4096

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.client.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import Row, at_least
 from kvstore.protocol.errors import NoOwner
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.etcd_server import EtcdServer
 from tests.system.running import System, until

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks.masters.memory import KEY_BYTES, cut, resident_bytes
-from kvstore.client.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import Row, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory import records
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.following import Followed
+from kvstore.master.directory.followed_records import Followed
 
 SIZES: Final = (200_000, 10_000_000)
 SHARD_BLOCKS: Final = 4096

@@ -20,11 +20,11 @@ from kvstore.client.control import control_of_owner, hello, known_masters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
+from kvstore.rpc.client.owners import find_owner, looks, pauses
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.grpc_errors import translated
-from kvstore.rpc.owners import find_owner, looks, pauses
+from kvstore.rpc.keepalive import grpc_options
 from kvstore.rpc.tracing import trace_metadata
-from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Reason, Slo
 from kvstore.security.grpc_metadata import as_metadata

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Any
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.forks import Process
+from kvstore.client.core.forks import Process
 from kvstore.client.holds import Hold, require_hold
-from kvstore.client.jobs.any_jobs import AnyJobs, forked
-from kvstore.client.jobs.board import NEVER_NS, Board, Side
-from kvstore.client.jobs.calls import UNREACHABLE, AsyncCalls, Outcome
+from kvstore.client.jobs.base_jobs import AnyJobs, forked
+from kvstore.client.jobs.client_calls import UNREACHABLE, AsyncCalls, Outcome
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import AsyncJob, BaseJob, Kind
+from kvstore.client.jobs.job_table import NEVER_NS, Board, Side
 from kvstore.client.jobs.stats import JobStats
 from kvstore.protocol.errors import Cancelled
 

@@ -13,16 +13,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from kvstore.client.forks import Process
+from kvstore.client.core.forks import Process
 from kvstore.client.holds import Hold, require_hold
-from kvstore.client.jobs.any_jobs import AnyJobs, forked
-from kvstore.client.jobs.board import NEVER_NS, Board, Side
-from kvstore.client.jobs.calls import UNREACHABLE, Calls
+from kvstore.client.jobs.base_jobs import AnyJobs, forked
+from kvstore.client.jobs.client_calls import UNREACHABLE, Calls
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import BaseJob, Job, Kind
+from kvstore.client.jobs.job_table import NEVER_NS, Board, Side
 from kvstore.client.jobs.stats import JobStats
 from kvstore.client.sync import Client
-from kvstore.rpc.workers import not_given
+from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.memory.signal_safety import Shield
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from kvstore.client.jobs.breaker import BreakerStats
+from kvstore.client.jobs.circuit_breaker import BreakerStats
 from kvstore.client.jobs.job import BaseJob, Kind, Result
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unavailable
 

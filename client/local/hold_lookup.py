@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.client.local.index import Flags, Indexes, IndexView
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reads import Nodes, look_up
-from kvstore.protocol.shown_index import Words
+from kvstore.client.local.shared_index import Flags, Indexes, IndexView
+from kvstore.protocol.shared_index import Words
 
 Found = tuple[LocalNode, IndexView, Indexes, Words, Indexes, Words]
 """Of one node: its index, of which keys, their access words, and the entries with their sequences."""

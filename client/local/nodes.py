@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kvstore.client.daemons import Daemons
-from kvstore.client.effects import AnyLoan, Aside, AskForFds, Operation, Take
-from kvstore.client.forks import Process
-from kvstore.client.local.desk import LocalDesk
-from kvstore.client.local.index import FOREVER_NS, IndexView
-from kvstore.client.routes import KnownNode
-from kvstore.client.slabs import SlabMapping
+from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.routes import KnownNode
+from kvstore.client.connections.slabs import SlabMapping
+from kvstore.client.core.effects import AnyLoan, Aside, AskForFds, Operation, Take
+from kvstore.client.core.forks import Process
+from kvstore.client.local.reader_slots import LocalDesk
+from kvstore.client.local.shared_index import FOREVER_NS, IndexView
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, InvalidTicket, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
-from kvstore.protocol.shown_index import AT_HEARTBEAT
+from kvstore.protocol.shared_index import AT_HEARTBEAT
 from kvstore.rpc.deadline import Deadline
 
 PROBE_NS: Final = 100_000_000

@@ -15,17 +15,17 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from kvstore.client.buffers import fresh_bytes
-from kvstore.client.effects import Operation, work
-from kvstore.client.local.desk import LocalView
-from kvstore.client.local.gathering import by_slab, gather
-from kvstore.client.local.index import Flags, FoundBatch, Indexes, IndexView, Place
+from kvstore.client.core.buffers import fresh_bytes
+from kvstore.client.core.effects import Operation, work
 from kvstore.client.local.nodes import LocalNode
+from kvstore.client.local.reader_slots import LocalView
+from kvstore.client.local.row_copies import by_slab, gather
+from kvstore.client.local.shared_index import Flags, FoundBatch, Indexes, IndexView, Place
 from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.shown_index import MAX_KEY_BYTES, ORDERED, Words, words_of
+from kvstore.protocol.shared_index import MAX_KEY_BYTES, ORDERED, Words, words_of
 from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Scatter
 
 PIECE_BYTES: Final = 1 << 20

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kvstore.client.effects import AnyLoan
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.connections.routes import KnownNode
+from kvstore.client.core.effects import AnyLoan
 from kvstore.client.memory import Parts
-from kvstore.client.reads.finding import Wanted
+from kvstore.client.reads.replica_lookup import Wanted
 from kvstore.client.reads.sinks import Sink
-from kvstore.client.resources import ClientResources
-from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError
 from kvstore.protocol.node_messages import Blocks
 from kvstore.rpc.deadline import Deadline

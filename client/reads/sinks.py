@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.client.buffers import Destination, fresh_bytes, too_small
+from kvstore.client.core.buffers import Destination, fresh_bytes, too_small
 from kvstore.client.memory import Parts, first_bytes
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 

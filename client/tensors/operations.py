@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.client.arguments import check_deadline
-from kvstore.client.effects import Work
+from kvstore.client.core.arguments import check_deadline
+from kvstore.client.core.effects import Work
 from kvstore.client.tensors.arrays import as_index, beside, is_tensor, mark
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
-from kvstore.client.arguments import check_list
+from kvstore.client.core.arguments import check_list
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import Blocks
 from kvstore.kvcache.hashing import TokenIds, as_int32

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.async_driver import carry_out
-from kvstore.client.effects import Work
+from kvstore.client.core.effects import Work
 from kvstore.client.sync import Client
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from kvstore.client import Client, Memory
 from kvstore.client.config import SECTION, ClientSettings
+from kvstore.client.connections.registered_memory import RegisteredMemory
 from kvstore.client.holds import Hold, new_hold
-from kvstore.client.registered import RegisteredMemory
 from kvstore.engines.mooncake.arguments import Number, Text, encoded
 from kvstore.engines.mooncake.codes import INTERNAL_ERROR, INVALID_PARAMS, OK, code_of
 from kvstore.engines.mooncake.setup import (

@@ -8,7 +8,7 @@ Names of Mooncake's tasks, which copy and move replicas. No call here returns on
 from dataclasses import dataclass
 from enum import Enum
 
-from kvstore.client.locations import Location
+from kvstore.client.connections.locations import Location
 from kvstore.engines.mooncake.arguments import Text, Texts
 from kvstore.engines.mooncake.link import Link
 

@@ -22,8 +22,8 @@ from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, Service
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.aiohttp_server import refusal
 from kvstore.telemetry.http.server import Handler, HttpServer, asked
-from kvstore.telemetry.http.serving import refusal
 
 DEFAULT_TENANT: Final = "default"
 TYPES: Final = ("vllm", "sglang")

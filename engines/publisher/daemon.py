@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.recorder import Recorder
 from kvstore.client.sync import Client
-from kvstore.client.tools.recorder import Recorder
 from kvstore.engines.publisher.config import SECTION, PublisherSettings, check_settings, topic_of
 from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.sockets import Publishing

@@ -16,7 +16,7 @@ from typing import Final
 
 import zmq
 
-from kvstore.client.tools.recorder import Recorder
+from kvstore.client.recorder import Recorder
 from kvstore.engines.publisher.form import EventForm
 from kvstore.protocol.errors import ConfigError
 

@@ -25,9 +25,9 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.runtime_context import process_model_config
 
+from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.client.weights import WeightsReporter
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.sglang import hooks
 from kvstore.engines.sglang.head_pages import by_heads, host_heads

@@ -29,8 +29,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvstore.client import Client
+from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.client.weights import WeightsReporter
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG, Counters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation

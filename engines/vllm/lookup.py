@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from kvstore.client.holds import Hold, new_hold
-from kvstore.client.jobs.breaker import State
+from kvstore.client.jobs.circuit_breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tensors.groups import Present
 from kvstore.engines.vllm.counters import Counters

@@ -23,7 +23,7 @@ from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.pools import CHUNK_BYTES, HeadPools, HeadShards, LayerPools, Staging, rows
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 from kvstore.protocol.errors import typed
-from kvstore.rpc.workers import started
+from kvstore.rpc.thread_pools import started
 
 K = TypeVar("K")
 IDLE_WAIT_S: Final = 0.002

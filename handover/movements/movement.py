@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from kvstore.handover.movements.streams import Move, Stream, cancelled
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor, Timer
-from kvstore.rpc.workers import submit_once
+from kvstore.rpc.thread_pools import submit_once
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Batch

@@ -14,7 +14,7 @@ from typing import Final
 from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, ProtocolError, typed
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.server import MAX_STRANGERS
+from kvstore.rpc.server.server import MAX_STRANGERS
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener, Transport
 

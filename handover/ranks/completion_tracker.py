@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.ranks.links import Links
+from kvstore.handover.ranks.rank_connections import Links
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
 from kvstore.protocol.handover_messages import Report, Verdict

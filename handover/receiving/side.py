@@ -15,7 +15,7 @@ from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.handles import Receiving
 from kvstore.handover.movements.movement import Ending, Window
 from kvstore.handover.movements.parts import PartId, PartPlan, State
-from kvstore.handover.ranks.links import Answer
+from kvstore.handover.ranks.rank_connections import Answer
 from kvstore.handover.receiving.part_receiver import PartReceiver, choose_way
 from kvstore.handover.receiving.request import CacheReceiver
 from kvstore.handover.resources import REASON_GRACE_S, plan_of, remapping_of

@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
 class Contact(NamedTuple):
     """How a master is asked by its fellows: where its control plane is (HOST:PORT), and the key that it asks them for
-    (security/guard.py)."""
+    (security/authenticator.py)."""
 
     control: str = ""
     key: str = ""

@@ -21,7 +21,7 @@ import lmdb
 from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Op, Written, check_partitions
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
-from kvstore.master.catalogs.segments.merging import Merging
+from kvstore.master.catalogs.segments.merger import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from kvstore.protocol.partitions import SHARDS
 

@@ -15,30 +15,30 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.comparison import Comparison
-from kvstore.master.directory.draining import Draining
-from kvstore.master.directory.following import Followed
-from kvstore.master.directory.hot_copies import HotBlock, HotCopies
-from kvstore.master.directory.last_copies import LastCopies
-from kvstore.master.directory.limits import Limits, Timing
-from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
-from kvstore.master.directory.node_load import RateReport, Rates
-from kvstore.master.directory.pins import Pins
-from kvstore.master.directory.placement import place
-from kvstore.master.directory.publishing import Effects, Plan, Publishing
-from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.quotas import OperatorQuotas, Share, unshared
-from kvstore.master.directory.reads import Heat, LastReads
-from kvstore.master.directory.recording import ALL, Recording
+from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.index.inventory_comparison import Comparison
+from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
+from kvstore.master.directory.limits.pins import Pins
+from kvstore.master.directory.limits.quotas import OperatorQuotas, Share, unshared
+from kvstore.master.directory.membership.members import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
+from kvstore.master.directory.membership.node_load import RateReport, Rates
+from kvstore.master.directory.membership.reads import Heat, LastReads
+from kvstore.master.directory.placement.drains import Draining
+from kvstore.master.directory.placement.hot_copies import HotBlock, HotCopies
+from kvstore.master.directory.placement.last_replica import LastCopies
+from kvstore.master.directory.placement.placement import place
+from kvstore.master.directory.placement.replica_targets import Targets
+from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.placement.spilled_blocks import Guest, Spilling
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
-from kvstore.master.directory.removals import Removals, Removing
-from kvstore.master.directory.replication import Replication
-from kvstore.master.directory.reservations import Claiming, Reservations
-from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.spilling import Guest, Spilling
-from kvstore.master.directory.targets import Targets
-from kvstore.master.directory.tenants import Tenants
 from kvstore.master.directory.weights import WeightsTable
+from kvstore.master.directory.writes.block_events import Effects, Plan, Publishing
+from kvstore.master.directory.writes.record_policy import ALL, Recording
+from kvstore.master.directory.writes.removals import Removals, Removing
+from kvstore.master.directory.writes.reservations import Claiming, Reservations
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES

@@ -11,7 +11,7 @@ import grpc
 
 from kvstore.master.callers import Callers
 from kvstore.master.grpc_calls import abort, in_loop
-from kvstore.master.scheduling.scheduling import Prompt, Scheduling
+from kvstore.master.scheduling.scheduler import Prompt, Scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer
 from kvstore.protocol.errors import Denied, KVStoreError

@@ -1,6 +1,6 @@
 """What a tenant may take: of each node's tiers and blocks, of the master's pins and reservations, and of every daemon's attention.
 
-Values; never changed. Who holds a tenant to them: the block table (store/blocks/quotas.py), the directory, and both daemons' sessions.
+Values; never changed. Who holds a tenant to them: the block table (store/block_table/quotas.py), the directory, and both daemons' sessions.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
 SLABS: Final = ("hbm_slabs", "dram_slabs")
 """Those counted in slabs, by tier as BYTES; NVMe has none."""
 SHARED: Final = ("pins", "reservations")
-"""Those that hold for the cluster as a whole, of which each partition has a share (master/directory/quotas.py)."""
+"""Those that hold for the cluster as a whole, of which each partition has a share (master/directory/limits/quotas.py)."""
 PINS, RESERVATIONS = range(len(SHARED))
 """Their places in it."""
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.own import OwnRole, check_role, own_certificate
+from kvstore.security.tls.own_certificate import OwnRole, check_role, own_certificate
 from kvstore.security.tls.pem_files import load_pair, read_revoked
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import Check, TlsSocket

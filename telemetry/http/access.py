@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.errors import Denied as NotAllowed
 from kvstore.security.actor import HTTP, Actor, kind_of
+from kvstore.security.authenticator import Guard
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import digest_of
-from kvstore.security.guard import Guard
 from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from kvstore.protocol.errors import Full
 from kvstore.security.actor import Actor
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, anybody, by_file, this_host_only, unexplained, why_unknown
-from kvstore.telemetry.http.listening import host_port, listening, reached_at
+from kvstore.telemetry.http.listener import host_port, listening, reached_at
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -131,7 +131,7 @@ class HttpServer:
         return all(fd != self._ending for fd, _ in waiting.poll())
 
     async def _serve(self) -> None:
-        from kvstore.telemetry.http.serving import serve  # see the module
+        from kvstore.telemetry.http.aiohttp_server import serve  # see the module
 
         while self._later:
             self._later.pop(0)(self)

@@ -20,7 +20,7 @@ import torch
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.holds import new_hold
 from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, LeaseExpired, Unavailable
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
 SIZES = (1, 1 << 10, (1 << 10) + 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 3)
@@ -51,7 +51,8 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
     if where == "by engine":
         monkeypatch.setattr(
-            "kvstore.client.base.resolve_settings", lambda *given, **named: replace(resolve_settings(*given, **named), engine_min_bytes=1)
+            "kvstore.client.base_client.resolve_settings",
+            lambda *given, **named: replace(resolve_settings(*given, **named), engine_min_bytes=1),
         )
     return where
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from tests.forked import Forked
 
 SMALL = ClusterPlan(dram="4MiB", nvme="16MiB", demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)

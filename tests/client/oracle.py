@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import xxhash
 
-from kvstore.client import effects
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import Operation
-from kvstore.client.resources import ClientResources
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core import effects
+from kvstore.client.core.effects import Operation
 from kvstore.protocol.errors import Draining, InvalidTicket, KVStoreError, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
@@ -36,8 +36,8 @@ from kvstore.protocol.node_messages import (
 )
 from kvstore.protocol.session_messages import Count, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.client.connection_pool import Loan
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan
 from tests.client.oracle_engine import CLIENT_TRANSFER, OracleEngines, describe
 
 HERE = "this host"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from kvstore.client.effects import Move
+from kvstore.client.core.effects import Move
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings

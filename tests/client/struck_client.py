@@ -16,8 +16,9 @@ import numpy as np
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.reads import fetching, slices
-from kvstore.client.writes import by_engine
+from kvstore.client.reads import engine_fetch as fetching
+from kvstore.client.reads import inline_values as slices
+from kvstore.client.writes import engine_put as by_engine
 from kvstore.transfer.config import TransferSettings
 from tests.signals import Striker
 

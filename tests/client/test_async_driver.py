@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.client.async_driver import AsyncDriver
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import Aside, Operation, Sleep
+from kvstore.client.core.effects import Aside, Operation, Sleep
 from kvstore.client.operations import Operations
 
 NOBODY = "unix:/no/such/master.sock"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvstore.client.async_driver import INLINE_WORK_BYTES, carry_out, run_together
-from kvstore.client.effects import Work
+from kvstore.client.core.effects import Work
 from kvstore.protocol.errors import DeadlineExceeded
 
 

@@ -12,7 +12,7 @@ from kvstore.client.control import Control, as_dict, cluster_status, find_contro
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
 from tests.ports import free_ports

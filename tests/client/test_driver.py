@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.core.effects import Aside, Operation, Work
 from kvstore.client.driver import Driver
-from kvstore.client.effects import Aside, Operation, Work
 from kvstore.client.operations import Operations
 from kvstore.protocol.master_messages import Cancel
 from tests.no_threads import no_more_threads

@@ -12,7 +12,13 @@ from tests.client.embedded import embedded
 HEAVY = ("grpc", "google.protobuf", "aiohttp", "prometheus_client", "opentelemetry", "torch", "transformers", "vllm", "sglang", "lmcache")
 LAZY = (
     *("asyncio", "ssl", "click", "tomllib", "subprocess", "tempfile", "difflib"),
-    *("kvstore.transfer.engine", "kvstore.transfer.paths", "kvstore.transfer.topology", "kvstore.rpc.server", "kvstore.telemetry.tracing"),
+    *(
+        "kvstore.transfer.engine",
+        "kvstore.transfer.paths",
+        "kvstore.transfer.topology",
+        "kvstore.rpc.server.server",
+        "kvstore.telemetry.tracing",
+    ),
 )
 """What a blocking client loads once a call needs it: of another host, of TLS, of traces."""
 PROGRAM = """

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kvstore.client import effects
+from kvstore.client.core import effects
 from kvstore.protocol.errors import StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 

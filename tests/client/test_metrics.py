@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.client.stats import PERIOD, ClientMetrics, ClientStats, Timings
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.telemetry.metrics.metric import CLIENT
 from tests.forked import Forked
 

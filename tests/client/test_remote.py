@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.client.engine_copies import RemoteMemory
-from kvstore.client.routes import KnownNode, Route, nowhere
+from kvstore.client.connections.engine_copies import RemoteMemory
+from kvstore.client.connections.routes import KnownNode, Route, nowhere
 from kvstore.protocol.errors import Unreachable
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.questions import replicate
+from kvstore.client.metadata_requests import replicate
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Replicate
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE

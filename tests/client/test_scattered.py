@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.settings import Size
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
 _serial = itertools.count()

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.client.core.effects import Ask, Fill, Move, Operation, Post, Send, Together, Work
 from kvstore.client.driver import run_together
-from kvstore.client.effects import Ask, Fill, Move, Operation, Post, Send, Together, Work
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import Blocks, Read
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region

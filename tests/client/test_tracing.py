@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import AsyncClient, Client
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.client.tracing import CALLS, way_of
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import Call

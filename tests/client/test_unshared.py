@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from kvstore.client import routes
-from kvstore.client.routes import Unshared
+from kvstore.client.connections import routes
+from kvstore.client.connections.routes import Unshared
 from kvstore.rpc.address import ELSEWHERE
 
 

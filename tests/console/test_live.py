@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 
 TIMEOUT_S = 60.0

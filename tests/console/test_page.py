@@ -11,9 +11,9 @@ from kvstore.console import web
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.protocol.errors import Unavailable
-from kvstore.security.guard import Guard
+from kvstore.security.authenticator import Guard
 from kvstore.telemetry.http.access import Access, by_token, why_by_token
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.console.serving import Clock, Served, served, simulated

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.telemetry.metrics.alerts import ALERTS
 from kvstore.telemetry.metrics.metric import METRICS, Kind
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Process
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask

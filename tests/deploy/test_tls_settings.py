@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.tools.child import Child
+from kvstore.cli.tools.child import Child
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, Subject
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.deploy.rendering import DEPLOY
@@ -114,7 +114,7 @@ def test_a_secured_cluster_starts_with_the_sample_and_answers(running: Secured) 
         assert answered(f"https://127.0.0.1:{port}/readyz", running) == 200
         assert answered(f"https://127.0.0.1:{port}/metrics", running, token) == 200
     environment = os.environ | {"KVSTORE_CONFIG": str(running.settings), "KVSTORE_CLIENT_TOKEN": OPERATOR}
-    command = [sys.executable, "-m", "kvstore.client.cli.main", "status", "--json"]
+    command = [sys.executable, "-m", "kvstore.cli.main", "status", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     status = json.loads(done.stdout)
     assert [(node["name"], node["state"]) for node in status["nodes"]] == [("node-1", "alive")]

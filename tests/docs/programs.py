@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.protocol.settings import load_settings
 from kvstore.protocol.variables import CONFIG, MASTER, variable_name
 from tests.docs.shell_blocks import ROOT, Command

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
-from kvstore.client.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
 from tests.credentials import JOIN, tokens_file
 from tests.docs.programs import MODULES

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.security.tls.config import ServerTlsSettings
 from tests.credentials import tokens_file
 from tests.forked import Forked

@@ -12,12 +12,12 @@ from kvstore.protocol import transfers
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
+from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.connections import ConnectionConformance
 from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES
 from kvstore.transfer.paths.path_chooser import PathState
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
-from kvstore.transfer.streams.answering import LAST_WORD_S
-from kvstore.transfer.testing.agents import AgentConformance
-from kvstore.transfer.testing.connections import ConnectionConformance
+from kvstore.transfer.streams.responder import LAST_WORD_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "transfer.md").read_text(encoding="utf-8")

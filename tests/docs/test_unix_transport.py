@@ -1,9 +1,9 @@
 """The example of docs/transfer.md is a transport: it passes the suite that every connection passes, and engines use it by its name."""
 
 from docs.examples.unix_transport import UnixSocket
+from kvstore.testing.transfer.connections import ConnectionConformance
 from kvstore.transfer import Span, TransferEngine
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.testing.connections import ConnectionConformance
 
 NAME = "docs.examples.unix_transport:UnixSocket"
 SIZE = 3 << 20

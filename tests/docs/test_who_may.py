@@ -9,11 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.protocol.errors import Denied
 from kvstore.protocol.messages import MESSAGES
 from kvstore.security.identity import STRANGER, Identity, Kind, Role
-from kvstore.security.rules import MASTER_FRAMES, NODE_FRAMES, RPCS, Rule
+from kvstore.security.permissions import MASTER_FRAMES, NODE_FRAMES, RPCS, Rule
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import PATIENT_S, System
 

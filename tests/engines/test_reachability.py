@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.engines.reachability import ReachabilityCheck, StoreHealth
 from kvstore.protocol.errors import ConfigError, Full, KVStoreError, Unauthorized, Unreachable, Untrusted
-from kvstore.transfer.testing.waiting import within
+from kvstore.testing.transfer.waiting import within
 from tests.client.embedded import embedded
 from tests.ports import free_ports
 

@@ -15,7 +15,7 @@ from kvstore.protocol.node_messages import Blocks, Commit, Flush, Open, Opened, 
 from kvstore.protocol.session_messages import Flags
 from tests.faults.fail_points import Point
 
-_SESSION: Final = "kvstore.rpc.session:Session"
+_SESSION: Final = "kvstore.rpc.server.session:Session"
 """Of a daemon, either role's: the services' own functions are known to each session since before a point is armed."""
 
 
@@ -49,31 +49,31 @@ def _node() -> Iterator[tuple[str, Point]]:
     yield from _served("node", "replicate", Copy)
     yield from _served("node", "drain", Drain)
     functions = {
-        "put.shown": "store.shown.showing:Showing.show",
-        "put.claim": "store.puts.deciding:Deciding._claim",
-        "put.decided": "store.puts.deciding:Deciding._settle",
-        "publish.say": "store.publisher:Publisher._say",
-        "publish.answered": "store.publisher:Publisher._advance",
-        "publish.inventory": "store.publisher:Publisher._say_inventory",
-        "publish.register": "store.link:MasterLink._register",
-        "demote.planned": "store.moves.mover:TierMover._start",
-        "demote.copy": "store.moves.mover:TierMover._copy",
+        "put.shown": "store.shared_index.index_writer:Showing.show",
+        "put.claim": "store.writes.commit_batcher:Deciding._claim",
+        "put.decided": "store.writes.commit_batcher:Deciding._settle",
+        "publish.say": "store.replication.event_replicator:Publisher._say",
+        "publish.answered": "store.replication.event_replicator:Publisher._advance",
+        "publish.inventory": "store.replication.event_replicator:Publisher._say_inventory",
+        "publish.register": "store.master_session.master_link:MasterLink._register",
+        "demote.planned": "store.tiering.mover:TierMover._start",
+        "demote.copy": "store.tiering.mover:TierMover._copy",
         "demote.write": "tiers.nvme:NvmeTier.write_batch",
         "demote.values": "tiers.value_store:ValueStore.write",
         "demote.transaction": "tiers.nvme_env:Environment._apply_or_abort",
-        "demote.done": "store.moves.mover:TierMover._finish",
-        "promote.fetch": "store.reads.reads:ReadService._fetch",
+        "demote.done": "store.tiering.mover:TierMover._finish",
+        "promote.fetch": "store.reads.read_service:ReadService._fetch",
         "promote.read": "tiers.nvme:NvmeTier.read_batch_into",
-        "promote.arrived": "store.reads.reads:ReadService._arrived",
-        "get.answer": "store.reads.reads:ReadService._reply",
-        "evict.hide": "store.shown.showing:Showing.hide",
+        "promote.arrived": "store.reads.read_service:ReadService._arrived",
+        "get.answer": "store.reads.read_service:ReadService._reply",
+        "evict.hide": "store.shared_index.index_writer:Showing.hide",
         "remove.flush": "tiers.nvme:NvmeTier.flush",
-        "replicate.fetch": "store.replicas.queue:ReplicaQueue._work",
-        "replicate.arrived": "store.replicas.queue:ReplicaQueue._sort_out",
-        "replicate.report": "store.replicas.queue:ReplicaQueue._report",
-        "replicate.shown": "store.replicas.queue:ReplicaQueue._settle",
-        "drain.mode": "store.leaving:Leaving.drain",
-        "drain.save": "store.leaving:Saver.begin",
+        "replicate.fetch": "store.replication.replica_queue:ReplicaQueue._work",
+        "replicate.arrived": "store.replication.replica_queue:ReplicaQueue._sort_out",
+        "replicate.report": "store.replication.replica_queue:ReplicaQueue._report",
+        "replicate.shown": "store.replication.replica_queue:ReplicaQueue._settle",
+        "drain.mode": "store.tiering.drainer:Leaving.drain",
+        "drain.save": "store.tiering.drainer:Saver.begin",
     }
     for name, function in functions.items():
         yield from _around(f"node.{name}", f"kvstore.{function}")
@@ -88,24 +88,24 @@ def _master() -> Iterator[tuple[str, Point]]:
     functions = {
         "publish.commit": "master.catalogs.group_commit:GroupCommit._commit",
         "publish.durable": "master.catalogs.group_commit:Committer._committed",
-        "publish.merge": "master.catalogs.segments.merging:Merging.step",
-        "remove.planned": "master.directory.removals:Removing.plan",
-        "remove.dropped": "master.directory.removals:Removing.dropped",
-        "replicate.order": "master.frames.nodes:NodeFrames.replicate",
-        "replicate.enter": "master.directory.replication:Replication.enter",
-        "register": "master.roles.leading:Leading.register",
-        "drain.begun": "master.frames.drains:Drains.drain",
-        "drain.told": "master.frames.drains:Drains._tell",
-        "takeover.listed": "master.roles.standing:Standing.take",
-        "takeover.elected": "master.roles.standing:Standing.elected",
-        "takeover.begin": "master.roles.leading:Leading.begin",
+        "publish.merge": "master.catalogs.segments.merger:Merging.step",
+        "remove.planned": "master.directory.writes.removals:Removing.plan",
+        "remove.dropped": "master.directory.writes.removals:Removing.dropped",
+        "replicate.order": "master.server.node_frames:NodeFrames.replicate",
+        "replicate.enter": "master.directory.placement.replication:Replication.enter",
+        "register": "master.leadership.leader:Leading.register",
+        "drain.begun": "master.server.drain_commands:Drains.drain",
+        "drain.told": "master.server.drain_commands:Drains._tell",
+        "takeover.listed": "master.leadership.role_manager:Standing.take",
+        "takeover.elected": "master.leadership.role_manager:Standing.elected",
+        "takeover.begin": "master.leadership.leader:Leading.begin",
     }
     for name, function in functions.items():
         yield from _around(f"master.{name}", f"kvstore.{function}")
 
 
 def _client() -> Iterator[tuple[str, Point]]:
-    channel = "kvstore.rpc.channel:Channel"
+    channel = "kvstore.rpc.client.channel:Channel"
     asked: dict[str, tuple[type[Message], ...]] = {
         "put": (Put, Open, Commit, Flush, Reserve),
         "get": (Read, Lookup),
@@ -119,7 +119,7 @@ def _client() -> Iterator[tuple[str, Point]]:
     for operation, kinds in answered.items():
         for kind in kinds:
             yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._answered", _answer_is(kind))
-    yield from _around("client.get.look", "kvstore.client.local.desk:LocalDesk.look")
+    yield from _around("client.get.look", "kvstore.client.local.reader_slots:LocalDesk.look")
     yield from _around("client.get.copy", "kvstore.client.local.reads:LocalReads._copy")
 
 

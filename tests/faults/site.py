@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from kvstore.cli.tools.child import Child
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
-from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.credentials import JOIN, OPERATOR, tokens_file

@@ -12,8 +12,8 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
-from kvstore.protocol.shown_index import KEY, key_words_for
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.protocol.shared_index import KEY, key_words_for
+from kvstore.testing.transfer.waiting import eventually
 from tests.faults.bits import Memory, Wire, flip_in_file
 from tests.ports import free_ports
 from tests.system.history import value_of

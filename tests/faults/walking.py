@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from kvstore.cli.tools.child import Child
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.local.nodes import PROBE_NS
-from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.faults.beside import meanwhile
 from tests.faults.client import Plan
 from tests.faults.fail_points import Controlled

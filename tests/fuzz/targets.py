@@ -28,9 +28,9 @@ from kvstore.master.directory import records
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.messages import MESSAGES
-from kvstore.security.tickets.form import Keyring
-from kvstore.store.blocks.rows import BlockRows
-from kvstore.store.blocks.tags import from_recovered, tag_of
+from kvstore.security.tickets.ticket import Keyring
+from kvstore.store.block_table.rows import BlockRows
+from kvstore.store.block_table.tags import from_recovered, tag_of
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import decode_into
 from kvstore.transfer.description import unpack_engine, unpack_region

@@ -4,7 +4,7 @@ from queue import SimpleQueue
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
-from kvstore.handover.ranks.links import Answer, Links
+from kvstore.handover.ranks.rank_connections import Answer, Links
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Done

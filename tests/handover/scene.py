@@ -18,12 +18,12 @@ from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.waiting import eventually
 from tests.tuned import tuned
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=8, dtype="float16", block_tokens=16)

@@ -14,8 +14,8 @@ from kvstore.protocol.errors import ConfigError, Full, InvalidArgument, KVStoreE
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Done, Part, Show, Stop
 from kvstore.protocol.message import Message
 from kvstore.protocol.settings import Size
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.handover.scene import Executor, layout_of

@@ -8,8 +8,8 @@ import pytest
 from kvstore.handover import handles
 from kvstore.handover.handles import Receiving, Sending
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
+from kvstore.testing.transfer.waiting import in_background, is_quiet, within
 from kvstore.transfer.memory.signal_safety import Latch
-from kvstore.transfer.testing.waiting import in_background, is_quiet, within
 
 
 def test_who_waits_goes_on_once_it_is_over() -> None:

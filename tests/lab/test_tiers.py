@@ -14,9 +14,9 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import tiers as module
 from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.store.blocks import room
-from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.room import TierMove
+from kvstore.store.block_table import evictor as room
+from kvstore.store.block_table.block import DRAM, NVME
+from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.config import NodeSettings
 from kvstore.tiers.policies.by_name import POLICIES, Clock, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
+from kvstore.master.directory.bounds import Limits, Timing
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.following import Followed
-from kvstore.master.directory.limits import Limits, Timing
-from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.quotas import Share
-from kvstore.master.directory.recording import ALL
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.limits.quotas import Share
+from kvstore.master.directory.membership.members import Member, NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
+from kvstore.master.directory.writes.record_policy import ALL
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 from kvstore.security.quotas.quota import NO_QUOTA, SHARED, Quota
 

@@ -25,7 +25,7 @@ from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_he
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.grpc_metadata import as_metadata
 from tests.forked import Forked

@@ -9,10 +9,10 @@ import pytest
 from kvstore.master import audit_trail
 from kvstore.master.audit_trail import Forwarder, Parcel
 from kvstore.master.catalogs.interface import Contact, Fellow
-from kvstore.master.fellows import Fellows
+from kvstore.master.peer_masters import Fellows
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, DeadlineExceeded
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 
 

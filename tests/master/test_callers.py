@@ -16,9 +16,9 @@ from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.callers import Callers
 from kvstore.protocol import control_pb2 as pb
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.authenticator import Guard
 from kvstore.security.credentials import NO_TENANT
 from kvstore.security.grpc_metadata import as_metadata
-from kvstore.security.guard import Guard
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 

@@ -20,8 +20,8 @@ from kvstore.protocol.frames import HEADER, pack_header, unpack_header
 from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
+from kvstore.rpc.client.channel import Channel
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import MASTER, TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
@@ -302,5 +302,5 @@ def test_it_loads_neither_a_transfer_engine_nor_etcds_messages_unless_it_has_tha
     """Both take long to load, and every start of a master would."""
     program = "import sys; import kvstore.master.daemon; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "kvstore.master.catalogs.by_address" in loaded
+    assert "kvstore.master.catalogs.factory" in loaded
     assert not {"aetcd", "kvstore.transfer.engine"} & set(loaded)

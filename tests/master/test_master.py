@@ -18,9 +18,9 @@ from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Flags, Hello, Welcome
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event

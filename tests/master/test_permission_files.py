@@ -15,11 +15,11 @@ from kvstore.protocol.errors import KVStoreError, Unauthorized, Unavailable, Unt
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.config import TlsSettings
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import JOIN, OPERATOR, tokens_file, tokens_text
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, master_in_thread
 from tests.security.tls.certified import Cluster, certificates, swap

@@ -1,4 +1,4 @@
-"""Promises of sessions.py, of a real master; by the command line: tests/client/cli/test_operations.py."""
+"""Promises of sessions.py, of a real master; by the command line: tests/cli/test_operations.py."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags
 from kvstore.security.actor import Actor
 from kvstore.security.identity import Identity, Kind, Role
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 
 ALICE = Actor("operator", "alice")

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvstore.master.roles.standing import Role
+from kvstore.master.leadership.role_manager import Role
 from kvstore.master.status import Told, told_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.security.grpc_metadata import as_metadata
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event

@@ -14,8 +14,8 @@ from multidict import CIMultiDict
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
+from kvstore.router.fake_engine.compute import continuation, text_of
 from kvstore.router.openai_api import CHAT, COMPLETIONS, ApiRequest, parse_request
-from kvstore.router.standin.compute import continuation, text_of
 from kvstore.scheduler.request import Slo
 from tests.tuned import tuned
 

@@ -21,9 +21,9 @@ from kvstore.router.answer_reader import DONE, EventParser, event
 from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, Engines
+from kvstore.router.fake_engine.compute import text_of
 from kvstore.router.metrics import Counters
 from kvstore.router.proxy import StreamingProxy
-from kvstore.router.standin.compute import text_of
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (

@@ -20,7 +20,7 @@ from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, EngineFailed, EngineRefused, Engines, Prefilled
 from kvstore.router.openai_api import ApiRequest
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from tests.router.scripted import (
     SETTINGS,
     Act,

@@ -14,10 +14,10 @@ from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.router.answer_reader import event
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
+from kvstore.router.fake_engine.compute import text_of
 from kvstore.router.metrics import Counters
 from kvstore.router.openai_api import parse_request
 from kvstore.router.proxy import Proxied, StreamingProxy
-from kvstore.router.standin.compute import text_of
 from kvstore.router.tokenizer import Prompt
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (

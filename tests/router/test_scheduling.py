@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kvstore.cli.tools.cluster import Cluster
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient
-from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument
 from kvstore.router.proxy import AsyncScheduler

@@ -15,8 +15,8 @@ from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import Count, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.server import ConnectionLimits, Server
+from kvstore.rpc.server.session import Session
 
 Answer = Callable[[Session, Header, Message], None]
 

@@ -17,15 +17,15 @@ from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, connect_to, not_connected, parse_address
-from kvstore.rpc.async_channel import AsyncChannel
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.async_channel import AsyncChannel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.server import ConnectionLimits, Server
+from kvstore.rpc.server.session import Session
+from kvstore.rpc.server.tls_session import MAX_REFUSED_BYTES
 from kvstore.security.tls.certificates import Certificates
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 from tests.security.tls.certified import certificates, shared
 

@@ -12,9 +12,9 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
+from kvstore.rpc.client.pool_state import C, Shelf, Turn, Waiter
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.session import Session
-from kvstore.rpc.shelf import C, Shelf, Turn, Waiter
+from kvstore.rpc.server.session import Session
 
 
 class Clock:

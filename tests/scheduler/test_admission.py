@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.admission import ADMISSIONS, Admission, PoolLoad, expected_decoding, make_admission, uniformly_decoding
 from kvstore.scheduler.request import Reason, Rejection, Slo
-from tests.scheduler.simulator.two_stages import Course, OneSecondEach, run
+from tests.lab.simulator.two_stages import Course, OneSecondEach, run
 
 SLO = Slo(ttft_s=4, tbt_s=3)
 

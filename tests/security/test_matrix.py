@@ -35,7 +35,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
 from kvstore.security.grpc_metadata import MASTER_KEY, as_metadata
-from kvstore.security.rules import MASTER_FRAMES, RPCS
+from kvstore.security.permissions import MASTER_FRAMES, RPCS
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.blocks import publish
 from tests.master.running import TIMEOUT_S, Places, master_in_thread

@@ -34,8 +34,8 @@ from kvstore.protocol.node_messages import (
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
 from kvstore.security.identity import Role
-from kvstore.security.rules import NODE_FRAMES
-from kvstore.security.tickets.form import Ticket, key_id_of, seal
+from kvstore.security.permissions import NODE_FRAMES
+from kvstore.security.tickets.ticket import Ticket, key_id_of, seal
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Served, served
 

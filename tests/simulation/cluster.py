@@ -6,14 +6,14 @@ from typing import Any, Final
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.master.config import MasterSettings
+from kvstore.master.leadership.partition import Partition
 from kvstore.master.master import Master
-from kvstore.master.roles.partition import Partition
 from kvstore.master.status import told_of
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
-from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.block_table.block import DRAM, NVME, Block
+from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.store.tuning import NodeTuning

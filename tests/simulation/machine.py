@@ -16,43 +16,43 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import kvstore.client.connections.resources
+import kvstore.client.connections.slabs
 import kvstore.client.driver
-import kvstore.client.local.desk
-import kvstore.client.local.index
 import kvstore.client.local.nodes
+import kvstore.client.local.reader_slots
+import kvstore.client.local.shared_index
 import kvstore.client.operations
-import kvstore.client.resources
-import kvstore.client.slabs
 import kvstore.client.sync
-import kvstore.master.clockwork
-import kvstore.master.frames.tickets
+import kvstore.master.leadership.leader
+import kvstore.master.leadership.partition
+import kvstore.master.leadership.role_manager
 import kvstore.master.master
-import kvstore.master.roles.leading
-import kvstore.master.roles.partition
-import kvstore.master.roles.standing
+import kvstore.master.periodic_tasks
+import kvstore.master.server.tickets
 import kvstore.master.status
 import kvstore.rpc.address
-import kvstore.rpc.channel
+import kvstore.rpc.client.channel
 import kvstore.rpc.deadline
 import kvstore.rpc.frame_reader
-import kvstore.store.clockwork
-import kvstore.store.link
-import kvstore.store.moves.mover
+import kvstore.store.master_session.master_link
+import kvstore.store.master_session.owner_search
 import kvstore.store.node
-import kvstore.store.owner_search
-import kvstore.store.puts.checking
-import kvstore.store.puts.sent
-import kvstore.store.replicas.fetching
-import kvstore.store.replicas.queue
-import kvstore.store.service
-import kvstore.store.shown.desk
-import kvstore.store.shown.index
-import kvstore.store.shown.showing
+import kvstore.store.node_service
+import kvstore.store.periodic_tasks
+import kvstore.store.replication.replica_fetch
+import kvstore.store.replication.replica_queue
+import kvstore.store.shared_index.index
+import kvstore.store.shared_index.index_writer
+import kvstore.store.shared_index.reader_slots
 import kvstore.store.storage
+import kvstore.store.tiering.mover
+import kvstore.store.writes.checksums
+import kvstore.store.writes.socket_puts
 import kvstore.tiers.memfd
-from kvstore.client.effects import Operation, drive
+from kvstore.client.core.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
-from kvstore.rpc.server import Server
+from kvstore.rpc.server.server import Server
 from kvstore.tiers.policies.by_name import make_policy
 from tests.simulation.control import ControlPlane
 from tests.simulation.loop import SimReactor
@@ -166,7 +166,7 @@ class SimFuture:
 
 
 class Executor:
-    """kvstore.rpc.workers.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
+    """kvstore.rpc.thread_pools.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -254,18 +254,27 @@ class Machine:
         threads = Names(threading, Event=lambda: SimEvent(world), Thread=lambda **given: SimThread(world, **given))
         sockets = Names(socket, socket=self._socket)
         randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
-        node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.partition
-        storage, clockwork = kvstore.store.storage, kvstore.store.clockwork
+        node, link, master, relay = (
+            kvstore.store.node,
+            kvstore.store.master_session.master_link,
+            kvstore.master.master,
+            kvstore.master.leadership.partition,
+        )
+        storage, clockwork = kvstore.store.storage, kvstore.store.periodic_tasks
         sync, driver = kvstore.client.sync, kvstore.client.driver
-        operations, resources = kvstore.client.operations, kvstore.client.resources
-        fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
+        operations, resources = kvstore.client.operations, kvstore.client.connections.resources
+        fetching, mover, queue = (
+            kvstore.store.replication.replica_fetch,
+            kvstore.store.tiering.mover,
+            kvstore.store.replication.replica_queue,
+        )
         table: list[tuple[Any, str, Any]] = [
             (kvstore.rpc.deadline, "time", clock),
             (kvstore.rpc.address, "connect", self.network.connect),
-            (kvstore.rpc.channel, "socket", sockets),
-            (kvstore.master.roles.leading, "random", randoms),
-            (kvstore.master.frames.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
-            (kvstore.master.roles.standing, "gc", Names(gc, unfreeze=lambda: None, collect=lambda: None)),
+            (kvstore.rpc.client.channel, "socket", sockets),
+            (kvstore.master.leadership.leader, "random", randoms),
+            (kvstore.master.server.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
+            (kvstore.master.leadership.role_manager, "gc", Names(gc, unfreeze=lambda: None, collect=lambda: None)),
             (link, "grpc", self.control.grpc),
             (link, "Future", lambda: SimFuture(world)),
             (link, "open_channel", self.control.open_channel),
@@ -277,7 +286,7 @@ class Machine:
             (node, "watch_topology", lambda *_args: None),
             (clockwork, "TICK_S", TICK_S),
             (clockwork, "BEAT_S", BEAT_S),
-            *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.clockwork)),
+            *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.periodic_tasks)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (master, "Forwarder", NoForwarder),
@@ -291,20 +300,28 @@ class Machine:
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
         table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
-        table += [(module, "started", lambda *_args: Executor(world)) for module in (mover, queue, kvstore.store.puts.checking)]
+        table += [(module, "started", lambda *_args: Executor(world)) for module in (mover, queue, kvstore.store.writes.checksums)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
-        table += [(module, "is_here", self.is_here) for module in (kvstore.store.owner_search, fetching)]
+        table += [(module, "is_here", self.is_here) for module in (kvstore.store.master_session.owner_search, fetching)]
         return table + self._of_memory()
 
     def _of_memory(self) -> list[tuple[Any, str, Any]]:
         """Shared memory, and the buffers of sockets."""
-        descriptors, local, shown = self.descriptors, kvstore.client.local, kvstore.store.shown
-        memfd, slabs = kvstore.tiers.memfd, kvstore.client.slabs
-        exporting = (memfd, shown.desk, shown.index)
-        passing = (shown.showing, kvstore.store.service, slabs, local.nodes, local.desk, local.index, kvstore.rpc.channel)
-        mapping = (shown.desk, shown.index, slabs, local.desk, local.index)
+        descriptors, local, shown = self.descriptors, kvstore.client.local, kvstore.store.shared_index
+        memfd, slabs = kvstore.tiers.memfd, kvstore.client.connections.slabs
+        exporting = (memfd, shown.reader_slots, shown.index)
+        passing = (
+            shown.index_writer,
+            kvstore.store.node_service,
+            slabs,
+            local.nodes,
+            local.reader_slots,
+            local.shared_index,
+            kvstore.rpc.client.channel,
+        )
+        mapping = (shown.reader_slots, shown.index, slabs, local.reader_slots, local.shared_index)
         return [
             *((module, "os", descriptors) for module in (*exporting, *passing)),
             *((module, "fcntl", descriptors) for module in exporting),
@@ -312,7 +329,7 @@ class Machine:
             (shown.index, "give_back_pages", give_back_pages),
             (memfd, "Memfd", lambda size_bytes, **options: SimMemfd(descriptors, size_bytes, **options)),
             (kvstore.rpc.frame_reader, "BUFFER_BYTES", BUFFER_BYTES),
-            (kvstore.store.puts.sent, "DISCARD_BYTES", BUFFER_BYTES),
+            (kvstore.store.writes.socket_puts, "DISCARD_BYTES", BUFFER_BYTES),
         ]
 
     def _socket(self, *, fileno: int) -> Any:

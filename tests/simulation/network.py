@@ -138,7 +138,7 @@ class SimSocket:
             seconds, micros = _TIMEVAL.unpack(value)
             self._receive_timeout_ns = seconds * S + micros * 1000
         elif level == socket.IPPROTO_TCP and option == socket.TCP_KEEPIDLE and isinstance(value, int):
-            self.timeout_ns = 2 * value * S  # kvstore.rpc.vanishing has it at half
+            self.timeout_ns = 2 * value * S  # kvstore.rpc.keepalive has it at half
 
     def detach(self) -> int:
         return self._fd

@@ -29,8 +29,8 @@ import xxhash
 from rich.console import Console
 
 from benchmarks.masters.memory import PUBLISHED, resident_bytes
+from kvstore.cli.tools.bench import Row, table, write
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench import Row, table, write
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.directory import Directory

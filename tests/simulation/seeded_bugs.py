@@ -9,17 +9,17 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from kvstore.master.catalogs.interface import Change, Op
-from kvstore.master.directory.removals import Removals
-from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.tenants import Tenant
-from kvstore.master.frames.nodes import NodeFrames
+from kvstore.master.directory.index.tenants import Tenant
+from kvstore.master.directory.writes.removals import Removals
+from kvstore.master.directory.writes.reservations import Reservations
+from kvstore.master.server.node_frames import NodeFrames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
 from kvstore.rpc.tracing import Span
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.copies import Copies
-from kvstore.store.publisher import Published, Publisher, Publishers
-from kvstore.store.puts.deciding import Deciding
-from kvstore.store.shown.showing import Showing
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.copies import Copies
+from kvstore.store.replication.event_replicator import Published, Publisher, Publishers
+from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.writes.commit_batcher import Deciding
 from tests.simulation.etcd import Etcd
 
 Bug = Callable[[], AbstractContextManager[Any]]

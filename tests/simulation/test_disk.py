@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import TierFailed
-from kvstore.tiers.conformance import DurableTierConformance
+from kvstore.testing.tier_conformance import DurableTierConformance
 from kvstore.tiers.tier import Record, Slot, Tier
 from tests.simulation.disk import Disk, DiskTier
 

@@ -14,7 +14,7 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
 from tests.forked import Forked
 
 MODULES = {"master": "tests.tuned_master", "node": "tests.tuned_node", "small-table node": "tests.store.small_table_node"}

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvstore.testing.transfer import waiting
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.testing import waiting
 from tests.rpc.raw_peers import RawAsker, store
 from tests.tuned import tuned
 

@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.protocol.shown_index import CHECK, KEY, SEQUENCE, checks_of, hash_of, tag_of
-from kvstore.store.blocks.block import ON_HOLD, TIERS, Block, Columns
-from kvstore.store.blocks.copies import Copies
-from kvstore.store.blocks.eviction import EvictionOrder
-from kvstore.store.blocks.free_slots import SlotsAhead
-from kvstore.store.blocks.holds import _COUNT_SHIFT, _ONE, MAX_ENTRIES, Holds
-from kvstore.store.blocks.level import EncodedTotals, Level
-from kvstore.store.blocks.limits import SlabLimits, TierLimits
-from kvstore.store.blocks.open_puts import MAX_WHOLE, EndedPuts, OpenBatch, OpenPuts
-from kvstore.store.blocks.rows import FIRST_ROW, BlockRows
-from kvstore.store.blocks.slab_index import SlabIndex
-from kvstore.store.blocks.table import BlockTable
-from kvstore.store.blocks.undecided import UNDECIDED, Undecided, Waits
-from kvstore.store.blocks.visible import VisibleBlocks
-from kvstore.store.reads.turns import ReadTurns
-from kvstore.store.shown.growth import Growth
-from kvstore.store.shown.index import ShownIndex
-from kvstore.store.shown.showing import Showing
+from kvstore.protocol.shared_index import CHECK, KEY, SEQUENCE, checks_of, hash_of, tag_of
+from kvstore.store.block_table.block import ON_HOLD, TIERS, Block, Columns
+from kvstore.store.block_table.copies import Copies
+from kvstore.store.block_table.eviction_order import EvictionOrder
+from kvstore.store.block_table.free_slots import SlotsAhead
+from kvstore.store.block_table.holds import _COUNT_SHIFT, _ONE, MAX_ENTRIES, Holds
+from kvstore.store.block_table.limits import SlabLimits, TierLimits
+from kvstore.store.block_table.open_puts import MAX_WHOLE, EndedPuts, OpenBatch, OpenPuts
+from kvstore.store.block_table.rows import FIRST_ROW, BlockRows
+from kvstore.store.block_table.slab_index import SlabIndex
+from kvstore.store.block_table.table import BlockTable
+from kvstore.store.block_table.tier_view import EncodedTotals, Level
+from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided, Waits
+from kvstore.store.block_table.visible_blocks import VisibleBlocks
+from kvstore.store.reads.read_limiter import ReadTurns
+from kvstore.store.shared_index.index import ShownIndex
+from kvstore.store.shared_index.index_growth import Growth
+from kvstore.store.shared_index.index_writer import Showing
 
 
 @singledispatch

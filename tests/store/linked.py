@@ -12,12 +12,12 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.frames import Header
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.session import Session
-from kvstore.store.asking import ask
+from kvstore.rpc.server.session import Session
 from kvstore.store.identity import Identity, new_instance
-from kvstore.store.link import MasterLink, Report
+from kvstore.store.master_requests import ask
+from kvstore.store.master_session.master_link import MasterLink, Report
 from kvstore.store.tuning import NodeTuning
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 
 
 class Deaf:

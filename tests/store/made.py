@@ -1,7 +1,7 @@
 """Blocks of no table, for tests of what only looks at them."""
 
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.rows import BlockRows
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.rows import BlockRows
 from kvstore.tiers.tier import Slot
 
 ROWS = BlockRows()

@@ -18,37 +18,37 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Commit, Open, Opened, Put, Read, Release, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address, socket_id
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Nobody, Server
-from kvstore.rpc.session import DEFAULT_LIMITS, Session
+from kvstore.rpc.server.server import ConnectionLimits, Nobody, Server
+from kvstore.rpc.server.session import DEFAULT_LIMITS, Session
 from kvstore.security.identity import Identity as Bearer
 from kvstore.security.identity import Kind, Role
-from kvstore.security.tickets.issuing import Issuer
-from kvstore.store.admission import Admission
-from kvstore.store.blocks.block import NVME, Block
-from kvstore.store.blocks.leases import Leases
+from kvstore.security.tickets.issuer import Issuer
+from kvstore.store.block_table.block import NVME, Block
+from kvstore.store.block_table.leases import Leases
 from kvstore.store.identity import Identity
-from kvstore.store.leaving import Leaving, Saver
-from kvstore.store.moves.mover import TierMover
-from kvstore.store.publisher import Publisher, Publishers
-from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Answers, Claims
-from kvstore.store.puts.deciding import Deciding
-from kvstore.store.puts.in_place import InPlacePuts
-from kvstore.store.puts.sent import SentPuts
-from kvstore.store.puts.slots import Slots
-from kvstore.store.reads.reads import ReadService
-from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.queue import ReplicaQueue
-from kvstore.store.service import NodeService
+from kvstore.store.node_service import NodeService
+from kvstore.store.reads.read_service import ReadService
+from kvstore.store.replication.event_replicator import Publisher, Publishers
+from kvstore.store.replication.replica_queue import ReplicaQueue
+from kvstore.store.session_authenticator import Admission
+from kvstore.store.shared_regions import SharedRegions
 from kvstore.store.storage import Storage
+from kvstore.store.tiering.drainer import Leaving, Saver
+from kvstore.store.tiering.mover import TierMover
 from kvstore.store.tuning import NodeTuning
-from kvstore.store.waiting import WaitingRoom
+from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.writes.checksums import Checker
+from kvstore.store.writes.commit_batcher import Deciding
+from kvstore.store.writes.commit_requests import Answers, Claims
+from kvstore.store.writes.in_place_puts import InPlacePuts
+from kvstore.store.writes.slot_requests import Slots
+from kvstore.store.writes.socket_puts import SentPuts
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
 from tests.store.integrity import check
 from tests.store.tables import Store

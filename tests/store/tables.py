@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from kvstore.client.local.desk import Hazard, LocalDesk
-from kvstore.client.local.index import IndexView
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.holds import SHARE, Holds
-from kvstore.store.blocks.open_puts import OpenPut
-from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.quotas import REMEMBERED_SHARE, TABLE_BYTES
-from kvstore.store.blocks.room import TierMove
-from kvstore.store.blocks.table import BlockTable, TableRules
-from kvstore.store.moves.mover import MoveJob, fetch
-from kvstore.store.shown.showing import Showing
+from kvstore.client.local.reader_slots import Hazard, LocalDesk
+from kvstore.client.local.shared_index import IndexView
+from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
+from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.evictor import TierMove
+from kvstore.store.block_table.holds import SHARE, Holds
+from kvstore.store.block_table.open_puts import OpenPut
+from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.quotas import REMEMBERED_SHARE, TABLE_BYTES
+from kvstore.store.block_table.table import BlockTable, TableRules
+from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.tiering.mover import MoveJob, fetch
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.cli.tools.cluster_checks import clock, fetch
 from kvstore.client import Client as KVStoreClient
-from kvstore.client.tools.cluster_checks import clock, fetch
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.message import GRANTED, TIER_BITS
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.store.daemon import main
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
 from tests.security.tls.certified import HOSTS

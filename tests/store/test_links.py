@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.link import MasterLink
-from kvstore.store.mastering import Links, MasterSession
+from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.master_session.master_link import MasterLink
+from kvstore.store.master_session.master_session import Links, MasterSession
 
 
 @dataclass

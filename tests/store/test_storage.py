@@ -14,10 +14,10 @@ import pytest
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TierFailed
 from kvstore.protocol.settings import Size
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody
-from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import DRAM, NVME, Loss
-from kvstore.store.blocks.tags import tag_of
+from kvstore.rpc.server.server import Nobody
+from kvstore.rpc.server.session import Session
+from kvstore.store.block_table.block import DRAM, NVME, Loss
+from kvstore.store.block_table.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
 from kvstore.store.storage import Storage, check, engine_settings, hang_up_on_looker, open_tiers, readable_blocks

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.engine_copies import REST_S
+from kvstore.client.connections.engine_copies import REST_S
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size

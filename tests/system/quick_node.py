@@ -3,7 +3,7 @@
 The rest is the real node.
 """
 
-from kvstore.store.blocks import counts as hot
+from kvstore.store.block_table import access_counts as hot
 from tests import tuned_node
 
 SPAN_S = 2.0

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import pytest
 
+from kvstore.cli.tools.child import Child, launched
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, cluster_status
 from kvstore.client.local.nodes import PROBE_NS
 from kvstore.client.sync import Client
-from kvstore.client.tools.child import Child, launched
-from kvstore.master.roles.sharing import shares
+from kvstore.master.leadership.partition_assigner import shares
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.credentials import JOIN

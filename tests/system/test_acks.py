@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvstore.cli.main import kvstore
 from kvstore.client.aio import AsyncClient
-from kvstore.client.cli.main import kvstore
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.config import TransferSettings

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.protocol.errors import KVStoreError, Unauthorized
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import DEADLINE_S, System, until

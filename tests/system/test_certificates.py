@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvstore.cli.main import kvstore
 from kvstore.client.aio import AsyncClient
-from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
@@ -19,13 +19,13 @@ from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, U
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.subjects import Subject
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.security.tls.certified import Cluster, flags, given_to, revoke, swap
 from tests.system.encrypted import Encrypted, environment

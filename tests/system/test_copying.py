@@ -9,7 +9,7 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.rpc.address import Address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.credentials import OPERATOR, tokens_file
 from tests.master.running import Places, master_in_thread

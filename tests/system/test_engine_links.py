@@ -106,4 +106,4 @@ def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first
 
 
 def status(hosts: TwoHosts, master: str) -> str:
-    return said("kvstore.client.cli.main", "status", "--master", master, "--json", host=hosts.names[0])
+    return said("kvstore.cli.main", "status", "--master", master, "--json", host=hosts.names[0])

@@ -17,16 +17,16 @@ import pytest
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.config import ClientSettings
-from kvstore.client.reads import fetching
+from kvstore.client.reads import engine_fetch as fetching
 from kvstore.client.sync import Client
-from kvstore.client.writes import by_engine
+from kvstore.client.writes import engine_put as by_engine
 from kvstore.protocol.errors import Denied, KVStoreError, Retry, StaleHandle
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Commit, Open, Opened, Read, RegionList, Regions
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.protocol.settings import Size
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine, unpack_region

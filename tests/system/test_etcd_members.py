@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.protocol.errors import Retry
 from tests.etcd_cluster import EtcdCluster
 from tests.system.running import PATIENT_S, PROCESS_POLL_S, System, until

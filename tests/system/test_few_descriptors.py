@@ -3,12 +3,12 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from kvstore.cli.tools import cluster_checks
+from kvstore.cli.tools.transport_checks import Verdict
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools import cluster_checks
-from kvstore.client.tools.doctor import Verdict
 from kvstore.protocol.errors import TooManyConnections
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
 from tests.store.daemons import master_flags, node_flags, running, status
 
 OPEN_FILES = 200

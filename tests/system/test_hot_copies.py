@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.reads import finding
+from kvstore.client.reads import replica_lookup as finding
 from kvstore.client.sync import Client
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until

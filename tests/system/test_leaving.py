@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.store.served import Client as Writer
 from tests.system.history import value_of

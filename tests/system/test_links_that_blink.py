@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
-from kvstore.master.roles.leading import Leading
+from kvstore.master.leadership.leader import Leading
 from kvstore.protocol.errors import Unavailable
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 from tests.store.daemons import running
 

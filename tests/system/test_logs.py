@@ -11,7 +11,7 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol.errors import Unauthorized
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.store.daemons import Daemon, master_flags, node_flags, running
 from tests.telemetry.http.asking import ask
 

@@ -25,7 +25,7 @@ longer than to compute them, and than to wait for who has them (far_scheduler.BU
 
 
 def nodes(hosts: TwoHosts, master: str) -> dict[str, dict[str, Any]]:
-    found = json.loads(said("kvstore.client.cli.main", "status", "--master", master, "--json", host=hosts.names[0]))["nodes"]
+    found = json.loads(said("kvstore.cli.main", "status", "--master", master, "--json", host=hosts.names[0]))["nodes"]
     return {node["name"]: node for node in found}
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.telemetry.metrics.metric import MASTER, NODE, Metric
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.client.sync import Client
 from kvstore.protocol import control_pb2 as pb
 from tests.master.running import Places, master_in_thread

@@ -18,7 +18,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.etcd_server import EtcdServer
 from tests.master.running import refusal

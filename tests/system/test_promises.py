@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "promises.md").read_text())))
-SUITES = ("tiers/conformance.py", "tiers/machine_conformance.py")
+SUITES = ("testing/tier_conformance.py", "testing/tier_machine.py")
 """Which every tier's tests inherit."""
 
 

@@ -15,7 +15,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.system.history import value_of
 from tests.system.running import System, until

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.store.daemon import main as node
 from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.system.running import System, refusal, until
 
-MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.client.cli.main"
+MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.cli.main"
 ANYWHERE = ("--listen", "127.0.0.1:0")
 
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import pytest
 
+from kvstore.cli.tools.child import Child
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
-from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router.standin.compute import continuation, text_of
+from kvstore.router.fake_engine.compute import continuation, text_of
 from tests.forked import Forked
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 
@@ -60,7 +60,7 @@ class Fleet:
         role, node = ENGINES[name]
         self.engines[name] = self.start(
             name,
-            "kvstore.router.standin.engine",
+            "kvstore.router.fake_engine.engine",
             *("--role", role, "--node", node, "--name", name, "--gpu", "A100-80G", "--speedup", "10"),
         )
 

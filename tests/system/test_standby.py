@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kvstore.cli.tools.child import Child
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, Retry
 from tests.etcd_server import EtcdServer

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.local.puts import OfferedSlot
+from kvstore.client.local.fast_puts import OfferedSlot
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from kvstore.protocol.node_messages import Commit, Open, OpenAhead, Opened, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import Address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.testing.waiting import within
+from kvstore.testing.transfer.waiting import within
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
 

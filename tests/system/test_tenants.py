@@ -13,7 +13,7 @@ from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Read, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.history import value_of

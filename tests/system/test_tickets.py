@@ -14,9 +14,9 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, Unavailable
 from kvstore.protocol.node_messages import Blocks, Read
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import OPERATOR, tokens_file, tokens_text
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System

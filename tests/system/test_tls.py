@@ -11,7 +11,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
@@ -19,7 +19,7 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel

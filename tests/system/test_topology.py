@@ -14,7 +14,7 @@ LOOK_S = 0.1
 
 def topology(hosts: TwoHosts, master: str) -> dict[str, Any]:
     arguments = ("topology", "--master", master, "--node", "n0", "--json")
-    found: dict[str, Any] = json.loads(said("kvstore.client.cli.main", *arguments, host=hosts.names[0]))
+    found: dict[str, Any] = json.loads(said("kvstore.cli.main", *arguments, host=hosts.names[0]))
     return found
 
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from kvstore.cli.tools.child import Child
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
-from kvstore.client.tools.child import Child
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.traceparent import TraceParent, parse_traceparent
 from tests.forked import Forked
 from tests.router.scripted import PROMPT, choice, following

@@ -9,9 +9,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
+from kvstore.cli.tools.cluster import Cluster
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.cluster import Cluster
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
 from tests.system.traced_cluster import traced_cluster

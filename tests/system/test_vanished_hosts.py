@@ -10,7 +10,7 @@ from subprocess import PIPE
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
-from kvstore.rpc.vanishing import MIN_PEER_TIMEOUT_S
+from kvstore.rpc.keepalive import MIN_PEER_TIMEOUT_S
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import Daemon, running
 from tests.system.far_client import FarClient
@@ -24,7 +24,7 @@ import sys, time
 from kvstore.protocol.node_messages import Open, Opened
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 channels = []
 for number in range(10):

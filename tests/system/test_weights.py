@@ -8,10 +8,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import kvstore
+from kvstore.cli.main import kvstore
 from kvstore.client.control import Control
+from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.sync import Client
-from kvstore.client.weights import WeightsReporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
 from tests.system.running import System, until

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.forked import Forked
 from tests.telemetry.tracing.collector import Collector
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unauthorized
+from kvstore.testing.tier_conformance import VolatileTierConformance, get, put, record, value
+from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers import memfd
-from kvstore.tiers.conformance import VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Slot, Tier, TierFull
 
 PAGE = mmap.PAGESIZE

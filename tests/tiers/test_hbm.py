@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, TierFailed
-from kvstore.tiers.conformance import VolatileTierConformance, get, put, read, record, value
+from kvstore.testing.tier_conformance import VolatileTierConformance, get, put, read, record, value
+from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.hbm import HbmTier
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Slot, Tier
 
 

@@ -22,15 +22,15 @@ import torch
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, StaleHandle, TierFailed
-from kvstore.tiers.conformance import DurableTierConformance, get, put, read, record, value
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
+from kvstore.testing.tier_conformance import DurableTierConformance, get, put, read, record, value
+from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, is_quiet
 from kvstore.tiers.nvme import LMDB_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
 from kvstore.tiers.placements import PAGE_BYTES
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec, decode_into
 from kvstore.tiers.value_file import DIRECT_BYTES
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background, is_quiet
 from tests.tiers.test_value_file import refuse
 
 KIB = 1 << 10
@@ -782,7 +782,7 @@ def test_a_power_cut_loses_nothing_acknowledged_and_gives_no_wrong_bytes(tmp_pat
 WRITER = """
 import sys
 import threading
-from kvstore.tiers.conformance import record, value
+from kvstore.testing.tier_conformance import record, value
 from kvstore.tiers.nvme import NvmeTier
 
 SIZE = int(sys.argv[2])

@@ -14,10 +14,10 @@ import lmdb
 import pytest
 
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background
 from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import FORMAT, TABLE_BYTES, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
 from tests.address_space import address_space_limit
 
 MIB = 1 << 20

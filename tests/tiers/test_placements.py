@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.tiers.placements import ExtentAllocator, Placement, Placements, Run, Runs
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 PAGES = 300
 

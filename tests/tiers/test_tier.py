@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.conformance import TierConformance
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
+from kvstore.testing.tier_conformance import TierConformance
+from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
 

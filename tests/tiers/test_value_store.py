@@ -10,12 +10,12 @@ import pytest
 import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, Closed, TierFailed
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.tiers import value_store
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Run
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, PIECE_BYTES
 from kvstore.tiers.value_store import MIN_SEGMENT_BYTES, ExtentRead, ValueStore
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 from tests.tiers.test_value_file import refuse
 
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.transfers import Transfer
-from kvstore.transfer.testing.waiting import eventually
 from tests.line_child import LineChild
 from tests.transfer.signal_storm import SIZE, Storm
 from tests.tuned import tuned

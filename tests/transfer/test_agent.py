@@ -8,9 +8,9 @@ import pytest
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, Direction, Notices, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Piece
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import make_region, shown
 
 

@@ -35,11 +35,11 @@ from kvstore.protocol.transfers import (
     Notice,
     Store,
 )
+from kvstore.testing.transfer.waiting import eventually, within
 from kvstore.transfer.agent import Direction
 from kvstore.transfer.memory.region import Exports, Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.target import Target
-from kvstore.transfer.testing.waiting import eventually, within
 from tests.rpc.raw_peers import (
     PATIENCE_S,
     RawAnswerer,

@@ -21,13 +21,13 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unreachable,
 )
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.streams.tcp import TcpListener
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, within
 from kvstore.transfer.topology.model import Rails
 from tests.forks import told_by_child
 from tests.ports import free_ports

@@ -10,10 +10,10 @@ import xxhash
 
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
+from kvstore.testing.transfer.waiting import PATIENCE_S, assert_nothing_is_left, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span
-from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, within
 from tests.line_child import LineChild
 from tests.tuned import tuned
 

@@ -23,13 +23,13 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from kvstore.transfer.agent import Request
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Copy, Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, agents, settings, topology
 
 CELL_BYTES = 40

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import eventually, in_background
 from kvstore.transfer.agent import Direction, Remote
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent
-from kvstore.transfer.testing.waiting import eventually, in_background
 from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.streams.many_targets import REGION_BYTES, ManyTargets, many_targets
 from tests.transfer.streams.naive_sieve import NaiveSieve

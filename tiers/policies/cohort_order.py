@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic
 
-from kvstore.tiers.policies.hazard import BUCKETS
 from kvstore.tiers.policies.interface import K
+from kvstore.tiers.policies.reuse_hazard import BUCKETS
 from kvstore.tiers.policies.visits import CLASSES, Cohort, Leaf, Run
 
 RINGS: Final = CLASSES * BUCKETS * 2

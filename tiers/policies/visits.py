@@ -12,8 +12,8 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
 from kvstore.tiers.policies.interface import K, States
+from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
 
 H = TypeVar("H")
 

@@ -28,9 +28,9 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Notice
 from kvstore.rpc.address import Address, is_here
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.workers import submit_once
+from kvstore.rpc.thread_pools import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import Slab, map_slab

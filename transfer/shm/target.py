@@ -27,8 +27,8 @@ from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.protocol.transfers import SERVER_AGENT, Attach, Fetch, Notice, Store
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ConnectionLimits, Server, default_run_dir
-from kvstore.rpc.session import Session
+from kvstore.rpc.server.server import ConnectionLimits, Server, default_run_dir
+from kvstore.rpc.server.session import Session
 from kvstore.transfer.agent import Notices
 from kvstore.transfer.memory.mapping import map_slab
 from kvstore.transfer.memory.region import Exports, Region

@@ -17,7 +17,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.workers import submit_once
+from kvstore.rpc.thread_pools import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
@@ -25,7 +25,7 @@ from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.streams.connection import Connection, Transport
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
-from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest
+from kvstore.transfer.streams.request_stream import Lane, Link, NoticeRequest
 from kvstore.transfer.streams.target import Target
 
 MAGIC: Final = b"kvagent1 "

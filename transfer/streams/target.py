@@ -19,13 +19,13 @@ from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unautho
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
-from kvstore.rpc.workers import not_given
+from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports
-from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.streams.servers import Servers
-from kvstore.transfer.streams.strangers import Greeting, Strangers
+from kvstore.transfer.streams.responder import LAST_WORD_S, Answering
+from kvstore.transfer.streams.server_threads import Servers
+from kvstore.transfer.streams.unauthenticated import Greeting, Strangers
 
 LINGER_MS: Final = 20
 """A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""

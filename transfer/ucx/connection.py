@@ -17,7 +17,7 @@ from kvstore.rpc.address import Address, connect, parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.ucx.arriving import Arriving
+from kvstore.transfer.ucx.unauthenticated import Arriving
 from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
 
 MAGIC: Final = b"ucx1 "

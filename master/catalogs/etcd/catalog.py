@@ -24,12 +24,12 @@ from typing import Any, ClassVar, Final, TypeVar
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
-from kvstore.master.catalogs.etcd.following import EtcdFollowing
-from kvstore.master.catalogs.etcd.keeping import Bounds, EtcdKeeper
+from kvstore.master.catalogs.etcd.follower import EtcdFollowing
 from kvstore.master.catalogs.etcd.lease import OwnerKey
+from kvstore.master.catalogs.etcd.maintenance import Bounds, EtcdKeeper
 from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, warn_of_data_bug
-from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
+from kvstore.master.catalogs.etcd.writer import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import (
     IDENTITY_BYTES,
@@ -43,7 +43,7 @@ from kvstore.master.catalogs.interface import (
     Written,
     check_partitions,
 )
-from kvstore.master.catalogs.segments.merging import Merging
+from kvstore.master.catalogs.segments.merger import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
 

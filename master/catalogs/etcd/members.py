@@ -2,7 +2,8 @@
 
 PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}
 
-The key lets in whoever shows it to that master as one of its fellows (security/guard.py): who can read this range is as good as a master.
+The key lets in whoever shows it to that master as one of its fellows (security/authenticator.py): who can read this range is as good as
+a master.
 """
 
 import json

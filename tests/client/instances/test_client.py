@@ -9,18 +9,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.connections.routes import KnownNodes, Unshared
 from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Role, SchedulerClient, _Link
-from kvstore.client.routes import KnownNodes, Unshared
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.master.health import Health
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
 from kvstore.rpc.address import is_here, why_not_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.credentials import ENGINE, tokens_file
 from tests.master.running import Places, master_in_thread

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.jobs.async_jobs import AsyncJobs
-from kvstore.client.jobs.breaker import State
+from kvstore.client.jobs.circuit_breaker import State
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import AsyncJob, Kind
 from kvstore.client.jobs.stats import KindStats

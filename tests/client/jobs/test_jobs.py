@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client.holds import new_hold
-from kvstore.client.jobs.breaker import State
+from kvstore.client.jobs.circuit_breaker import State
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job, Kind
 from kvstore.client.jobs.jobs import Jobs
@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.settings import Size
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.forks import told_by_child
 from tests.no_threads import no_more_threads

@@ -8,11 +8,11 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.jobs.breaker import BreakerStats, State
+from kvstore.client.jobs.circuit_breaker import BreakerStats, State
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
 SETTINGS = JobSettings(lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=0.02, probe_deadline_s=1)

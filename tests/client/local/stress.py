@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from kvstore.protocol.shown_index import Words
+from kvstore.protocol.shared_index import Words
 from tests.store.tables import Found, LocalClient, Store, still
 
 KEYS, SLOTS, SLOT_BYTES = 6, 3, 16 << 10

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, new_hold
-from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.hold_lookup import LocalHoldLookup
-from kvstore.protocol.shown_index import HOLD_WORDS
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.client.local.reader_slots import LocalDesk
+from kvstore.protocol.shared_index import HOLD_WORDS
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.local.test_reads import Requests, stored
 from tests.client.processes import Cluster, cluster
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.effects import Operation
+from kvstore.client.connections.routes import KnownNode
+from kvstore.client.core.effects import Operation
 from kvstore.client.local.nodes import RETRY_NS, LocalNodes
-from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, DeadlineExceeded, Full, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.memory.mapping import Slab
-from kvstore.transfer.testing.waiting import eventually
 from tests.client.oracle import Oracle, OracleNode
 from tests.client.processes import Cluster, cluster
 
@@ -103,7 +103,7 @@ def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
         writer.put(key, b"value", ack="cluster")  # who cannot map it asks the master
     with Client(running.address) as reader, monkeypatch.context() as patch:
         [name] = reader.shared_memory()
-        patch.setattr("kvstore.client.slabs.map_slab", out_of_addresses)
+        patch.setattr("kvstore.client.connections.slabs.map_slab", out_of_addresses)
         for _ in range(3):
             assert reader.get(key) == b"value"
         assert reader.shared_memory() == {name: "cannot map a slab: Cannot allocate memory"}

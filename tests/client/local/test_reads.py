@@ -14,9 +14,9 @@ from kvstore.client import AsyncClient, Client
 from kvstore.client.async_driver import INLINE_WORK_BYTES
 from kvstore.client.config import ClientSettings
 from kvstore.client.local import reads
-from kvstore.client.reads import mapped
+from kvstore.client.reads import mapped_values as mapped
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
 

@@ -14,10 +14,10 @@ from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Commit, Open, OpenAhead
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.memory.memcpy import MemcpyPool
-from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
 SIZE = (100 << 10) + 7

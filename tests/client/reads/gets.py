@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from kvstore.client.buffers import as_destination
-from kvstore.client.reads.mapped import CopyOut
-from kvstore.client.reads.reading import Reading
+from kvstore.client.core.buffers import as_destination
+from kvstore.client.reads.batch_read import Reading
+from kvstore.client.reads.mapped_values import CopyOut
 from kvstore.client.reads.sinks import FreshBytes, IntoBuffers, Sink
 from tests.client.oracle import Oracle
 

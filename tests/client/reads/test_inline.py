@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.reads import slices
+from kvstore.client.reads import inline_values as slices
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     InvalidArgument,

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from kvstore.client.reads import reading
-from kvstore.client.reads.mapped import OpenView, close_view
+from kvstore.client.reads import batch_read as reading
+from kvstore.client.reads.mapped_values import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode

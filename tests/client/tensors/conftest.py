@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
 
 

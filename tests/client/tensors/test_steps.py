@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.effects import Work
+from kvstore.client.core.effects import Work
 from kvstore.client.sync import Client
 from kvstore.client.tensors.steps import Call, Steps, run, run_async
 

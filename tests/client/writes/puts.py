@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvstore.client.buffers import as_sources
-from kvstore.client.writes.writing import Writing
+from kvstore.client.core.buffers import as_sources
+from kvstore.client.writes.batch_put import Writing
 from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import Oracle
 

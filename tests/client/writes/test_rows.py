@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.writes.slots import RUN_BYTES, runs_of_rows
+from kvstore.client.writes.slot_put import RUN_BYTES, runs_of_rows
 
 ROWS = 12
 

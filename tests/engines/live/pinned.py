@@ -21,8 +21,8 @@ import kvstore.store
 import kvstore.telemetry
 import kvstore.tiers
 import kvstore.transfer
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.sync import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.errors import ConfigError
 
 PACKAGES = (

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.engines.live.environments import ROOT
 from tests.engines.live.process_group import end, start
 

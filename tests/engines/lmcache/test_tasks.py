@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.holds import new_hold
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.lmcache.keys import Keys
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.lmcache.tasks import Locks, Results, Stored, Tasks
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.ports import free_ports
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster
 from tests.engines.mooncake.memory import Room
 

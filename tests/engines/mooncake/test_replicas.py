@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.locations import Location
+from kvstore.client.connections.locations import Location
 from kvstore.engines.mooncake.replicas import Descriptor, ReplicaDescriptor, ReplicaStatus
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 

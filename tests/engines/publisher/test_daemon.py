@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import zmq
 
+from kvstore.cli.tools.child import Child
 from kvstore.client import Client
-from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import ConfigError
 from tests.client.processes import Cluster
 from tests.ports import free_ports

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.recorder import Recorder
+from kvstore.client.recorder import Recorder
 from kvstore.engines.publisher import daemon as signals
 from kvstore.engines.publisher.daemon import add_publisher_signals, readings
 from kvstore.engines.publisher.form import VLLM, EventForm

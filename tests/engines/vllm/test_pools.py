@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.engines.head_split import head_split
 from kvstore.engines.vllm.identity import Variant
 from kvstore.engines.vllm.plan import StepPlan, Transfer

@@ -13,7 +13,7 @@ from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.settings import VllmSettings, connect, from_extra_config
 from kvstore.protocol.errors import ConfigError
-from kvstore.transfer.testing.waiting import eventually, within
+from kvstore.testing.transfer.waiting import eventually, within
 from tests.client.processes import cluster
 from tests.credentials import tokens_file
 from tests.ports import free_ports

@@ -13,10 +13,10 @@ from kvstore.handover.movements.movement import Ending, Movement, Operation, Str
 from kvstore.handover.movements.streams import Stream
 from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle, Unreachable
 from kvstore.rpc.reactor import Reactor
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.testing.waiting import eventually
 from tests.handover.loop import running
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.handover.movements.staging import SMALLEST_BYTES, StagingPool
 from kvstore.protocol.errors import Closed, Full
-from kvstore.transfer.testing.waiting import assert_nothing_is_left
+from kvstore.testing.transfer.waiting import assert_nothing_is_left
 
 
 def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:

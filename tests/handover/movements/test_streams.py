@@ -12,10 +12,10 @@ from kvstore.handover.movements.streams import Move, Stream, StreamListener, Str
 from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import assert_nothing_is_left, eventually
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.waiting import assert_nothing_is_left, eventually
 
 TICKET = bytes(range(TICKET_BYTES))
 End = Future[KVStoreError | None]

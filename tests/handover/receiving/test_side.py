@@ -7,7 +7,7 @@ import pytest
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Receiving
-from kvstore.handover.ranks.links import Links
+from kvstore.handover.ranks.rank_connections import Links
 from kvstore.handover.receiving.side import ReceiverSide, Wanted
 from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.handover_messages import Ask

@@ -10,7 +10,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.sending.side import SenderSide
 from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.handover.scene import DIRECT, GATHERED, Rank, layout_of
 from tests.tuned import tuned
 

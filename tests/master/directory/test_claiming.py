@@ -5,10 +5,10 @@ from unittest.mock import patch
 
 import pytest
 
-from kvstore.master.directory import reservations
-from kvstore.master.directory.limits import Limits
-from kvstore.master.directory.membership import Member
-from kvstore.master.directory.reservations import MIN_NEW
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.writes import reservations
+from kvstore.master.directory.writes.reservations import MIN_NEW
 from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim
 from kvstore.protocol.errors import Full
 from kvstore.protocol.master_messages import Grants

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
-from kvstore.master.directory.limits import Limits, Timing
-from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.publishing import Plan
-from kvstore.master.directory.recording import ALL, MEMBERSHIP, OUTLIVING
+from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.membership.members import Member, NodeInfo
 from kvstore.master.directory.records import Description, GrantedRecord, decode
-from kvstore.master.directory.removals import Removal
+from kvstore.master.directory.writes.block_events import Plan
+from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
+from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,

@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from kvstore.master.directory.reads import ASK_S, MAX_BLOCKS, MAX_OF_NODE, MIN_OF_NODE, TOLD_S, WANTED_S, Heat
+from kvstore.master.directory.membership.reads import ASK_S, MAX_BLOCKS, MAX_OF_NODE, MIN_OF_NODE, TOLD_S, WANTED_S, Heat
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 

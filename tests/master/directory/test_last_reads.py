@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from kvstore.master.directory import reads as module
-from kvstore.master.directory.reads import LastReads, NamespaceRead
+from kvstore.master.directory.membership import reads as module
+from kvstore.master.directory.membership.reads import LastReads, NamespaceRead
 from kvstore.protocol.errors import InvalidArgument
 
 S = 1_000_000_000

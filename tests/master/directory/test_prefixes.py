@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.master.directory.queries import Prefixes
+from kvstore.master.directory.index.queries import Prefixes
 from tests.master.blocks import TENANT, Event, Master, S
 
 KEYS = [b"%d" % number for number in range(8)]

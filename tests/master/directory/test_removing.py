@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvstore.master.directory import holders
-from kvstore.master.directory.key_index import FEW
-from kvstore.master.directory.limits import Limits
-from kvstore.master.directory.membership import Member
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.index import holders
+from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.records import RemovedRecord, decode
 from kvstore.protocol.catalog_messages import Drop, Hold
 from tests.master.blocks import NVME, TENANT, Event, Master, die, one_node, publish

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.master.directory import contents as module
-from kvstore.master.directory.contents import Columns, Segment, segments
+from kvstore.master.directory.index import contents as module
+from kvstore.master.directory.index.contents import Columns, Segment, segments
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import NVME, TENANT, Event, Master, one_node
-from tests.master.directory.test_contents import copy
+from tests.master.directory.index.test_contents import copy
 
 
 def told(master: Master, limit: int = 1000, namespace: str = "ns") -> dict[bytes, Segment]:

@@ -2,9 +2,9 @@
 
 import random
 
-from kvstore.master.directory.contents import Held, Usage, usage
+from kvstore.master.directory.index.contents import Held, Usage, usage
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, one_node
-from tests.master.directory.test_contents import copy
+from tests.master.directory.index.test_contents import copy
 
 HBM = 1
 

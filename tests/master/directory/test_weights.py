@@ -8,7 +8,7 @@ import pytest
 from kvstore.kvcache.namespace import Namespace
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records, weights
-from kvstore.master.directory.following import Followed
+from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.weights import (
     FORGET_S,
     LEASE_S,

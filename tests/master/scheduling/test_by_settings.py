@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.master.config import MasterSettings
-from kvstore.master.scheduling.scheduling import make_estimators, make_scheduling
+from kvstore.master.scheduling.scheduler import make_estimators, make_scheduling
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.baselines import DISPATCHERS
 from tests.master.blocks import Master

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kvstore.protocol.errors import ConfigError, Untrusted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.subjects import MASTER, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, revoke, shared, swap
 
 

@@ -10,9 +10,9 @@ from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
 from kvstore.protocol.session_messages import ROLE_NODE, Count, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.admission import MAX_SLABS
+from kvstore.store.session_authenticator import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion

@@ -11,8 +11,8 @@ from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.blocks.block import NVME, Block
-from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.store.block_table.block import NVME, Block
+from kvstore.store.replication.replica_fetch import Source, Wanted, fetch
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.placements import PAGE_BYTES
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served

@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.authenticator import Guard
 from kvstore.security.credentials import NO_TENANT
-from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity
 from kvstore.telemetry.http.access import (
     Access,

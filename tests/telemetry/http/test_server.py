@@ -19,7 +19,7 @@ from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HTTP_DEFAULT, HttpServer, asked, open_http
-from kvstore.transfer.testing.waiting import PATIENCE_S
+from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
 from tests.telemetry.http.served import fine, serving

@@ -1,8 +1,8 @@
 """ARC evicts as its four lists do when they are plain lists."""
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.arc import ARC
-from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
 
 

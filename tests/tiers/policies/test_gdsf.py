@@ -1,7 +1,7 @@
 """GDSF evicts as a table of ranks does that is scanned for its minimum."""
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.gdsf import GDSF
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.conformance import KEYS, NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import KEYS, NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.leaf_lru import LeafLRU
 

@@ -2,7 +2,7 @@
 
 import random
 
-from kvstore.tiers.policies.conformance import PolicyConformance
+from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lhd import CLASSES, GHOSTS_PER_KEY, LHD
 

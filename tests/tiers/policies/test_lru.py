@@ -1,7 +1,7 @@
 """LRU evicts as a list does that moves each key read to its end."""
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 

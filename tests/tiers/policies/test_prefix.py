@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.kvcache.traces.named import generate
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
+from kvstore.testing.policy_conformance import PolicyConformance
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
-from kvstore.tiers.policies.conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 from kvstore.tiers.policies.prefix import PrefixPolicy

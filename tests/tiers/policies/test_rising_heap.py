@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.rising_heap import SLACK, RisingHeap
 
 KEYS = st.integers(0, 5)

@@ -1,7 +1,7 @@
 """S3-FIFO evicts as its three queues do when they are plain lists."""
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
 from kvstore.tiers.policies.s3fifo import S3FIFO
 

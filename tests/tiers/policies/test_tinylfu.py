@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
 from kvstore.tiers.policies.tinylfu import MAX_COUNT, WTinyLFU
 

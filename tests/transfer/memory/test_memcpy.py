@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 from kvstore.rpc.gil_contention import FIRST_HELD, LATE_NS
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.memory import memcpy
 from kvstore.transfer.memory.memcpy import (
     COPY_BYTES,
@@ -28,7 +29,6 @@ from kvstore.transfer.memory.memcpy import (
     Way,
     gather_and_sum_all,
 )
-from kvstore.transfer.testing.waiting import eventually
 
 
 @pytest.fixture(params=[1, 2, 3, 0, "beside a thread that computes"])

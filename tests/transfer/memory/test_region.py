@@ -10,10 +10,10 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.protocol.transfers import Fetch, Store
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.memory import region as location
 from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, RemoteRegion, location_of, node_of, on_rail
 from kvstore.transfer.memory.signal_safety import Shield
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import Columns, fetch, make_region, shown, store
 
 

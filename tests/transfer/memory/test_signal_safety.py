@@ -9,10 +9,10 @@ from types import FrameType
 
 import pytest
 
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.memory import signal_safety as latch_module
 from kvstore.transfer.memory import signal_safety as module
 from kvstore.transfer.memory.signal_safety import Gate, Latch, Shield, shielded
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 
 def test_a_gate_that_is_shut_lets_nobody_in() -> None:

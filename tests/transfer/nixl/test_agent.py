@@ -25,15 +25,15 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.peer import Pair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.nixl.agent import NixlAgent, close_all
 from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
-from kvstore.transfer.testing.agents import AgentConformance
-from kvstore.transfer.testing.peer import Pair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from tests.tuned import tuned
 
 pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")

@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.agent import Direction
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
@@ -20,7 +21,6 @@ from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths.batch import MAX_COPY_BYTES, Copy, Runs, Span, begin_transfer, flat, groups_of, piece_of
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 from tests.transfer.faulty import FAULTY, WAIT, agents, settings, topology
 
 PEER = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())

@@ -16,11 +16,11 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
+from kvstore.testing.transfer.waiting import PATIENCE_S
 from kvstore.transfer.agent import Request
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.path_chooser import PathState
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, RaisingAgent, SpareAgent, agents, settings, topology
 
 SLICE = 64

@@ -6,10 +6,10 @@ import pytest
 
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
 class Engine:

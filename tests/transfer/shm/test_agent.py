@@ -31,14 +31,14 @@ from kvstore.protocol.session_messages import Failure, Ok, Welcome
 from kvstore.protocol.transfers import SERVER_AGENT
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, within
 from kvstore.transfer import agent as notices
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _Process
-from kvstore.transfer.testing.agents import AgentConformance
-from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background, within
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner

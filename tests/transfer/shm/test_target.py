@@ -31,12 +31,12 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.protocol.transfers import ROLE_AGENT, Attach, Notice
 from kvstore.rpc.address import Address
-from kvstore.rpc.channel import Channel
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.memory.mapping import allocate, map_slab
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.shm.target import CLOSED_COUNT, LiveRegions, SharedTarget
-from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
 
 SIZE = 10_000

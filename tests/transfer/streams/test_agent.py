@@ -19,15 +19,15 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
-from kvstore.transfer.streams.lane import Lane
+from kvstore.transfer.streams.request_stream import Lane
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.agents import AgentConformance
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
 
 SIZE = 64 << 10

@@ -22,16 +22,16 @@ from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Region
-from kvstore.transfer.streams import answering
-from kvstore.transfer.streams import servers as servers_module
+from kvstore.transfer.streams import responder as answering
+from kvstore.transfer.streams import server_threads as servers_module
 from kvstore.transfer.streams import target as target_module
 from kvstore.transfer.streams.connection import Connection
-from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES, Greeting
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
-from kvstore.transfer.testing.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
+from kvstore.transfer.streams.unauthenticated import MAX_DISCARDED_BYTES, Greeting
 from tests.ports import free_ports
 from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
 

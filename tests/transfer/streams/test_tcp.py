@@ -18,6 +18,8 @@ from kvstore.protocol.transfers import Join, Joined, Notice
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.subjects import NODE, Subject
+from kvstore.testing.transfer.connections import ConnectionConformance, is_readable
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
@@ -25,8 +27,6 @@ from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import MAGIC, MAX_VECTORS, TLS_MAGIC, TcpConnection, TcpListener, TlsTransport
-from kvstore.transfer.testing.connections import ConnectionConformance, is_readable
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from tests.security.tls.certified import certificates, revoke, shared
 
 PAUSES_S = 1.0

@@ -14,10 +14,10 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.connections import ConnectionConformance
+from kvstore.testing.transfer.waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.testing.connections import ConnectionConformance
-from kvstore.transfer.testing.waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.ucx import connection
 from kvstore.transfer.ucx.connection import GIVEN_UP, PART_BITS, UcxConnection, UcxListener
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
@@ -320,7 +320,7 @@ def is_gone(sock: socket.socket) -> bool:
 def test_a_program_may_end_with_connections_open() -> None:
     code = """
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.testing.waiting import in_background
+from kvstore.testing.transfer.waiting import in_background
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.ucx.connection import UcxConnection
 listener = UcxConnection.listen(Rail())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import Unreachable
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 from tests.no_threads import no_more_threads

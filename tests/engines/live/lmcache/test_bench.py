@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live.environments import python_of
 from tests.engines.live.pages import MASTER, command

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.full import filled

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live import process_group
 from tests.engines.live.environments import python_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.lmcache.test_connector import FULL, PROGRAM

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.environments import ROOT, python_of
 from tests.engines.live.mooncake.package import install

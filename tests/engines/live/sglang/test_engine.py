@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.environments import ROOT, python_of
 from tests.engines.live.full import filled

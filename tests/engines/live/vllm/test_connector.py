@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster
 from tests.engines.live.full import filled
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Answer, Engine, prompt, start_node

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt, start_node
 from tests.ports import free_ports

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from kvstore.client import Client
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, prompt
 from tests.engines.live.vllm.server import Server

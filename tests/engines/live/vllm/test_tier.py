@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import cluster
 from tests.engines.live.pages import MASTER, configuration
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt

@@ -10,11 +10,11 @@ import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
-from kvstore.master.catalogs.etcd.writing import cut
+from kvstore.master.catalogs.etcd.writer import cut
 from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
-from kvstore.transfer.testing.waiting import eventually, within
+from kvstore.testing.transfer.waiting import eventually, within
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, blocks, commit, elected, opened
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd

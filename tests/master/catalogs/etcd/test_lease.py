@@ -16,7 +16,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel, Stream
 from kvstore.master.catalogs.etcd.lease import Lease
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd

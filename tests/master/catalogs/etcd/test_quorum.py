@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, outage_of
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.testing.transfer.waiting import eventually
 from tests.etcd_cluster import EtcdCluster
 
 MEANWHILE = "; reads go on, puts are not confirmed"

@@ -1,0 +1,1 @@
+"""Commands of `kvstore`: one module a command."""

@@ -1,0 +1,44 @@
+"""`kvstore bench`: what a client of this machine gets, against memcpy in the same run."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from kvstore.cli.options import client_options, console, echo_json, json_option, names_master
+from kvstore.cli.replay import show_trouble
+from kvstore.cli.tools.bench import NEEDED_DRAM_BYTES, measure, table
+from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+
+
+@click.command(short_help="Measure throughput and latency against memcpy.")
+@json_option
+@client_options
+def bench(as_json: bool, settings: ClientSettings) -> None:
+    """Measure put, get, view and exists: medians, and ratios to memcpy taken in the same rounds.
+
+    Against the cluster that a master is named of (it uses 640 MiB of the tenant's DRAM, and removes what it put), else against one of
+    its own. Figures of a machine that does other work say little.
+    """
+    with _cluster(settings) as chosen, Client(settings=chosen) as client, Control.find(chosen) as control:
+        rows = list(measure(client, control))
+    if as_json:
+        echo_json([row.as_json() for row in rows])
+    else:
+        console().print(table(rows))
+
+
+@contextlib.contextmanager
+def _cluster(settings: ClientSettings) -> Iterator[ClientSettings]:
+    if names_master():
+        yield settings
+        return
+    with Cluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:
+        cluster.wait_warm()
+        of_another: dict[str, Any] = dict.fromkeys(("tenant", "token", "tls_ca", "tls_cert", "tls_key", "tls_revoked"), "")
+        yield dataclasses.replace(settings, master=cluster.address, **of_another)

@@ -1,0 +1,175 @@
+"""The command `console`: the page that every master serves, of a cluster elsewhere, on this machine.
+
+Its source is the master's control plane, and a client where blocks are pinned or removed.
+"""
+
+import ipaddress
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import click
+
+from kvstore.cli.exit_signals import ending_signals
+from kvstore.cli.options import client_options
+from kvstore.cli.tools.cluster_report import ask_masters
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.console.config import INTERVAL_DEFAULT_S, ConsoleSettings
+from kvstore.console.source import Look, MasterSeen
+from kvstore.console.watch import Watch
+from kvstore.console.web import add_console
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.rpc.address import parse_address
+from kvstore.security.actor import Actor
+from kvstore.telemetry.http.access import by_any_of, this_host_only, why_unknown
+from kvstore.telemetry.http.server import HttpServer
+
+T = TypeVar("T")
+
+PIN_KEYS: Final = 4096
+"""Pinned by one message."""
+
+LISTEN_DEFAULT: Final = "127.0.0.1:7480"
+
+
+class Outside:
+    """A kvstore.console.source.Source, with the rights of the settings' token, whose name the audit trail has for what is done here.
+    Thread-safe: one question at a time."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Asks for nothing yet."""
+        self._settings = settings
+        self._control: Control | None = None
+        self._lock = threading.Lock()
+
+    def look(self) -> Look:
+        return Look(self._asked(lambda control: control.status()))
+
+    def masters(self) -> Sequence[MasterSeen]:
+        told = ask_masters(self._settings, self.look().status)
+        return [MasterSeen(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
+
+    def topologies(self) -> Sequence[pb.NodeTopology]:
+        return self._asked(lambda control: control.topologies())
+
+    def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
+        def ask(control: Control) -> pb.ContentsReply:
+            limit, hottest = request.max_segments, request.hottest
+            return control.contents(request.tenant, request.namespace, max_segments=limit, hottest=hottest)
+
+        return self._asked(ask)
+
+    def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+        return self._asked(lambda control: control.audit(after))
+
+    def slow_requests(self) -> Sequence[pb.SlowRequest]:
+        return self._asked(lambda control: control.slow_requests())
+
+    def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
+        self._asked(lambda control: control.drain(node, to=to, cancel=cancel))
+
+    def forget(self, node: str, by: Actor) -> None:
+        self._asked(lambda control: control.forget(node))
+
+    def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
+        self._check_tenant(tenant)
+        keys = self._asked(lambda control: [stored.key for stored in control.keys(namespace)])
+        found = 0
+        with Client(settings=self._settings) as client:
+            pin = client.pin if pinned else client.unpin
+            for begin in range(0, len(keys), PIN_KEYS):
+                found += sum(pin(keys[begin : begin + PIN_KEYS]))
+        return found
+
+    def remove(self, tenant: str, namespace: str, by: Actor) -> int:
+        self._check_tenant(tenant)
+        with Client(settings=self._settings) as client:
+            return client.remove_matching(namespace=namespace)
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
+        self._asked(lambda control: control.set_quota(tenant, limits))
+
+    def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
+        self._asked(lambda control: control.clear_quota(tenant, names))
+
+    def close(self) -> None:
+        """Hang up. It connects again when it is asked."""
+        with self._lock:
+            self._hang_up()
+
+    def _asked(self, ask: Callable[[Control], T]) -> T:
+        """Of the master that owns the catalog; who failed is looked for anew by the next question, for another one may own it by then."""
+        with self._lock:
+            try:
+                if self._control is None:
+                    self._control = Control.find(self._settings)
+                return ask(self._control)
+            except KVStoreError as error:
+                if not isinstance(error, InvalidArgument):
+                    self._hang_up()
+                raise
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+
+    def _check_tenant(self, tenant: str) -> None:
+        """Raises InvalidArgument: a client sees one tenant's blocks."""
+        if tenant != self._settings.tenant:
+            raise InvalidArgument(f"this console is one of tenant {self._settings.tenant!r}: start it with --tenant {tenant}")
+
+
+@click.command(short_help="Serve the console of a cluster on this machine.")
+@click.option(
+    "--listen",
+    default=LISTEN_DEFAULT,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where browsers connect; port 0 takes a free one.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(min=0.1, max=60),
+    default=INTERVAL_DEFAULT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between looks at the cluster.",
+)
+@client_options
+def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
+    """Serve the console of the cluster of --master for browsers, until Ctrl-C.
+
+    Masters serve it themselves on their HTTP port (kvstore status --json names it); this one is for a cluster that a browser does not
+    reach. It acts with the rights of --token: where there is one, or others than this host can connect, the address that is printed ends
+    with a key, without which nobody is let in.
+    """
+    key = secrets.token_urlsafe(24) if settings.token or not _is_local(listen) else ""
+    source = Outside(settings)
+    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only, explain=why_unknown)
+    watch = Watch(source, ConsoleSettings(interval_s=interval_s))
+    add_console(server, watch)
+    ending = ending_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # of the threads as well: then whoever waits for them misses none
+    server.start()
+    watch.start()
+    try:
+        click.echo(f"http://{server.address}/" + (f"#key={key}" if key else ""))
+        signal.sigwait(ending)
+    finally:
+        watch.close(wait_s=0)
+        server.close()
+        source.close()
+
+
+def _is_local(listen: str) -> bool:
+    host = parse_address(listen).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,193 @@
+"""`kvstore demo`: conversations through a small cluster of this machine, a node killed and brought back, every byte checked.
+
+It is honest: each claim it prints is checked in the same run, and any that fails makes it fail.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.replay import run_replay, settled_status
+from kvstore.cli.tools.status_tables import nodes_table, status_lines
+from kvstore.cli.tools.tables import duration, percent
+from kvstore.client.block_bytes import BlockArena, block_key
+from kvstore.client.config import ClientSettings
+from kvstore.client.sync import Client
+from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
+from kvstore.protocol.settings import Size, format_size, parse_size
+
+BLOCK_BYTES: Final = Size(8 << 10)
+PLAN: Final = ClusterPlan(dram="64MiB", nvme="1GiB", demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
+SEED: Final = 1
+BATCH: Final = 1024
+
+FAILED_STATUS: Final = 1
+MIN_REQUESTS: Final = 1000
+"""Fewer would not overflow DRAM, and there would be nothing on NVMe to find again."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What became of the blocks that were there before the kill, block ids throughout."""
+
+    on_nvme: set[int]
+    elsewhere: set[int]
+    found: set[int]
+    wrong_bytes: int
+
+
+class Demo:
+    """One run of it: two thirds of the requests before the kill, the rest after it.
+
+    `is_right` tells, at the end, whether everything that was claimed held.
+    """
+
+    def __init__(self, console: Console, *, requests: int, plan: ClusterPlan) -> None:
+        self._console = console
+        self._plan = plan
+        self._requests = list(itertools.islice(generate(seed=SEED), requests))
+        self._kill_at = requests * 2 // 3
+        self._known: set[int] = set()
+        self.is_right = True
+
+    def run(self, on_log: Callable[[str, str], None]) -> None:
+        """Raises what the cluster and its client raise."""
+        self._chapter("1", f"A cluster: a master, and a node with {_shown(self._plan.dram)} of DRAM and {_shown(self._plan.nvme)} of NVMe")
+        with Cluster(self._plan, on_log=on_log) as cluster:
+            cluster.wait_ready()
+            with cluster.control() as control:
+                self._console.print(nodes_table(control.status()))
+            self._converse(cluster, "2", self._requests[: self._kill_at])
+            self._crash(cluster)
+            self._converse(cluster, "4", self._requests[self._kill_at :])
+            with cluster.control() as control:
+                self._chapter("5", "At the end")
+                self._console.print(status_lines(control.status()))
+
+    # --- chapters ---
+
+    def _converse(self, cluster: Cluster, number: str, requests: Sequence[TraceRequest]) -> None:
+        blocks = sum(len(request.hash_ids) for request in requests)
+        self._chapter(number, f"{len(requests):,} prompts of generated conversations, {blocks:,} blocks of {format_size(BLOCK_BYTES)}")
+        report = run_replay(_settings_of(cluster), requests, total=len(requests), block_bytes=BLOCK_BYTES, cluster=cluster)
+        self._console.print(report.as_table())
+        counts = report.counts
+        self._claim(f"{counts.hits:,} blocks came back, every byte as it was put", counts.wrong_bytes == 0)
+        best = best_prefix_hits(requests, self._known)
+        saved = percent(counts.prefix_hits, counts.blocks)
+        self._claim(f"{saved} need no prefill: every block that was stored and not lost", counts.prefix_hits == best > 0)
+
+    def _crash(self, cluster: Cluster) -> None:
+        self._chapter("3", f"kill -9 of the node (pid {cluster.nodes[0].pid}), and its restart")
+        ids = list(dict.fromkeys(block for request in self._requests[: self._kill_at] for block in request.hash_ids))
+        with Client(settings=_settings_of(cluster)) as client:
+            on_nvme, elsewhere = places(client, ids)
+            cluster.kill_node(0)
+            gone = sum(size is not None for size in read(client, ids[:BATCH])[0])
+            self._claim("while it is away every read is a miss, none is an error", gone == 0)
+            cluster.restart_node(0)
+            cluster.wait_ready()
+            with cluster.control() as control:
+                self._console.print(nodes_table(settled_status(control)))
+        with Client(settings=_settings_of(cluster)) as client:
+            self.judge(recovered(client, ids, on_nvme, elsewhere))
+
+    def judge(self, recovery: Recovery) -> None:
+        """Claim what a recovery must be, and remember if it is not."""
+        back = len(recovery.on_nvme & recovery.found)
+        self._claim(f"{back:,} of {len(recovery.on_nvme):,} blocks that were on NVMe are served again", recovery.on_nvme <= recovery.found)
+        lost = len(recovery.elsewhere - recovery.found)
+        self._claim(f"{lost:,} blocks that were in DRAM alone are misses", not recovery.elsewhere & recovery.found)
+        self._claim(f"{recovery.wrong_bytes} wrong bytes in {len(recovery.found):,} blocks read after the crash", not recovery.wrong_bytes)
+        self._claim("there were blocks on NVMe to be found again", bool(recovery.on_nvme))
+        self._known = recovery.found
+
+    def _chapter(self, number: str, title: str) -> None:
+        self._console.print()
+        self._console.print(Text.assemble((f"{number}  ", "bold cyan"), (title, "bold")))
+
+    def _claim(self, text: str, holds: bool) -> None:
+        mark = ("✔ ", "bold green") if holds else ("✘ NOT SO: ", "bold red")
+        self._console.print(Text.assemble("   ", mark, text))
+        self.is_right = self.is_right and holds
+
+
+def _shown(size: str) -> str:
+    return format_size(parse_size(size))
+
+
+def best_prefix_hits(requests: Sequence[TraceRequest], known: set[int]) -> int:
+    """Blocks in the leading runs of a store that forgets nothing and has `known`, to which it adds what it stores."""
+    hits = 0
+    for request in requests:
+        hits += sum(1 for _ in itertools.takewhile(known.__contains__, request.hash_ids))
+        known.update(request.hash_ids)
+    return hits
+
+
+def places(client: Client, ids: Sequence[int]) -> tuple[set[int], set[int]]:
+    """The blocks with a copy on NVMe, and those with none there."""
+    on_nvme: set[int] = set()
+    elsewhere: set[int] = set()
+    located = client.locate([block_key(block, BLOCK_BYTES) for block in ids])
+    for block, locations in zip(ids, located, strict=True):
+        if any("nvme" in location.tiers for location in locations):
+            on_nvme.add(block)
+        elif locations:
+            elsewhere.add(block)
+    return on_nvme, elsewhere
+
+
+def recovered(client: Client, ids: Sequence[int], on_nvme: set[int], elsewhere: set[int]) -> Recovery:
+    """Read all of the blocks, and compare them."""
+    recovery = Recovery(on_nvme, elsewhere, set(), 0)
+    for start in range(0, len(ids), BATCH):
+        part = ids[start : start + BATCH]
+        sizes, wrong_bytes = read(client, part)
+        recovery.found.update(block for block, size in zip(part, sizes, strict=True) if size is not None)
+        recovery.wrong_bytes += wrong_bytes
+    return recovery
+
+
+def read(client: Client, ids: Sequence[int]) -> tuple[list[int | None], int]:
+    """Sizes of the blocks, None for misses; and how many bytes of those found were wrong."""
+    arena, expected = BlockArena(len(ids), BLOCK_BYTES), BlockArena(len(ids), BLOCK_BYTES)
+    expected.make(ids)
+    sizes = client.get_batch_into([block_key(block, BLOCK_BYTES) for block in ids], arena.views)
+    wrong = arena.wrong_bytes(expected, len(ids))
+    return sizes, sum(int(count) for count, size in zip(wrong, sizes, strict=True) if size is not None)
+
+
+def _settings_of(cluster: Cluster) -> ClientSettings:
+    """Of the demo's own cluster, whatever cluster the environment names."""
+    return ClientSettings(master=cluster.address, is_loaded=True)
+
+
+@click.command(short_help="Show the store at work; needs nothing.")
+@click.option("--requests", type=click.IntRange(min=MIN_REQUESTS), default=3000, show_default=True, metavar="N", help="Number of prompts.")
+def demo(requests: int) -> None:
+    """Show the store at work on this machine: conversations, a node killed and brought back, every byte checked.
+
+    Starts a small cluster of its own and needs nothing. Exit status 0 only if everything that it claims held.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    begin = time.perf_counter()
+    log: list[str] = []
+    show = Demo(console, requests=requests, plan=PLAN)
+    show.run(on_log=lambda name, line: log.append(f"{name} | {line}"))
+    seconds = time.perf_counter() - begin
+    console.print()
+    if not show.is_right:
+        console.print("\n".join(log[-40:]), style="dim")
+        console.print(Text("Not all of it held: see above.", style="bold red"))
+        sys.exit(FAILED_STATUS)
+    console.print(Text(f"All of it held, in {duration(seconds)}.", style="bold green"))

@@ -1,0 +1,162 @@
+"""`kvstore lab`: eviction policies on recorded prompts, without a cluster."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvstore.cli.options import console, echo_json, json_option
+from kvstore.cli.tools.tables import progress
+from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import read_requests
+from kvstore.lab.accesses import Accesses, flatten
+from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
+from kvstore.lab.plots import save_all
+from kvstore.lab.pools import Routing
+from kvstore.lab.replay import check_capacity
+from kvstore.lab.report import as_json as rows_as_json
+from kvstore.lab.report import bounds, hit_ratio, policy_table, pool_gain, pool_table, summarise, tier_hits, tier_table, trace_figures
+from kvstore.lab.runs import run_jobs
+from kvstore.protocol.errors import InvalidArgument, TraceError
+from kvstore.tiers.policies.by_name import POLICY_NAMES, make_policy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ALL: Final = "all"
+CAPACITIES: Final = "1000,3000,10000,30000,50000"
+MAX_CAPACITIES: Final = 64
+
+
+@click.command(short_help="Compare eviction policies on a trace, and draw plots.")
+@click.argument("trace", metavar="TRACE")
+@click.option("--policies", default=ALL, show_default=True, metavar="NAMES", help="Policies, separated by commas; or all.")
+@click.option("--capacities", default=CAPACITIES, show_default=True, metavar="BLOCKS", help="Capacities in blocks, separated by commas.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
+@click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with so many blocks of DRAM and of NVMe.")
+@click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of so many blocks each.")
+@click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra plots.")
+@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the plots.")
+@click.option("--processes", type=click.IntRange(min=1, max=256), help="Processes to replay in.  [default: one a processor]")
+@json_option
+def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_format: str, as_json: bool, **options: Any) -> None:
+    """Replay TRACE through eviction policies as a node would, at several capacities, and compare their prefix hit ratios.
+
+    TRACE is a file in the public Mooncake format, a recording of a live cluster (kvstore record), or generated:SEED:COUNT for so many
+    requests of generated conversations. The prefix hit ratio is the leading run of blocks that were there, over all blocks. With
+    --json standard output gets a list of rows, a row for each policy and capacity; with --tiers or --pools an object of such lists.
+    """
+    names, sizes = _policies(policies), _capacities(capacities)
+    jobs = _jobs(names, sizes, options["tiers"], options["pools"])
+    requests = _requests(trace, options["limit"])
+    accesses = flatten(requests)
+    # Before the work, so that a folder that cannot be written is told before it.
+    if plots is not None:
+        save_all(_named(trace_figures(accesses), plot_format), plots)
+    with progress("replaying", len(jobs)) as on_done:
+        rows = run_jobs(jobs, requests, processes=options["processes"] or 0, on_done=on_done)
+    report = _Report(requests, accesses, sizes, rows)
+    if plots is not None:
+        save_all(_named(report.figures(), plot_format), plots)
+    report.show(plots, as_json=as_json)
+
+
+def _policies(text: str) -> list[str]:
+    names = list(POLICY_NAMES) if text == ALL else _unique(text)
+    for name in names:
+        make_policy(name)  # which says what names there are
+    if not names:
+        raise InvalidArgument("--policies names none")
+    return names
+
+
+def _capacities(text: str) -> list[int]:
+    sizes = [_blocks(part, "--capacities") for part in _unique(text)]
+    if not 1 <= len(sizes) <= MAX_CAPACITIES:
+        raise InvalidArgument(f"--capacities names {len(sizes)} capacities: name 1 to {MAX_CAPACITIES}")
+    return sorted(set(sizes))
+
+
+def _unique(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _blocks(text: str, option: str) -> int:
+    """Raises InvalidArgument for what is not a capacity."""
+    if not text.isdecimal():
+        raise InvalidArgument(f"{option}: {text!r} is not a number of blocks")
+    blocks = int(text)
+    check_capacity(blocks)
+    return blocks
+
+
+def _pair(text: str, form: str) -> tuple[int, int]:
+    """Two whole numbers; the second is one of blocks or of requests, and not 0."""
+    first, _, second = text.partition(":")
+    if not first.isdecimal() or not second.isdecimal() or not int(second):
+        raise InvalidArgument(f"{text!r} is not of the form {form}, two whole numbers")
+    return int(first), int(second)
+
+
+def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: str | None) -> list[Job]:
+    jobs: list[Job] = [PolicyJob(name, size) for name in names for size in sizes]
+    if tiers is not None:
+        dram, nvme = _pair(tiers, "DRAM:NVME")
+        jobs += [TierJob(name, dram, nvme) for name in names]
+    if pools is not None:
+        instances, blocks = _pair(pools, "N:BLOCKS")
+        jobs += [PoolJob(name, routing, instances, blocks) for name in names for routing in Routing]
+    return jobs
+
+
+def _requests(trace: str, limit: int | None) -> list[TraceRequest]:
+    """Raises TraceError for a trace that cannot be read or has no blocks, InvalidArgument for a malformed `generated:`."""
+    requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
+    if not any(request.hash_ids for request in requests):
+        raise TraceError(f"the trace {trace} has no blocks: there is nothing to replay")
+    return requests
+
+
+def _named(figures: Mapping[str, "Figure"], suffix: str) -> dict[str, "Figure"]:
+    return {f"{name}.{suffix}": figure for name, figure in figures.items()}
+
+
+class _Report:
+    """What came out, by kind of row."""
+
+    def __init__(self, requests: Sequence[TraceRequest], accesses: Accesses, sizes: Sequence[int], rows: Sequence[Row]) -> None:
+        self._summary = summarise(len(requests), accesses)
+        self._limits = functools.partial(bounds, accesses, sizes)
+        self._policies = [row for row in rows if isinstance(row, PolicyRow)]
+        self._tiers = [row for row in rows if isinstance(row, TierRow)]
+        self._pools = [row for row in rows if isinstance(row, PoolRow)]
+
+    def show(self, plots: str | None, *, as_json: bool) -> None:
+        if as_json:
+            echo_json(self._json())
+            return
+        people = console()
+        people.print(str(self._summary), soft_wrap=True)
+        people.print(policy_table(self._policies, self._limits()))
+        if self._tiers:
+            people.print(tier_table(self._tiers))
+        if self._pools:
+            people.print(pool_table(self._pools))
+        if plots is not None:
+            people.print(f"plots are in {plots}", soft_wrap=True)
+
+    def figures(self) -> dict[str, "Figure"]:
+        figures = {"hit_ratio": hit_ratio(self._policies, self._limits())}
+        if self._tiers:
+            figures["tiers"] = tier_hits(self._tiers)
+        for policy in dict.fromkeys(row.policy for row in self._pools):
+            figures[f"pools_{policy}"] = pool_gain(self._pools, policy)
+        return figures
+
+    def _json(self) -> Any:
+        policies = rows_as_json(self._policies)
+        others = {"tiers": rows_as_json(self._tiers), "pools": rows_as_json(self._pools)}
+        found = {name: rows for name, rows in others.items() if rows}
+        return {"policies": policies, **found} if found else policies

@@ -1,0 +1,222 @@
+"""The command `namespaces`: what is in the store, what a namespace is made of, and why two engines do not share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+
+from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.tools.tables import new_table
+from kvstore.cli.weights import age, weights_text
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.console.documents import contents
+from kvstore.kvcache.explained import differences, fields
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.settings import format_size
+
+NOT_REPORTED: Final = "no engine has reported what it is made of: its blocks were put under a name, or its engine does not report"
+SHORT_ID: Final = 8
+"""Digits of an id that are shown: of 1,000 namespaces two share them in one of 8,600 clusters."""
+MAX_NAMED: Final = 8
+"""Namespaces that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A namespace that has blocks, or that an engine reported. `usage` is empty for one without blocks that no live engine uses."""
+
+    tenant: str
+    name: str
+    usage: pb.NamespaceUsage
+    identity: Namespace | None
+    """With a digest for its salt; None: not reported."""
+
+
+def known(reply: pb.ContentsReply, table: pb.WeightsTable) -> list[Known]:
+    """All namespaces of both."""
+    forms = {(one.tenant, one.form.id.hex()): one.form.form for one in table.namespaces}
+    usages = {(one.tenant, one.namespace): one for one in reply.namespaces}
+    places = dict.fromkeys((*usages, *forms))
+    return [
+        Known(*place, usages.get(place, pb.NamespaceUsage()), Namespace.from_canonical(forms[place]) if place in forms else None)
+        for place in places
+    ]
+
+
+def find(given: str, among: Sequence[Known], tenant: str) -> Known:
+    """Return the namespace that `given` names: all of its name, or the beginning of an id. Of several tenants' that of `tenant`.
+
+    Raises InvalidArgument: there is none, or there are several.
+    """
+    found = [one for one in among if one.name == given] or [one for one in among if given and one.name.startswith(given.lower())]
+    if not found:
+        raise InvalidArgument(f"there is no namespace {given!r}: kvstore namespaces lists those that there are")
+    names = sorted({one.name for one in found})
+    if len(names) > 1:
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        raise InvalidArgument(f"{given!r} begins several namespaces: {', '.join(names[:MAX_NAMED])}{more}; give more of it")
+    own = [one for one in found if one.tenant == tenant] or found
+    if len(own) > 1:
+        tenants = ", ".join(repr(one.tenant) for one in own)
+        raise InvalidArgument(f"namespace {names[0]} is of several tenants: {tenants}; say which by --tenant")
+    return own[0]
+
+
+def namespaces_table(reply: pb.ContentsReply) -> RenderableType:
+    """What is in the store, the largest first, then what engines use that is empty."""
+    has_tenants = len({one.tenant for one in reply.namespaces}) > 1
+    table = new_table(
+        "namespace",
+        *(("tenant",) if has_tenants else ()),
+        "model",
+        "layout",
+        "weights",
+        "blocks",
+        "size",
+        "last read",
+        "used by",
+        right=("blocks", "size"),
+    )
+    for one in reply.namespaces:
+        tenant = (one.tenant or "(none)",) if has_tenants else ()
+        size = format_size(one.held.bytes)
+        table.add_row(
+            _shown_name(one),
+            *tenant,
+            one.model or "-",
+            one.layout or "-",
+            _weights(one),
+            f"{one.held.blocks:,}",
+            size,
+            _read(one),
+            _users(one),
+        )
+    return table
+
+
+def details(one: Known) -> dict[str, Any]:
+    """All that is known of a namespace, for JSON."""
+    usage = one.usage
+    return {
+        "namespace": one.name,
+        "tenant": one.tenant,
+        "blocks": usage.held.blocks,
+        "bytes": usage.held.bytes,
+        "read_age_s": usage.read_age_s if usage.HasField("read_age_s") else None,
+        "users": list(usage.users),
+        "is_used": usage.is_used,
+        "is_retired": usage.is_retired,
+        "identity": dict(fields(one.identity)) if one.identity is not None else None,
+    }
+
+
+def details_table(one: Known) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    held = one.usage.held
+    rows = [
+        ("namespace", one.name or "(none)"),
+        ("tenant", one.tenant or "(none)"),
+        ("blocks", f"{held.blocks:,}"),
+        ("size", format_size(held.bytes)),
+    ]
+    rows += [("last read", _read(one.usage)), ("used by", _users(one.usage))]
+    for name, text in rows:
+        table.add_row(name, text)
+    if one.identity is None:
+        table.add_row("identity", NOT_REPORTED)
+    for field in fields(one.identity) if one.identity is not None else ():
+        table.add_row(f"identity: {field.name}" if field.name == "tenant" else field.name, field.text)
+    return table
+
+
+def compared(one: Known, other: Known) -> list[str]:
+    """Return why engines of two namespaces do not share, a sentence a line. Raises InvalidArgument: one of them was not reported."""
+    for each in (one, other):
+        if each.identity is None:
+            raise InvalidArgument(f"nothing can be said of namespace {each.name}: {NOT_REPORTED}")
+    assert one.identity is not None
+    assert other.identity is not None
+    found = differences(one.identity, other.identity, (one.name[:8], other.name[:8]))
+    if one.tenant != other.tenant:
+        found.insert(0, f"The store's tenant is {one.tenant!r} of one and {other.tenant!r} of the other. Tenants never share.")
+    return found or ["They are one namespace: engines that use it share blocks of equal tokens."]
+
+
+def _shown_name(one: pb.NamespaceUsage) -> str:
+    """The name that blocks were put under; of a reported namespace the beginning of its id, which `show` and `diff` take."""
+    return one.namespace[:SHORT_ID] if one.model else one.namespace or "(none)"
+
+
+def _weights(one: pb.NamespaceUsage) -> str:
+    if not one.model:
+        return "-"
+    base, _at, version = one.weights.partition("@")
+    return weights_text(base, version) + (" (retired)" if one.is_retired else "")
+
+
+def _read(one: pb.NamespaceUsage) -> str:
+    return age(one.read_age_s) if one.HasField("read_age_s") else "-"
+
+
+def _users(one: pb.NamespaceUsage) -> str:
+    return ", ".join(one.users) if one.is_used else "-"
+
+
+@click.group(invoke_without_command=True, short_help="List namespaces; say why two engines do not share.")
+@json_option
+@client_options
+@click.pass_context
+def namespaces(context: click.Context, as_json: bool, settings: ClientSettings) -> None:
+    """List namespaces: model, weights, blocks, size, last read, and the engines that use them.
+
+    The largest come first, 1,000 at most, then empty ones that live engines use. An operator sees all tenants, a tenant its own.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with Control.find(settings) as control:
+        reply = control.contents()
+    if as_json:
+        echo_json(contents(reply)["namespaces"])
+    else:
+        console().print(namespaces_table(reply))
+
+
+@namespaces.command(short_help="Show all fields of a namespace's identity.")
+@click.argument("id")
+@json_option
+@client_options
+def show(id: str, as_json: bool, settings: ClientSettings) -> None:
+    """Show what the namespace ID is made of, with its figures. The beginning of an id is enough."""
+    one = find(id, _known(settings), settings.tenant)
+    if as_json:
+        echo_json(details(one))
+    else:
+        console().print(details_table(one))
+
+
+@namespaces.command(short_help="Say why engines of two namespaces do not share.")
+@click.argument("a")
+@click.argument("b")
+@json_option
+@client_options
+def diff(a: str, b: str, as_json: bool, settings: ClientSettings) -> None:
+    """Say in which fields the namespaces A and B differ, and what to do about each. The beginning of an id is enough."""
+    among = _known(settings)
+    lines = compared(find(a, among, settings.tenant), find(b, among, settings.tenant))
+    if as_json:
+        echo_json(lines)
+    else:
+        click.echo("\n".join(lines))
+
+
+def _known(settings: ClientSettings) -> list[Known]:
+    with Control.find(settings) as control:
+        return known(control.contents(), control.weights())

@@ -1,0 +1,159 @@
+"""`kvstore plan`: how many users a model and its GPUs serve, what tiers below HBM add, and what to do when the cache is full."""
+
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import click
+
+from kvstore.cli.options import console, echo_json, json_option
+from kvstore.cli.plan_report import draw, plan_table
+from kvstore.cli.tools.capacity_plan import Plan, Setup, TraceHits, blocks_of, levels, make_plan, outcomes_of, trace_hits, users_in_hbm
+from kvstore.cli.tools.tables import progress
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.models.named import find_model
+from kvstore.kvcache.models.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
+from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.named import read_requests
+from kvstore.lab.pressure.load import Load
+from kvstore.lab.pressure.strategies import LowerTier
+from kvstore.lab.simulator.simulation import LOAD_BYTES_PER_S
+from kvstore.protocol.errors import TraceError
+from kvstore.protocol.settings import parse_size
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, find_gpu
+
+MIN_COLUMNS: Final = 100
+
+
+@click.command(short_help="Plan capacity: what fits where, and what pays.")
+@click.option("--model", required=True, metavar="NAME", help="A known model, or a config.json of Hugging Face.")
+@click.option("--gpu", required=True, metavar="NAME", help="A known GPU, or a JSON file of its figures.")
+@click.option("--tp", default=1, type=click.IntRange(min=1), show_default=True, metavar="N", help="GPUs among which heads are divided.")
+@click.option("--pp", default=1, type=click.IntRange(min=1), show_default=True, metavar="N", help="Stages among which layers are divided.")
+@click.option("--users", default=10, show_default=True, metavar="N", help="Who are served at the same time.")
+@click.option("--context", default=5000, show_default=True, metavar="TOKENS", help="Of a user's prompt.")
+@click.option("--output-tokens", default=256, show_default=True, metavar="N", help="Of an answer.")
+@click.option("--spread", default=0.25, show_default=True, metavar="SHARE", help="By which prompts and answers differ from these, at most.")
+@click.option("--think-s", default=10.0, show_default=True, metavar="SECONDS", help="From an answer to the next prompt, in the mean.")
+@click.option("--duration-s", default=600.0, show_default=True, metavar="SECONDS", help="That users are simulated for.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Of what users ask.")
+@click.option("--dtype", metavar="NAME", help="Of the cache's elements.  [default: the model's]")
+@click.option("--scheme", default="none", show_default=True, metavar="NAME", help="How K and V are stored: fp8-head, int8, int4/64, ...")
+@click.option("--block-tokens", metavar="N", type=click.IntRange(min=1), help="Tokens of a block.  [default: 16, or the scheme's group]")
+@click.option("--weight-bits", metavar="N", type=click.IntRange(1, 64), help="Of a weight of the layers.  [default: the model's]")
+@click.option("--weights", metavar="SIZE", help="Of the whole model.  [default: of all its matrices]")
+@click.option("--reserve", default="2GB", show_default=True, metavar="SIZE", help="Of each GPU, for activations and the runtime.")
+@click.option("--dram", default="256GiB", show_default=True, metavar="SIZE", help="Of the host, for KV cache. 0: none.")
+@click.option("--nvme", default="2TiB", show_default=True, metavar="SIZE", help="Of the host, for KV cache. 0: none.")
+@click.option("--dram-bandwidth", metavar="SIZE", help="Bytes/s from DRAM to all GPUs.  [default: 25GB a GPU]")
+@click.option("--nvme-bandwidth", default="6GB", show_default=True, metavar="SIZE", help="Bytes/s from NVMe to the GPUs.")
+@click.option("--nic", metavar="SIZE", help="Bytes/s from other nodes.  [default: by GPU]")
+@click.option("--mfu", default=DEFAULT_MFU, show_default=True, metavar="SHARE", help="Of the peak, what prefill reaches.")
+@click.option(
+    "--hbm-efficiency",
+    default=DEFAULT_HBM_EFFICIENCY,
+    show_default=True,
+    metavar="SHARE",
+    help="Of its bandwidth, what decode reaches.",
+)
+@click.option("--trace", metavar="TRACE", help="File, or generated:SEED:COUNT: what share of its prompts is in the cache?")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests of it.")
+@click.option("--plots", metavar="DIR", help="Write charts to this folder. Needs the extra `plots`.")
+@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the charts.")
+@json_option
+def plan(trace: str | None, limit: int | None, plots: str | None, plot_format: str, as_json: bool, **options: Any) -> None:
+    """How many users MODEL serves on these GPUs: what fits in HBM, what DRAM and NVMe add, which bandwidth lets a cached prefix beat
+    computing it, and what becomes of requests when the cache is full.
+
+    Sizes follow from the model's configuration. Times are those of an analytic model of dense models; nothing is measured.
+    """
+    found = make_plan(_setup(options))
+    hits = [] if trace is None else _replay(found, trace, limit)
+    if plots is not None:
+        outcomes = {users: outcomes_of(found.setup, users) for users in levels(found.setup.load.users)}
+        for path in draw(found, outcomes, hits, plots, plot_format):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        echo_json(_json(found, hits))
+    else:
+        # Narrower, rich would cut words and figures in two; a terminal folds lines instead.
+        people = console()
+        people.width = max(MIN_COLUMNS, people.width)
+        people.print(plan_table(found, hits))
+
+
+def _setup(options: dict[str, Any]) -> Setup:
+    """Raises ConfigError for an unknown name or a malformed size, InvalidArgument for a figure out of range."""
+    model, gpu, scheme = find_model(options["model"]), find_gpu(options["gpu"]), CacheScheme.parse(options["scheme"])
+    model = replace(model, weight_bits=options["weight_bits"] or model.weight_bits)
+    gpus = options["tp"] * options["pp"]
+    block_tokens = options["block_tokens"] or max(DEFAULT_BLOCK_TOKENS, scheme.k.group)
+    return Setup(
+        model=model,
+        gpu=gpu,
+        spec=CacheSpec.of_model(model, block_tokens=block_tokens, dtype=options["dtype"] or "", scheme=scheme),
+        load=Load(
+            users=options["users"],
+            context_tokens=options["context"],
+            output_tokens=options["output_tokens"],
+            spread=options["spread"],
+            think_s=options["think_s"],
+            duration_s=options["duration_s"],
+        ),
+        lower_tiers=[
+            *_tier("DRAM", options["dram"], _rate(options["dram_bandwidth"], LOAD_BYTES_PER_S * gpus)),
+            *_tier("NVMe", options["nvme"], parse_size(options["nvme_bandwidth"])),
+        ],
+        nic_bytes_per_s=_rate(options["nic"], gpu.nic_bytes_per_s * gpus),
+        weight_bytes=0 if options["weights"] is None else parse_size(options["weights"]),
+        reserve_bytes=parse_size(options["reserve"]),
+        **{name: options[name] for name in ("tp", "pp", "mfu", "hbm_efficiency", "seed")},
+    )
+
+
+def _tier(name: str, size: str, bytes_per_s: float) -> list[LowerTier]:
+    """None of size 0."""
+    size_bytes = parse_size(size)
+    return [LowerTier(name=name, capacity_bytes=size_bytes, bytes_per_s=bytes_per_s)] if size_bytes else []
+
+
+def _rate(text: str | None, default: float) -> float:
+    return default if text is None else parse_size(text)
+
+
+def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
+    """Raises TraceError for a trace that cannot be read or has no blocks."""
+    requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
+    if not any(request.hash_ids for request in requests):
+        raise TraceError(f"the trace {trace} has no blocks: there is nothing to replay")
+    with progress("replaying", len(blocks_of(plan))) as on_done:
+        return trace_hits(plan, requests, on_done=on_done)
+
+
+def _json(plan: Plan, hits: list[TraceHits]) -> dict[str, Any]:
+    """Sizes in bytes, times in seconds."""
+    setup, hbm, spec = plan.setup, plan.hbm, plan.setup.spec
+    return {
+        "model": setup.model.name,
+        "gpu": setup.gpu.name,
+        "tp": hbm.tp,
+        "pp": hbm.pp,
+        "scheme": spec.scheme.name,
+        "kv_bytes_per_token": spec.bytes_per_token,
+        "payload_bytes_per_token": spec.payload_bytes / spec.block_tokens,
+        "metadata_bytes_per_token": spec.metadata_bytes / spec.block_tokens,
+        "effective_bits": spec.effective_bits,
+        "per_gpu": {
+            "hbm_bytes": hbm.hbm_bytes,
+            "weight_bytes": hbm.weight_bytes,
+            "reserve_bytes": hbm.reserve_bytes,
+            "kv_bytes": hbm.kv_bytes,
+            "kv_bytes_per_token": hbm.kv_bytes_per_token,
+        },
+        "users": setup.load.users,
+        "users_in_hbm": users_in_hbm(plan),
+        "tiers": [asdict(tier) for tier in plan.tiers],
+        "trace": [asdict(each) for each in hits],
+        "reuse": [{**asdict(row), "pays": {name: row.pays(name) for name in row.fetch_s}} for row in plan.reuse],
+        "strategies": [outcome.as_dict() for outcome in plan.outcomes],
+        "no_times": plan.no_times,
+    }

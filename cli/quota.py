@@ -1,0 +1,212 @@
+"""The command `quota`: what tenants take of the cluster against what they may, and how an operator changes that."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.tools.status_tables import NOT_SHOWN, is_whole
+from kvstore.cli.tools.tables import names_shown, new_table
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control, cluster_status
+from kvstore.console.tenants import AT_MASTER, AT_NODES
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Denied, InvalidArgument
+from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.settings import flag_name, format_size
+from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
+from kvstore.security.quotas.quota import BYTES, NAMES
+
+EVICTING: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks")
+"""Limits above which a node evicts. Above the others it refuses new requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One limit of one tenant at one daemon; `quota` is None where there is none."""
+
+    tenant: str
+    at: str
+    """The node's name; of the master "master"."""
+    what: str
+    used: int
+    quota: int | None
+    origin: str
+    """Who says so: "operator", "file" (its table) or "default" (that of the file); "" for nobody, or by a master that does not tell."""
+
+
+def rows(status: pb.StatusReply) -> list[Row]:
+    """By tenant and node: what is limited, and what is used of anything."""
+    found = [row for node in sorted(status.nodes, key=lambda node: node.name) for row in _at_node(node, status)]
+    given = {grants.tenant: grants for grants in status.grants}
+    for tenant in {**given, **dict.fromkeys(status.quotas.tenants)}:
+        found += _rows(status, tenant, "master", AT_MASTER, given.get(tenant, pb.TenantGrants()))
+    return sorted(found, key=lambda row: row.tenant)
+
+
+def quota_table(found: Sequence[Row]) -> RenderableType:
+    table = new_table("tenant", "at", "what", "used", "quota", "set by", right=("used", "quota"))
+    for row in found:
+        is_at_limit = row.quota is not None and row.used >= row.quota
+        used = Text(_shown(row.what, row.used), style="red" if is_at_limit else "")
+        quota = _shown(row.what, row.quota) if row.quota is not None else "-"
+        table.add_row(row.tenant, row.at, row.what, used, quota, row.origin or "-")
+    return table
+
+
+def limit_shown(what: str, limit: int | None) -> str:
+    return "none" if limit is None else _shown(what, limit)
+
+
+def _at_node(node: pb.NodeStatus, status: pb.StatusReply) -> Iterator[Row]:
+    """Of the tenants that the node has told of, and of those with a quota of their own."""
+    told = {use.tenant: use for use in node.tenants}
+    for tenant in {**told, **dict.fromkeys(status.quotas.tenants)}:
+        yield from _rows(status, tenant, node.name, AT_NODES, told.get(tenant, pb.TenantUse()))
+
+
+def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], used: "pb.TenantUse | pb.TenantGrants") -> Iterator[Row]:
+    """Of what is limited, used, or left without a limit by an operator."""
+    quota = status.quotas.tenants.get(tenant, status.quotas.default)
+    for name in names:
+        limit = getattr(quota, name) if quota.HasField(name) else None
+        origin = _origin(status, tenant, name, limit)
+        if limit is not None or getattr(used, name) or origin == "operator":
+            yield Row(tenant, at, name, getattr(used, name), limit, origin)
+
+
+def _origin(status: pb.StatusReply, tenant: str, name: str, limit: int | None) -> str:
+    if tenant in status.quotas.tenants and tenant not in status.quota_origins:
+        return ""
+    told = status.quota_origins.get(tenant, pb.QuotaOrigins())
+    return "operator" if name in told.operator else "file" if name in told.file else "default" if limit is not None else ""
+
+
+def _shown(what: str, number: int) -> str:
+    return format_size(number) if what.endswith("_bytes") else f"{number:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Use of one tenant at one node above a new limit."""
+
+    at: str
+    what: str
+    used: int
+    limit: int
+    blocks: int
+    """All blocks of the tenant at the node."""
+
+    def __str__(self) -> str:
+        above = limit_shown(self.what, self.used - self.limit)
+        of = f"of {limit_shown(self.what, self.used)} in {self.blocks:,} blocks" if self.what != "blocks" else f"of {self.used:,}"
+        return f"{above} {of} lie above the new {self.what} of {limit_shown(self.what, self.limit)}, and will be evicted"
+
+
+def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | None]) -> list[Excess]:
+    """By node and limit. Empty if the status has no use by tenants, as for a caller that is no operator."""
+    found = []
+    for node in sorted(status.nodes, key=lambda node: node.name):
+        for use in node.tenants:
+            if use.tenant == tenant and node.state not in AWAY:
+                found += [
+                    Excess(node.name, name, getattr(use, name), limit, use.blocks)
+                    for name, limit in limits.items()
+                    if name in EVICTING and limit is not None and getattr(use, name) > limit
+                ]
+    return found
+
+
+def known_tenants(status: pb.StatusReply) -> list[str]:
+    """Tenants that hold something at a node or a master, or that have limits of their own."""
+    held = {use.tenant for node in status.nodes for use in node.tenants} | {grants.tenant for grants in status.grants}
+    return sorted(held | set(status.quotas.tenants))
+
+
+def is_known(status: pb.StatusReply, tenant: str) -> bool:
+    return tenant in known_tenants(status)
+
+
+@click.group(short_help="Show and set tenants' quotas.")
+def quota() -> None:
+    """Tenants' quotas. What is set here is kept in the catalog, above what the master's quotas file says (docs/security.md)."""
+
+
+@quota.command(short_help="Show what each tenant uses of what it may, by node.")
+@json_option
+@client_options
+def show(as_json: bool, settings: ClientSettings) -> None:
+    """Show by tenant and node what is used, the quota of it (a dash where there is no limit), and who says so: an operator, the tenant's
+    table of the quotas file, or its default. Of a node the tenants that take most."""
+    found = cluster_status(settings)
+    if not is_whole(found):
+        raise Denied(NOT_SHOWN)
+    if as_json:
+        echo_json([asdict(row) for row in rows(found)])
+    else:
+        console().print(quota_table(rows(found)))
+
+
+def _limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option a limit; the command gets the texts by name, None for one that is not given."""
+    for name in reversed(NAMES):
+        metavar = "SIZE" if name in BYTES else "NUMBER"
+        function = click.option(flag_name(name), name, metavar=metavar, help=f'Its {name}, or "{NO_LIMIT}".')(function)
+    return function
+
+
+@quota.command(name="set", short_help="Give a tenant other limits than the quotas file does.")
+@click.argument("of_tenant", metavar="TENANT")
+@_limit_options
+@click.option("--yes", is_flag=True, help="Evict what lies above the new limits without asking.")
+@client_options
+def set_(of_tenant: str, yes: bool, settings: ClientSettings, **texts: str | None) -> None:
+    """Give TENANT these limits, for all masters of the catalog; limits that are not named stay as they are.
+
+    Nodes learn of them with their next heartbeat, and evict the tenant's coldest blocks above a lowered limit. The command says how much
+    that is and asks first; a script passes --yes. Limits outlive masters, except with the catalog memory:.
+    """
+    limits = {name: parse_limit(name, text) for name, text in texts.items() if text is not None}
+    with Control.find(settings) as control:
+        status = control.status()
+        _confirm(of_tenant, excesses(status, of_tenant, limits), yes=yes)
+        control.set_quota(of_tenant, limits)
+    if of_tenant and is_whole(status) and not is_known(status, of_tenant):
+        seen = names_shown(known_tenants(status)) or "none"
+        click.echo(f"warning: no node or master has seen tenant {of_tenant!r} yet; tenants seen: {seen}", err=True)
+    click.echo(f"{_named(of_tenant)}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
+
+
+@quota.command(short_help="Let the quotas file say again what a tenant may.")
+@click.argument("of_tenant", metavar="TENANT")
+@click.argument("limits", metavar="[LIMIT]...", nargs=-1)
+@client_options
+def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> None:
+    """Have each LIMIT of TENANT (dram_bytes, blocks, ...; all if none is named) be as the master's quotas file has it."""
+    names = [limit.replace("-", "_") for limit in limits]
+    with Control.find(settings) as control:
+        control.clear_quota(of_tenant, names)
+    click.echo(f"{_named(of_tenant)}: {', '.join(names) or 'all limits'} as in the quotas file")
+
+
+def _confirm(tenant: str, found: Sequence[Excess], *, yes: bool) -> None:
+    """Say what will be evicted, and ask. Raises InvalidArgument: standard input is no terminal, and --yes is not given."""
+    if not found:
+        return
+    for one in found:
+        click.echo(f"{_named(tenant)} at {one.at}: {one}", err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidArgument("nothing was changed: pass --yes to evict what lies above the new limits")
+    click.confirm("Set the limits, and evict these?", abort=True, err=True)
+
+
+def _named(tenant: str) -> str:
+    """The tenant "" is easily changed by mistake: by a script's variable that is not set."""
+    return tenant or "whoever names no tenant"

@@ -1,0 +1,97 @@
+"""`kvstore replay`: a production trace through a real cluster, every byte checked."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from kvstore.cli.options import client_options, console, echo_json, json_option, names_master
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.replay import run_replay
+from kvstore.client.config import ClientSettings
+from kvstore.kvcache.traces.named import count_requests, read_requests
+from kvstore.protocol.errors import ConfigError, Corrupt
+from kvstore.protocol.settings import parse_size
+from kvstore.tiers.policies.by_name import POLICY_NAMES
+
+OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
+"""Options that describe a cluster of the replay's own."""
+DRAM_BYTES: Final = 1 << 30
+"""Of each node's tier, unless told."""
+TABLE_BYTES: Final = 800
+"""Memory of a node's table for each block, and for what the policy remembers of others."""
+MIN_TABLE_SHARE, MAX_TABLE_SHARE = 0.5, 16.0
+"""What a node has by default, and at most."""
+
+
+@click.command(short_help="Replay a production trace, every byte checked.")
+@click.argument("trace", metavar="TRACE")
+@click.option("--block-bytes", default="4KiB", show_default=True, metavar="SIZE", help="Size of a stored block.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
+@click.option("--dram", default="", metavar="SIZE", help="Own cluster: DRAM tier of each node.  [default: 1 GiB]")
+@click.option("--nvme", default="", metavar="[DIR:]SIZE", help="Own cluster: NVMe tier of each node; without DIR in a temporary folder.")
+@click.option("--hbm", default="", metavar="DEVICE:SIZE", help="Own cluster: HBM tier of each node.")
+@click.option("--nodes", default=1, show_default=True, metavar="N", help="Own cluster: number of nodes.")
+@click.option("--catalog", default="", metavar="URL", help="Own cluster: memory:, lmdb:PATH or etcd://HOST:PORT,...")
+@click.option("--policy", default="", metavar="NAME", help=f"Own cluster: eviction policy, {', '.join(POLICY_NAMES)}.")
+@json_option
+@client_options
+def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, settings: ClientSettings, **own: Any) -> None:
+    """Replay TRACE and compare every byte that is read.
+
+    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for so many requests of generated conversations.
+
+    Against the cluster that a master is named of, else against one of its own: a master and nodes in processes of their own, gone
+    at the end. Each prompt's blocks are read, then the missing ones stored. The prefix hit ratio is the leading run of blocks that
+    were there, over all blocks. Exit status 1: bytes were wrong.
+    """
+    size = parse_size(block_bytes)
+    total = count_requests(trace, limit=limit)
+    requests = read_requests(trace, limit=limit)
+    with _cluster(settings, own, size) as (chosen, cluster):
+        report = run_replay(chosen, requests, total=total, block_bytes=size, cluster=cluster)
+    if as_json:
+        echo_json(report.as_dict())
+    else:
+        console().print(report.as_table())
+    if report.counts.wrong_bytes:
+        raise Corrupt(f"{report.counts.wrong_block}: {report.counts.wrong_bytes} wrong bytes")
+
+
+@contextlib.contextmanager
+def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) -> Iterator[tuple[ClientSettings, Cluster | None]]:
+    """The cluster to use, by its settings; a Cluster if it is the replay's own."""
+    context = click.get_current_context()
+    described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if described and context.get_parameter_source("master") == ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--master names a cluster that runs: --{described[0]} is for one that the replay starts itself")
+    if not described and names_master():
+        yield settings, None
+        return
+    table = table_share(block_bytes, own["dram"], own["nvme"], own["hbm"])
+    plan = ClusterPlan(**own, table_share=table, demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
+    with Cluster(plan, on_log=show_trouble) as cluster:
+        cluster.wait_warm()
+        yield dataclasses.replace(settings, master=cluster.address), cluster
+
+
+def table_share(block_bytes: int, dram: str, *lower: str) -> str:
+    """What share of its DRAM a node's table may take besides, so that its tiers, of these sizes, hold as many blocks as there is room for;
+    "": what it has by default is enough, or a size is none, which the node says."""
+    try:
+        dram_bytes = parse_size(dram) if dram else DRAM_BYTES
+        room_bytes = dram_bytes + sum(parse_size(tier.rpartition(":")[2]) for tier in lower if tier)
+    except ConfigError:
+        return ""
+    share = math.ceil(100 * room_bytes * TABLE_BYTES / max(1, block_bytes * dram_bytes)) / 100
+    return f"{min(share, MAX_TABLE_SHARE)}" if share > MIN_TABLE_SHARE else ""
+
+
+def show_trouble(name: str, line: str) -> None:
+    """Pass on what a daemon warns of; the rest is of no interest here."""
+    if " INFO " not in line:
+        click.echo(f"{name} | {line}", err=True)

@@ -1,0 +1,1 @@
+"""Parts of commands: embedded clusters, checks of `doctor`, benchmarks, replay, tables."""

@@ -1,0 +1,261 @@
+"""Benchmark of a cluster on this host as a client sees it: bytes a second against memcpy in the same rounds, latencies of single calls.
+
+Ratios are of medians of rounds that alternate, so that a machine whose speed drifts slows both alike. It measures through a Client
+like any engine would; the daemons are other processes.
+"""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.cli.tools.tables import new_table
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.protocol import control_pb2 as pb
+
+Bytes = NDArray[np.uint8]
+
+BLOCKS: Final = 32
+BLOCK_BYTES: Final = 1 << 20
+ROUNDS: Final = 16
+"""32 MiB each: 512 MiB of values, so that neither side stays in a processor's cache."""
+NEEDED_DRAM_BYTES: Final = 640 << 20
+CALLS: Final = 2000
+SMALL_BYTES: Final = 4096
+SMALL_BLOCKS: Final = 4096
+SMALL_ROUNDS: Final = 8
+SLEEPS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `met` is None where there is no aim to meet."""
+
+    name: str
+    value: float
+    unit: str
+    aim: str = ""
+    met: bool | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def at_least(name: str, value: float, unit: str, aim: float) -> Row:
+    return Row(name, value, unit, f">= {aim:g}", value >= aim)
+
+
+def at_most(name: str, value: float, unit: str, aim: float) -> Row:
+    return Row(name, value, unit, f"<= {aim:g}", value <= aim)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line a row; whether its aim was met in words and colour."""
+    found = new_table("figure", "value", "unit", "aim", "", right=("value",))
+    for row in rows:
+        verdict = Text("") if row.met is None else Text("met", "green") if row.met else Text("missed", "red")
+        found.add_row(row.name, f"{row.value:,.0f}" if row.value >= 1000 else f"{row.value:.3g}", row.unit, row.aim, verdict)
+    return found
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The rows as JSON, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+def measure(client: Client, control: Control) -> Iterator[Row]:
+    """All figures, as they come. Wants NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes what it put."""
+    yield from throughput(client)
+    yield from latency(client)
+    yield huge_pages(control.status())
+
+
+def huge_pages(status: pb.StatusReply) -> Row:
+    """What the hosts give the nodes: rows of fresh memory depend on it."""
+    tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
+    reasons = sorted({tier.why_not_huge for tier in tiers if tier.why_not_huge})
+    share = sum(tier.huge_bytes for tier in tiers) / max(sum(tier.capacity_bytes for tier in tiers), 1)
+    return Row(f"DRAM in huge pages{''.join(f', {reason}' for reason in reasons)}", 100 * share, "%")
+
+
+def throughput(client: Client) -> Iterator[Row]:
+    """Batches of large values into fresh and into used memory of the node and back, against memcpy in one thread; many small ones."""
+    yield from large_batches(client, BLOCKS, BLOCK_BYTES)
+    yield from large_batches(client, BLOCKS // 4, 4 * BLOCK_BYTES)
+    yield from small_batches(client)
+
+
+def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[Row]:
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(0, 256, size_bytes, dtype=np.uint8) for _ in range(count)]
+    arena = np.ones((ROUNDS, count, size_bytes), np.uint8)
+    keys = [[os.urandom(16) for _ in range(count)] for _ in range(ROUNDS)]
+    with forgotten(client, keys):
+        fresh, copied = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+        forget(client, keys)
+        used, copied_again = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+        buffers = [np.ones(size_bytes, np.uint8) for _ in range(count)]
+        get_all(client, keys[0], buffers)  # slabs are mapped on first use
+        got, copied_back = rounds(lambda i: get_all(client, keys[i], buffers), lambda i: copy_all(buffers, list(arena[i])))
+        get_all(client, keys[0], buffers)
+        assert all(bool((buffer == source).all()) for buffer, source in zip(buffers, sources, strict=True))
+    gigabytes, what = count * size_bytes / 1e9, f"{count} x {of_size(size_bytes)}"
+    yield Row(f"memcpy of {what}, one thread", gigabytes / statistics.median(copied + copied_again + copied_back), "GB/s")
+    yield Row(f"put_batch {what}, used memory", gigabytes / statistics.median(used), "GB/s")
+    yield Row(f"put_batch {what}, fresh memory", gigabytes / statistics.median(fresh), "GB/s")
+    yield Row(f"get_batch_into {what}", gigabytes / statistics.median(got), "GB/s")
+    yield at_least(f"put_batch {what} (used) / memcpy", statistics.median(copied_again) / statistics.median(used), "ratio", 0.65)
+    yield at_least(f"put_batch {what} (fresh) / memcpy", statistics.median(copied) / statistics.median(fresh), "ratio", 0.65)
+    yield Row(f"put_batch {what} fresh / used", statistics.median(used) / statistics.median(fresh), "ratio")
+    yield at_least(f"get_batch_into {what} / memcpy", statistics.median(copied_back) / statistics.median(got), "ratio", 0.9)
+
+
+def small_batches(client: Client) -> Iterator[Row]:
+    """Values of 4 KiB by the thousand, in one array: blocks a second."""
+    rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
+    keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
+    with forgotten(client, keys):
+        put_s = [seconds(lambda part=part: put_all(client, part, rows)) for part in keys]  # type: ignore[misc]
+        into = np.zeros_like(rows)
+        for part in keys:
+            get_all(client, part, into)  # slabs are mapped on first use
+        got_s = [seconds(lambda part=part: get_all(client, part, into)) for part in keys]  # type: ignore[misc]
+        assert bool((into == rows).all())
+        many = keys[0] + keys[1]
+        client.match_prefix(many)
+        matched_us = microseconds(lambda: client.match_prefix(many), calls=200)
+    yield at_least(f"get_batch_into {SMALL_BLOCKS:,} x 4 KiB", SMALL_BLOCKS / statistics.median(got_s), "blocks/s", 700_000)
+    yield at_least(f"put_batch {SMALL_BLOCKS:,} x 4 KiB", SMALL_BLOCKS / statistics.median(put_s), "blocks/s", 300_000)
+    yield at_most(f"match_prefix of {2 * SMALL_BLOCKS:,} keys, p50", matched_us / 1000, "ms", 1.5)
+
+
+def latency(client: Client) -> Iterator[Row]:
+    """Median microseconds of single calls."""
+    large, middle = os.urandom(16), os.urandom(16)
+    keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
+    with forgotten(client, [[*keys, large, middle]]):
+        yield from latency_of(client, large, middle, keys)
+
+
+def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes]) -> Iterator[Row]:
+    client.put_batch([large, middle], [np.ones(4 << 20, np.uint8), np.ones(64 << 10, np.uint8)])
+    large_us, middle_us = alternate(lambda: look_at(client, large), lambda: look_at(client, middle))
+    yield at_most("view of 4 MiB, p50", large_us, "us", 8)
+    yield at_most("view of 4 MiB after 2 ms of sleep, p50", after_sleep(lambda: look_at(client, large)), "us", 40)
+    yield at_most("view of 4 MiB / of 64 KiB", large_us / middle_us, "ratio", 1.1)
+    value, buffer = os.urandom(SMALL_BYTES), bytearray(SMALL_BYTES)
+    todo = iter(keys)
+    yield at_most("put of 4 KiB, p50", microseconds(lambda: client.put(next(todo), value, ack="node")), "us", 60)
+    paused_us = after_sleep(lambda: client.put(next(todo), value, ack="node"))
+    yield at_most("put of 4 KiB after 2 ms of sleep, p50", paused_us, "us", 160)
+    cluster_us = microseconds(lambda: client.put(next(todo), value, ack="cluster"))
+    yield at_most('put of 4 KiB with ack="cluster", p50', cluster_us, "us", 300)
+    client.get_batch(keys)
+    todo = iter(keys)
+    yield at_most("get_into of 4 KiB, p50", microseconds(lambda: client.get_into(next(todo), buffer)), "us", 8)
+    todo = iter(keys)
+    yield at_most("get of 4 KiB, p50", microseconds(lambda: client.get(next(todo))), "us", 14)
+    yield at_most("exists of 1 key, p50", microseconds(lambda: client.exists(keys[0])), "us", 4)
+    many_us = microseconds(lambda: client.exists_batch(keys[:1024]), calls=500)
+    yield Row("exists of 1,024 keys, p50", many_us, "us")
+    yield at_least("exists of 1,024 keys", 1024 / many_us, "M keys/s", 2)
+
+
+def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[list[float], list[float]]:
+    """Seconds of each round of both, in turn."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(ROUNDS):
+        for function, taken in zip((ours, peer), times, strict=True):
+            begun = time.perf_counter()
+            function(i)
+            taken.append(time.perf_counter() - begun)
+    return times
+
+
+def microseconds(function: Callable[[], object], *, calls: int | None = None) -> float:
+    """The median of `calls` calls (default: CALLS)."""
+    taken = []
+    for _ in range(calls or CALLS):
+        begun = time.perf_counter_ns()
+        function()
+        taken.append(time.perf_counter_ns() - begun)
+    return statistics.median(taken) / 1000
+
+
+def after_sleep(function: Callable[[], object]) -> float:
+    """The median of calls that each follow 2 ms of sleep: what is in no cache then."""
+    taken = []
+    for _ in range(SLEEPS):
+        time.sleep(0.002)
+        begun = time.perf_counter_ns()
+        function()
+        taken.append(time.perf_counter_ns() - begun)
+    return statistics.median(taken) / 1000
+
+
+def of_size(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+
+
+def seconds(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: int | None = None) -> tuple[float, float]:
+    """Medians of two functions called in turn."""
+    taken: tuple[list[int], list[int]] = ([], [])
+    for _ in range(calls or CALLS):
+        for function, times in zip((first, second), taken, strict=True):
+            begun = time.perf_counter_ns()
+            function()
+            times.append(time.perf_counter_ns() - begun)
+    return statistics.median(taken[0]) / 1000, statistics.median(taken[1]) / 1000
+
+
+def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes] | Bytes) -> None:
+    if not all(client.put_batch(keys, sources)):
+        raise AssertionError("a new key was there already")
+
+
+def get_all(client: Client, keys: Sequence[bytes], buffers: Any) -> None:
+    if None in client.get_batch_into(keys, buffers):
+        raise AssertionError(f"a block is gone: the benchmark needs {NEEDED_DRAM_BYTES >> 20} MiB of DRAM for itself")
+
+
+def copy_all(destinations: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    for destination, source in zip(destinations, sources, strict=True):
+        destination[:] = source
+
+
+def look_at(client: Client, key: bytes) -> None:
+    with client.view(key) as memory:
+        if memory is None:
+            raise AssertionError("the block is gone")
+
+
+@contextmanager
+def forgotten(client: Client, keys: Sequence[Sequence[bytes]]) -> Iterator[None]:
+    """Nothing of them is there at the end, and where one interrupts: no namespace has them, by which they could be found and removed."""
+    try:
+        yield
+    finally:
+        forget(client, keys)
+
+
+def forget(client: Client, keys: Sequence[Sequence[bytes]]) -> None:
+    for part in keys:
+        client.remove(part, force=True)

@@ -1,0 +1,181 @@
+"""Checks of this host for what a cluster needs beside fast transports: memory near its devices, disks, ports, certificates.
+
+Each check finds out one thing and says what mends it, as those of doctor.py do; `root` is that of the files. Settings of this host's
+daemons are read as texts: what they mean is checked by the daemons, whose packages a client does not import.
+"""
+
+import datetime
+import os
+import shutil
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kvstore.cli.tools.transport_checks import Check, Verdict
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.ports import PORTS, Port
+from kvstore.protocol.settings import format_size, parse_size
+from kvstore.protocol.variables import CONFIG, variable_name
+from kvstore.security.tls.pem_files import validities
+
+REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
+"""A node's NVMe tier has no business there: slow, shared, or gone with the container."""
+EXPIRY_WARNING_DAYS: Final = 14.0
+LISTENING: Final = "0A"
+"""The state in /proc/net/tcp."""
+
+DAEMONS: Final = ("master", "node", "router", "sidecar", "publisher")
+CERTIFICATES: Final = ("tls_cert", "http_tls_cert")
+
+
+def numa(root: Path = Path("/")) -> Check:
+    """Whether the kernel moves slabs' pages between NUMA nodes, for which it has to unmap them again and again."""
+    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
+    found = f"{nodes} NUMA node{'s' * (nodes != 1)}"
+    if nodes > 1 and _text(root / "proc/sys/kernel/numa_balancing") not in ("", "0"):
+        return Check("NUMA", Verdict.WARNING, f"{found}, and the kernel moves pages between them", "sysctl -w kernel.numa_balancing=0")
+    return Check("NUMA", Verdict.OK, found)
+
+
+def gids(root: Path = Path("/")) -> Check:
+    """The addresses that RDMA ports on Ethernet have: without one of RoCE v2 they reach nobody beyond their own network."""
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    ethernet = [port for port in ports if _text(port / "link_layer") == "Ethernet"]
+    if not ethernet:
+        return Check("GIDs", Verdict.OK, "no RDMA port on Ethernet, none needed")
+    routable = {port: [kind.name for kind in sorted(port.glob("gid_attrs/types/*")) if _text(kind) == "RoCE v2"] for port in ethernet}
+    found = "; ".join(f"{port.parent.parent.name}:{port.name}: RoCE v2 at index {', '.join(of) or 'none'}" for port, of in routable.items())
+    if all(routable.values()):
+        return Check("GIDs", Verdict.OK, found)
+    return Check("GIDs", Verdict.WARNING, found, "give the port's interface an IP address (ip addr add), then UCX_IB_GID_INDEX=N chooses")
+
+
+def nvme(place: str, root: Path = Path("/")) -> Check:
+    """What lies under the folder of an NVMe tier, DIR or DIR:SIZE."""
+    name = "NVMe folder"
+    if not place:
+        return Check(name, Verdict.OK, "none named, by --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)")
+    text, _, size = place.rpartition(":")
+    folder, wanted_bytes = (Path(text), int(parse_size(size))) if text else (Path(place), 0)
+    there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
+    if there is None:
+        return Check(name, Verdict.WRONG, f"neither {folder} nor {folder.parent} is there", f"mount its disk, or mkdir -p {folder.parent}")
+    kind, mounted_at = _mount(there.resolve(), root)
+    free_bytes = shutil.disk_usage(there).free
+    found = f"{folder} on {kind} mounted at {mounted_at}, {format_size(free_bytes)} free"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, Verdict.WRONG, f"{found}; this user may not write there", f"chown $(id -u) {there}")
+    if kind in REMOTE_FILE_SYSTEMS:
+        return Check(name, Verdict.WARNING, f"{found}; this is no local disk", "mount a local disk (ext4, xfs) there")
+    if wanted_bytes > free_bytes:
+        return Check(name, Verdict.WARNING, f"{found}; {format_size(wanted_bytes)} are wanted", f"df -h {there}; give it a smaller SIZE")
+    if mounted_at == "/":
+        return Check(name, Verdict.WARNING, f"{found}; this is the root disk", f"mount a disk of its own at {there}")
+    if _rotates(there, root):
+        return Check(name, Verdict.WARNING, f"{found}; the disk rotates", "use an SSD: a miss is recomputed faster than such a disk seeks")
+    return Check(name, Verdict.OK, found)
+
+
+def ports(root: Path = Path("/")) -> Check:
+    """Whether the ports that a cluster takes (protocol/ports.py) are free here, or daemons of kvstore have them."""
+    taken = _listening(root)
+    ours = {port: taken[port.number] for port in PORTS if port.number in taken}
+    strange = {port: holder for port, holder in ours.items() if "kvstore" not in holder}
+    if strange:
+        told = ", ".join(f"{port.number} of {port.daemon} by {holder or 'a process of another user'}" for port, holder in strange.items())
+        first = next(iter(strange)).number
+        return Check("ports", Verdict.WARNING, f"taken: {told}", f"ss -ltnp sport = :{first} says by whom; stop it, or choose another port")
+    return Check("ports", Verdict.OK, _told(ours))
+
+
+def _told(ours: Iterable[Port]) -> str:
+    numbers = ", ".join(str(port.number) for port in ours)
+    return f"kvstore listens on {numbers}; the others are free" if numbers else "all free"
+
+
+def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
+    """How long the certificate is still good of the client's `tls_cert`, or of the setting `whose`."""
+    name = f"TLS certificate{', ' * bool(whose)}{whose}"
+    if not file:
+        return Check(name, Verdict.OK, "none is set: connections over TCP are plain")
+    try:
+        first = validities(file)[0]
+    except ConfigError as error:
+        return Check(name, Verdict.WRONG, str(error), f"ls -l {file}; kvstore certs makes one")
+    left_days = (first.end - now).total_seconds() / 86_400
+    found = f"{file} ends on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
+    if now < first.begin:
+        return Check(name, Verdict.WRONG, f"{file} begins on {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
+    if left_days < 0:
+        return Check(name, Verdict.WRONG, found, "put a new one in its place: it is read again without a restart")
+    if left_days < EXPIRY_WARNING_DAYS:
+        return Check(name, Verdict.WARNING, found, "put a new one in its place: it is read again without a restart")
+    return Check(name, Verdict.OK, found)
+
+
+def _mount(path: Path, root: Path) -> tuple[str, str]:
+    """File system and mount point of a path."""
+    mounts = [line.split()[1:3] for line in _text(root / "proc/mounts").splitlines()]
+    under = [(Path(at), kind) for at, kind in mounts if path.is_relative_to(at)]
+    if not under:
+        return "an unknown file system", "/"
+    at, kind = max(reversed(under), key=lambda found: len(found[0].parts))
+    return kind, str(at)
+
+
+def _rotates(path: Path, root: Path) -> bool:
+    device = path.stat().st_dev
+    block = root / "sys/dev/block" / f"{os.major(device)}:{os.minor(device)}"
+    # Of a partition the queue is its disk's.
+    return "1" in (_text(block / "queue/rotational"), _text(block.resolve().parent / "queue/rotational"))
+
+
+def _listening(root: Path) -> dict[int, str]:
+    """Ports that somebody of this network listens on, and his command line, "" for one of another user."""
+    inodes: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        for line in _text(root / "proc/net" / table).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING:
+                inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    wanted = {f"socket:[{inode}]": port for inode, port in inodes.items() if port in {port.number for port in PORTS}}
+    found = dict.fromkeys(wanted.values(), "")
+    for link in (root / "proc").glob("[0-9]*/fd/*") if wanted else ():
+        try:
+            port = wanted.get(os.readlink(link))
+        except OSError:  # another user's, or closed by now
+            continue
+        if port is not None:
+            found[port] = _text(link.parent.parent / "cmdline").replace("\0", " ")
+    return found
+
+
+def _text(path: Path) -> str:
+    """Of a file, without the last end of line; "" where there is none."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def setting_of(section: str, name: str, config: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """A daemon's setting, "" where nobody says: by its variable, else by `config` or the file that KVSTORE_CONFIG names, which has been
+    read as the client's settings by then."""
+    variable = variable_name(section, name)
+    if variable in environ:
+        return environ[variable]
+    file = config or environ.get(CONFIG, "")
+    table = tomllib.loads(Path(file).read_text(encoding="utf-8")).get(section, {}) if file else {}
+    return str(table.get(name, "")) if isinstance(table, dict) else ""
+
+
+def certificate_files(config: str | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The certificates that daemons show, by the first setting that names each: "[node] http_tls_cert"."""
+    found: dict[str, str] = {}
+    for section in DAEMONS:
+        for name in CERTIFICATES:
+            file = setting_of(section, name, config, environ)
+            if file and file not in found.values():
+                found[f"[{section}] {name}"] = file
+    return found

@@ -1,0 +1,221 @@
+"""What `kvstore top` shows: a screenful of the cluster for a terminal of any size. Pure: a console's document becomes what rich prints."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.cli.tools.tables import BAR_WIDTH, bar, duration, percent
+from kvstore.cli.tools.top_nodes import SORTS, count_text, heading_of, latency_text, nodes_of, nodes_table, spark_lines
+from kvstore.console.model import NODE_FIELDS, Document
+from kvstore.protocol.settings import format_size
+
+CELL_WIDTH: Final = 26
+MAX_TROUBLES: Final = 3
+TRENDS_FROM_LINES: Final = 20
+"""A lower terminal has no room for the two lines of trends."""
+KEPT: Final = 512
+TRENDS: Final = ("hits_per_s", "out_bytes_per_s")
+TIER_COLUMNS: Final = (
+    ("tier", 0),
+    ("full", 0),
+    ("", 0),
+    ("used", 50),
+    ("of", 50),
+    ("read/s", 62),
+    ("evicted/s", 74),
+    ("up/s", 100),
+    ("down/s", 100),
+)
+"""Heading, and from how many columns of the terminal on it is shown."""
+MAX_TREND_LINES: Final = 8
+OPERATION_COLUMNS: Final = ("operation", "at", "asked/s", "mean", "slowest", "where that was")
+
+
+@dataclass(slots=True)
+class View:
+    """What is looked at: how nodes are sorted, and the first that is shown."""
+
+    document: Document | None = None
+    failure: str = ""
+    sort: str = "name"
+    first: int = 0
+    trends: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in TRENDS})
+
+    def take(self, document: Document) -> None:
+        """The next look."""
+        self.document, self.failure = document, ""
+        for name, values in self.trends.items():
+            values.append(document["totals"][name])
+
+    def press(self, key: str, page: int) -> bool:
+        """Do as the key says, `page` nodes being shown; False to quit."""
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
+        if key in ("q", "Q", "\x03", "\x04"):
+            return False
+        if key == "s":
+            self.sort, self.first = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)], 0
+        elif key in ("home", "g"):
+            self.first = 0
+        elif key in ("end", "G"):
+            self.first = 1 << 30
+        else:
+            self.first += steps.get(key, 0)
+        return True
+
+
+def screen(view: View, width: int, height: int) -> tuple[RenderableType, int]:
+    """A screen of exactly this size or less, and how many nodes it shows."""
+    if view.document is None:
+        return Text(view.failure or "asking the cluster…", no_wrap=True, overflow="ellipsis"), 1
+    is_low, nodes = height < TRENDS_FROM_LINES, nodes_of(view.document)
+    tiers, operations = view.document["tiers"], view.document["operations"]
+    parts: list[RenderableType] = [_line(view.document, width), *_troubles(view, width, 1 if is_low else MAX_TROUBLES)]
+    used = len(parts)
+    figures, lines = _figures(view.document, width, 2 if is_low else 5)
+    parts.append(figures)
+    used += lines
+    if not is_low:
+        tiers_lines = len(tiers) + 2 if tiers else 0
+        spare = height - used - tiers_lines - len(nodes) - TRENDS_FROM_LINES // 2
+        trend_lines = max(1, min(MAX_TREND_LINES, spare // 2))
+        parts += [*_trend(view, "hits_per_s", "read", width, trend_lines), *_trend(view, "out_bytes_per_s", "out", width, trend_lines)]
+        used += 2 * trend_lines
+        if operations and spare - 2 * trend_lines >= len(operations):
+            parts += [Text(), _operations(operations, width)]
+            used += len(operations) + 2
+        elif latencies := _latencies(operations, width):
+            parts.append(latencies)
+            used += 1
+    if tiers and height >= used + len(tiers) + 6:
+        parts += [Text(), _tiers(tiers, width)]
+        used += len(tiers) + 2
+    page = max(1, height - used - 3)
+    table, view.first = nodes_table(nodes, view.sort, view.first, page, width)
+    shown = view.first, min(view.first + page, len(nodes)), len(nodes)
+    return Group(*parts, Text(), table, _keys(view, shown, width)), page
+
+
+def _line(document: Document, width: int) -> Text:
+    master, totals, health = document["master"], document["totals"], document["catalog"]["health"]
+    state_at = NODE_FIELDS.index("state")
+    dead = any(row[state_at] == "dead" for row in document["nodes"]["rows"])
+    style = "green" if totals["alive"] == totals["nodes"] else "red" if dead else "yellow"
+    text = Text.assemble(
+        ("kvstore", "bold"),
+        f"  {master['name'] or 'master'}, {master['role'] or 'owner'}  ",
+        (f"{totals['alive']} of {totals['nodes']} nodes alive", style),
+        "  catalog ",
+        (health or "unknown", "green" if health == "ok" else "red"),
+        (f"  up {duration(master['uptime_s'])}", "dim"),
+    )
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _troubles(view: View, width: int, limit: int) -> list[Text]:
+    assert view.document is not None
+    told = [{"level": "error", "text": view.failure, "todo": ""}] if view.failure else []
+    told += view.document["troubles"]
+    found = [
+        Text.assemble((one["text"].replace("\n", " "), "red" if one["level"] == "error" else "yellow"), (f"  {one['todo']}", "dim"))
+        for one in told[:limit]
+    ]
+    for text in found:
+        text.truncate(width, overflow="ellipsis")
+    return found
+
+
+def _figures(document: Document, width: int, max_lines: int) -> tuple[RenderableType, int]:
+    """Labels and figures, the most telling first, in as many columns as there is room for; the lines it takes. `full` is of the fullest
+    tier: a large tier that is empty would hide a small one that is full."""
+    totals = document["totals"]
+    tiers = [tier for tier in document["tiers"] if tier["capacity_bytes"]]
+    fullest = max(tiers, key=lambda tier: tier["used_bytes"] / tier["capacity_bytes"], default=None)
+    full = f"{fullest['name']} {percent(fullest['used_bytes'], fullest['capacity_bytes'])}" if fullest else "-"
+    cells = [
+        ("hit ratio", percent(totals["hits_per_s"], totals["hits_per_s"] + totals["misses_per_s"])),
+        ("read", f"{count_text(totals['hits_per_s'])}/s"),
+        ("full", full),
+        ("out", f"{format_size(int(totals['out_bytes_per_s']))}/s"),
+        ("blocks", count_text(totals["blocks"])),
+        ("missed", f"{count_text(totals['misses_per_s'])}/s"),
+        ("in", f"{format_size(int(totals['in_bytes_per_s']))}/s"),
+        ("used", f"{format_size(totals['used_bytes'])}"),
+        ("evicted", f"{count_text(totals['evictions_per_s'])}/s"),
+    ]
+    columns = max(1, min(len(cells), width // CELL_WIDTH))
+    table = Table.grid(padding=(0, 3))
+    lines = 0
+    for begin in range(0, min(len(cells), columns * max_lines), columns):
+        row = cells[begin : begin + columns]
+        table.add_row(*(Text.assemble((f"{name:<9} ", "dim"), f"{figure:>{CELL_WIDTH - 13}}") for name, figure in row))
+        lines += 1
+    return table, lines
+
+
+def _trend(view: View, name: str, label: str, width: int, lines: int) -> list[Text]:
+    """The newest values as bars of so many lines; the rightmost is now."""
+    values = list(view.trends[name])[-max(1, width - 10) :]
+    drawn = spark_lines(values, lines)
+    return [Text.assemble((f"{label if not line else '':<9} ", "dim"), (bars, "cyan")) for line, bars in enumerate(drawn)]
+
+
+def _operations(operations: list[Document], width: int) -> Table:
+    """All operations, as the page's table of them, where there are lines left."""
+    table = _table(width)
+    for name in OPERATION_COLUMNS:
+        table.add_column(name, justify="right" if name in OPERATION_COLUMNS[2:5] else "left", no_wrap=True)
+    for one in operations:
+        mean = latency_text(one["mean_s"]) if one["mean_s"] is not None else "-"
+        slowest = latency_text(one["slowest_s"])
+        name = one["operation"].replace("_", " ")
+        table.add_row(name, one["where"], count_text(one["per_s"]), mean, slowest, one["slowest_at"])
+    return table
+
+
+def _latencies(operations: list[Document], width: int) -> Text | None:
+    """Means of what is asked for most, and the slowest of the last minute; None where nothing is."""
+    asked = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
+    if not asked:
+        return None
+    told = (f"{one['operation'].replace('_', ' ')} {latency_text(one['mean_s'])} ({latency_text(one['slowest_s'])})" for one in asked)
+    text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(told), ("   in brackets the slowest of the last minute", "dim"))
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _tiers(tiers: list[Document], width: int) -> Table:
+    table = _table(width)
+    for name, least in TIER_COLUMNS:
+        if width >= least:
+            table.add_column(name, justify="left" if name in ("tier", "full") else "right", no_wrap=True)
+    for tier in tiers:
+        cells: tuple[str | Text, ...] = (
+            tier["name"],
+            bar(tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0.0, max(BAR_WIDTH, width // 6)),
+            percent(tier["used_bytes"], tier["capacity_bytes"]),
+            format_size(tier["used_bytes"]),
+            format_size(tier["capacity_bytes"]),
+            count_text(tier["hits_per_s"]),
+            count_text(tier["evictions_per_s"]),
+            count_text(tier["promotions_per_s"]),
+            count_text(tier["demotions_per_s"]),
+        )
+        table.add_row(*(cell for cell, (_name, least) in zip(cells, TIER_COLUMNS, strict=True) if width >= least))
+    return table
+
+
+def _keys(view: View, shown: tuple[int, int, int], width: int) -> Text:
+    first, end, count = shown
+    where = f"{first + 1} to {end} of {count}" if count else "no node has joined yet"
+    text = Text(f"{where}   q quit   ↑ ↓ PgUp PgDn   s sort: {heading_of(view.sort)}", style="dim")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _table(width: int) -> Table:
+    return Table(box=None, header_style="bold", pad_edge=False, width=width)

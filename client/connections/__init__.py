@@ -1,0 +1,1 @@
+"""What a client holds at masters and nodes: connections, mapped slabs, known locations, reservations."""

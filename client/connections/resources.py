@@ -1,0 +1,71 @@
+"""What all calls of one client share: what it knows of the cluster, its mappings, threads and counters. What calls do with it stands in
+questions.py, reads/ and writes/."""
+
+import os
+from typing import TYPE_CHECKING
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.engine_copies import EngineCopies, RemoteMemory
+from kvstore.client.connections.locations import Hints
+from kvstore.client.connections.registered_memory import Registry
+from kvstore.client.connections.reservations import PutTargets, Reservations
+from kvstore.client.connections.routes import IsHere, Unshared, nowhere
+from kvstore.client.connections.slabs import SlabMapping
+from kvstore.client.connections.uncommitted_puts import EarlyPuts
+from kvstore.client.stats import Counters
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.rpc.address import ELSEWHERE, why_not_here
+from kvstore.security.tls.config import names_tls
+from kvstore.transfer.config import AUTO, TransferSettings
+from kvstore.transfer.memory.memcpy import MemcpyPool
+
+if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
+
+
+class ClientResources:
+    """Threads and tasks of a client share them: each part is thread-safe."""
+
+    def __init__(self, settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int) -> None:
+        """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
+        self.settings = settings
+        self.tls = certificates(settings)
+        maps = maps_memory(transfer)
+        unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
+        self.daemons = Daemons(
+            settings,
+            is_here=is_here if maps else nowhere,
+            spread=spread,
+            unshared=unshared,
+            hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
+        )
+        self.hints = Hints(settings.max_hints)
+        self.counters = Counters()
+        self.copier = MemcpyPool(settings.copy_threads)
+        self.mapping = SlabMapping()
+        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
+        self.reservations = Reservations(self.daemons)
+        self.early_puts = EarlyPuts(self.daemons)
+        self.put_targets = PutTargets()
+
+    def close(self) -> None:
+        """Let go of threads and mappings; views keep theirs."""
+        self.copier.close()
+        self.engine_copies.remote.close()
+        self.engine_copies.registry.close()
+        self.mapping.slabs.close()
+
+
+def certificates(settings: ClientSettings) -> "Certificates | None":
+    """As Certificates.of; `ssl` is loaded where the settings name TLS."""
+    if not names_tls(settings):
+        return None
+    from kvstore.security.tls.certificates import Certificates
+
+    return Certificates.of(settings)
+
+
+def maps_memory(transfer: TransferSettings) -> bool:
+    """Whether nodes of this host are reached by shared memory: so unless the transports chosen leave it out."""
+    return transfer.transports == AUTO or "shm" in [name.strip() for name in transfer.transports.split(",")]

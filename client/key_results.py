@@ -1,0 +1,67 @@
+"""Batches with a result a key: what is wrong with one key, its value or its buffer is its result, and the others go on. Sans-I/O: see
+effects.py."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core.buffers import Sources, as_parts
+from kvstore.client.core.effects import Operation
+from kvstore.client.memory import Parts
+from kvstore.client.writes.batch_put import Writing
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.frames import check_key
+from kvstore.rpc.deadline import Deadline
+
+T = TypeVar("T")
+
+
+def check_each(keys: Sequence[bytes], values: Sequence[Any], convert: Callable[[Any], T]) -> list[T | InvalidArgument]:
+    """Each value converted, or what is wrong with it or its key."""
+    found: list[T | InvalidArgument] = []
+    for key, value in zip(keys, values, strict=True):
+        try:
+            check_key(key)
+            found.append(convert(value))
+        except InvalidArgument as error:
+            found.append(error)
+    return found
+
+
+def put_each(
+    resources: ClientResources,
+    keys: Sequence[bytes],
+    values: Sequence[Any],
+    *,
+    namespace: str,
+    parents: Sequence[bytes | None] | None,
+    is_early: bool,
+    deadline: Deadline,
+) -> Operation[list[bool | KVStoreError]]:
+    """True for each key that this call stored, False for one that was there, else why it was not stored."""
+    checked = check_each(keys, values, as_parts)
+    results: list[bool | KVStoreError] = [False if not isinstance(parts, InvalidArgument) else parts for parts in checked]
+    sound: dict[int, Parts] = {i: parts for i, parts in enumerate(checked) if not isinstance(parts, InvalidArgument)}
+    batches = deque([list(sound)] if sound else [])
+    while batches:
+        batch = batches.popleft()
+        writing = Writing(
+            resources,
+            [keys[i] for i in batch],
+            Sources([sound[i] for i in batch]),
+            namespace=namespace,
+            parents=None if parents is None else [parents[i] for i in batch],
+            is_early=is_early,
+            deadline=deadline,
+        )
+        found: Sequence[bool | KVStoreError]
+        try:
+            found = yield from writing.run()
+        except KVStoreError as error:
+            found = writing.results_after(error)
+            if isinstance(error, InvalidArgument) and len(batch) > 1:  # a value of which a node has no tier that large: which one?
+                batches.extend([i] for i, result in zip(batch, found, strict=True) if result is error)
+        for i, result in zip(batch, found, strict=True):
+            results[i] = result
+    return results

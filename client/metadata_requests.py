@@ -1,0 +1,186 @@
+"""What a client asks the master without moving values: which blocks are there and where, and to remove, pin or replicate them. Sans-I/O:
+see effects.py."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.locations import Location, tier_names
+from kvstore.client.connections.partition_requests import by_partition, of_all
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core.arguments import check_keys, check_ttl
+from kvstore.client.core.effects import Operation, Sleep
+from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.master_messages import (
+    Exists,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    check_pattern,
+)
+from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, Message
+from kvstore.protocol.session_messages import Count, Flags
+from kvstore.rpc.deadline import Deadline
+
+
+class Questions:
+    """All raise InvalidArgument for keys that are none, and as Daemons.ask_master. What this client put before and the cluster does not
+    know yet is waited for: by removes and pins as long as it takes, by the others, if they ask for it, for a moment."""
+
+    def __init__(self, resources: ClientResources) -> None:
+        self._daemons = resources.daemons
+        self._hints = resources.hints
+        self._early_puts = resources.early_puts
+        self._counters = resources.counters
+
+    def ping(self, deadline: Deadline) -> Operation[None]:
+        """Ask the owner, of each partition, about no block at all."""
+        self._counters.add(requests=1)
+        yield from of_all(
+            self._daemons, deadline, lambda partition: self._daemons.ask_master(Exists([]), Flags, deadline, partition=partition)
+        )
+
+    def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
+        self._counters.add(requests=1)
+        check_keys(keys)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
+
+        def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[list[Location]]]:
+            found: list[list[Location]] = []
+            for part in cut(keys):
+                reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline, partition=partition)
+                if any(self._daemons.nodes.get(node_id) is None for node_id in reply.nodes):
+                    yield from self._daemons.refresh_nodes(deadline)
+                found += self._locations(reply)
+            return found
+
+        return (yield from by_partition(self._daemons, keys, deadline, ask))
+
+    def _locations(self, reply: Locations) -> Iterator[list[Location]]:
+        replica = 0
+        for i, count in enumerate(reply.replicas):
+            locations = []
+            for node_id, tiers in zip(reply.nodes[replica : replica + count], reply.tiers[replica : replica + count], strict=True):
+                node = self._daemons.nodes.get(node_id)
+                name = node.name if node is not None else ""
+                locations.append(Location(name, node_id, tier_names(tiers), reply.sizes[i], reply.checksums[i], reply.generations[i]))
+            replica += count
+            yield locations
+
+    def exists(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        self._counters.add(requests=1)
+        check_keys(keys)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
+        return (yield from self._exist(keys, deadline))
+
+    def _exist(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        return self._flags(lambda part: Exists(list(part)), keys, deadline)
+
+    def match_prefix(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
+        self._counters.add(requests=1)
+        check_keys(keys)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
+        matched = 0
+        for part in cut(keys):
+            count = yield from self._matched(part, deadline)
+            matched += count
+            if count < len(part):
+                break
+        return matched
+
+    def _matched(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
+        """Of one message's keys. Where several masters own them each says which of its own are there, and the first gap counts."""
+        if (yield from self._daemons.partitions(deadline)) == 1:
+            return (yield from self._daemons.ask_master(MatchPrefix(list(keys)), Count, deadline)).value
+        flags = yield from self._exist(keys, deadline)
+        return flags.index(False) if False in flags else len(flags)
+
+    def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
+        self._counters.add(requests=1)
+        check_keys(keys)
+        keys = list(dict.fromkeys(keys))  # a repeated one is no second block
+        yield from self._early_puts.settle(deadline)
+        self._hints.forget(keys)
+        return sum((yield from self._flags(lambda part: Remove(list(part), int(force)), keys, deadline)))
+
+    def remove_matching(self, namespace: str | None, pattern: str, deadline: Deadline, *, force: bool) -> Operation[int]:
+        self._counters.add(requests=1)
+        check_pattern(pattern)
+        yield from self._early_puts.settle(deadline)
+        message = RemoveMatching(namespace or "", int(namespace is None), pattern, int(force))
+        counts = yield from of_all(
+            self._daemons, deadline, lambda partition: self._daemons.ask_master(message, Count, deadline, partition=partition)
+        )
+        return sum(count.value for count in counts)
+
+    def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool, ttl_s: float | None = None) -> Operation[list[bool]]:
+        self._counters.add(requests=1)
+        check_keys(keys)
+        if ttl_s is not None:
+            check_ttl(ttl_s)
+        yield from self._early_puts.settle(deadline)
+        if ttl_s is None:
+            return (yield from self._flags(lambda part: Pin(list(part), int(pinned)), keys, deadline))
+        ttl_ms = math.ceil(ttl_s * 1000)
+        return (yield from self._flags(lambda part: PinFor(list(part), ttl_ms), keys, deadline))
+
+    def _flags(self, message: Callable[[Sequence[bytes]], Message], keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        """What is answered for each key to messages that are about keys, as many as one takes."""
+
+        def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[bool]]:
+            flags: list[bool] = []
+            for part in cut(keys):
+                reply = yield from self._daemons.ask_master(message(part), Flags, deadline, partition=partition)
+                flags += map(bool, reply.flags)
+            return flags
+
+        return by_partition(self._daemons, keys, deadline, ask)
+
+
+def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Parts that one message takes; none for no keys."""
+    return [keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH)]
+
+
+FIRST_PAUSE_S: Final = 0.001
+MAX_PAUSE_S: Final = 0.05
+"""Between questions whether the copies are there: doubles from the first to the last."""
+PAUSE_A_KEY_S: Final = 20e-6
+"""And no less for each block that is asked about, so that whoever waits for many does not keep the master busy."""
+
+
+def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
+    """Have these blocks, which the cluster knows, at `count` nodes; with `waits` come back once they are.
+
+    Raises Unavailable: there are not so many nodes that take blocks, or a block has been evicted since. What there is of them stays, and
+    is copied once there are. Raises DeadlineExceeded: not all copies were made in time; they will be.
+    """
+
+    def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[int]]:
+        return list((yield from daemons.ask_master(Replicate(list(keys), count), Flags, deadline, partition=partition)).flags)
+
+    unique = list(dict.fromkeys(keys))
+    for start in range(0, len(unique), MAX_BATCH):
+        pending, pause_s = unique[start : start + MAX_BATCH], FIRST_PAUSE_S
+        while pending:
+            flags = yield from by_partition(daemons, pending, deadline, ask)
+            if not waits:
+                break
+            if REPLICAS_NOWHERE in flags:
+                raise Unavailable(f"there are no {count} nodes that take blocks: the blocks are stored, and copied once there are")
+            if REPLICAS_ABSENT in flags:
+                raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
+            pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
+            if pending:
+                yield Sleep(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)

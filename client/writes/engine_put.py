@@ -1,0 +1,153 @@
+"""Values that the transfer engine writes into slots of a node on another host: one Open, copies in parts, and Commits beside them.
+
+While a part is copied, the ones before it are hashed here, hashed again by the node, and made durable. Sans-I/O: see effects.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.connections.routes import KnownNode
+from kvstore.client.core.effects import AnyLoan, Ask, Operation, Together, work
+from kvstore.client.memory import checksum
+from kvstore.client.writes.put_batch import PutBatch
+from kvstore.protocol.errors import ProtocolError, Unreachable
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Commit, Open, Opened
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.paths.batch import Copy, Span
+from kvstore.transfer.paths.peer import Peer
+
+PART_BYTES: Final = 8 << 20
+"""Copied, hashed and committed as one, at least: a few milliseconds of a fast link, and many times what a message costs."""
+
+
+class EngineWriting:
+    """Of one put. Keys for which a node had no room, or that another writer has there, go to `busy`, to be asked for again."""
+
+    def __init__(self, resources: ClientResources, batch: PutBatch, deadline: Deadline) -> None:
+        self._resources = resources
+        self._batch = batch
+        self._deadline = deadline
+
+    def write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[list[int]]:
+        """Write and commit; the keys that the engine could not write, which are reserved still."""
+        resources = self._resources
+        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
+        try:
+            peer = yield from resources.engine_copies.peer_of(node)
+        except Unreachable as error:
+            yield from resources.engine_copies.failed(node, error, self._deadline)
+            return indices
+        loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
+        try:
+            if not len(opened.statuses) == len(opened.regions) == len(indices):
+                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            filling = _Filling(loan, node, there=[i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+            filling.again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+            yield from self._fill(filling, peer, indices, opened)
+            if filling.failure is not None and not loan.channel.is_open:  # the node is gone, not the engine's way to it
+                raise filling.failure
+        except BaseException:
+            loan.discard()  # the node forgets the puts of a connection that ends
+            raise
+        if filling.failure is None:
+            loan.give_back()
+        else:
+            loan.discard()
+            yield from resources.engine_copies.failed(node, filling.failure, self._deadline)
+        yield from self._batch.not_written(filling.there, filling.again, busy)
+        return filling.left
+
+    def _fill(self, filling: "_Filling", peer: Peer, indices: Sequence[int], opened: Opened) -> Operation[None]:
+        """Write into the slots' regions and commit, in parts."""
+        try:
+            parts = list(self._parts(peer, indices, opened))
+        except Unreachable as error:
+            filling.failure = error
+            filling.left += [i for i, status in zip(indices, opened.statuses, strict=True) if status == GRANTED]
+            return
+        if len(parts) == 1:
+            yield from self._write_part(filling, parts[0])
+        elif parts:  # the engine copies them in this order
+            yield Together([self._write_part(filling, part) for part in parts])
+
+    def _parts(self, peer: Peer, indices: Sequence[int], opened: Opened) -> "Iterator[_Part]":
+        """What was granted: half of it, half of the rest, and so on: few messages, and little is left for after the last copy. Raises
+        Unreachable: a region's description is malformed."""
+        remote, sources = self._resources.engine_copies.remote, self._batch.sources
+        left_bytes = sources.bytes_of([i for i, status in zip(indices, opened.statuses, strict=True) if status == GRANTED])
+        part = _Part()
+        for i, status, put_id, description in zip(indices, opened.statuses, opened.put_ids, opened.regions, strict=True):
+            if status != GRANTED:
+                continue
+            region, offset = remote.region(peer, description), 0
+            for buffer in sources[i]:
+                part.copies.append((buffer, Span(region, offset), len(buffer)))
+                offset += len(buffer)
+            part.indices.append(i)
+            part.put_ids.append(put_id)
+            part.size_bytes += offset
+            if part.size_bytes >= max(PART_BYTES, left_bytes // 2):
+                left_bytes -= part.size_bytes
+                yield part
+                part = _Part()
+        if part.indices:
+            yield part
+
+    def _write_part(self, filling: "_Filling", part: "_Part") -> Operation[None]:
+        """Copy and hash, and commit all that has been copied, unless another part's operation is at that."""
+        try:
+            yield from self._resources.engine_copies.move(filling.node, part.copies, self._deadline)
+        except Unreachable as error:
+            filling.failure = filling.failure or error
+            filling.left += part.indices
+            return
+        sources = [self._batch.sources[i] for i in part.indices]
+        part.sums = yield from work(lambda: [checksum(buffers) for buffers in sources], part.size_bytes)
+        filling.copied.append(part)
+        if filling.is_committing:
+            return
+        filling.is_committing = True
+        while filling.copied:
+            yield from self._commit(filling)
+        filling.is_committing = False
+
+    def _commit(self, filling: "_Filling") -> Operation[None]:
+        copied, filling.copied = filling.copied, []
+        put_ids = [put_id for part in copied for put_id in part.put_ids]
+        commit = Commit(put_ids, [found for part in copied for found in part.sums])
+        reply: Flags = yield Ask(filling.loan.channel, commit, Flags, self._deadline)
+        there, again = self._batch.written(filling.node, [i for part in copied for i in part.indices], reply)
+        filling.there += there
+        filling.again += again
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Values that are copied as one."""
+
+    indices: list[int] = field(default_factory=list)
+    put_ids: list[int] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    size_bytes: int = 0
+    sums: Sequence[int] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Filling:
+    """Slots that one Open gave. Its parts' operations share it: they run in one thread, or in tasks of one loop."""
+
+    loan: AnyLoan
+    node: KnownNode
+    there: list[int]
+    again: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    copied: list[_Part] = field(default_factory=list)
+    """To be committed."""
+    is_committing: bool = False
+    """One of the operations is waiting for the node: it commits what has been copied meanwhile, too."""
+    failure: Unreachable | None = None
+    """Why the engine could not write what is left."""

@@ -1,0 +1,260 @@
+"""Control connections of one rank to others: opened when there is something to say, told of when they break. What is said is others'.
+
+Both ends of a connection may ask. Each is introduced by Greet: who asks, and which run of the other side is meant.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.description import RankInfo, unpack
+from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable, Untrusted
+from kvstore.protocol.frames import Header
+from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Ok
+from kvstore.rpc.address import Found, resolve
+from kvstore.rpc.keepalive import notice_vanished_host
+from kvstore.rpc.reactor import WRITABLE, Reactor, Timer
+from kvstore.rpc.server.server import Server
+from kvstore.rpc.server.session import Session
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.subjects import CertifiedPeer
+
+KINDS: Final[dict[int, type[Message]]] = {kind.TYPE: kind for kind in (Ask, Show, Part, Done, Stop, Report, Verdict)}
+Answer = Callable[[KVStoreError | None], None]
+"""Called once: None for Ok."""
+
+
+class Desk(Protocol):
+    """Who deals with what comes; all calls are made in the reactor's thread."""
+
+    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+        """A request of a peer; `answer` is to be called once. A KVStoreError raised is the answer."""
+
+    def lost(self, peer: RankInfo, error: KVStoreError) -> None:
+        """No connection to this peer is left."""
+
+
+class _Link:
+    """A connection on its way; what waits for it."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self.info = info
+        self.timer: Timer | None = None
+        self.socket: socket.socket | None = None
+        self.session: Session | None = None
+        self.waiting: list[tuple[Message, int, Answer]] = []
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class Links:
+    """See the module. Not thread-safe: the reactor's thread is the only caller."""
+
+    def __init__(self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: Desk, tls: Certificates | None = None) -> None:
+        """`tls`: connections are TLS, with ranks whose certificate is for one of those that this rank's is for."""
+        self._tls = tls
+        self._reactor = reactor
+        self._settings = settings
+        self._instance = instance
+        self._desk = desk
+        self.description = b""
+        """Our own; set before the first `tell`."""
+        self.server = Server(reactor, self, settings, tls=tls)
+        self._sessions: dict[bytes, Session] = {}
+        """Introduced ones, by the peer's instance."""
+        self._opening: dict[bytes, _Link] = {}
+        self._sockets: set[socket.socket] = set()
+        self._own: set[Session] = set()
+        """Opened from here; the server has the others."""
+        self._is_closed = False
+
+    # --- asking ---
+
+    def tell(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Answer) -> None:
+        """Ask a rank, over a new connection if there is none. `on_answer` gets the peer's error, Unreachable, DeadlineExceeded or None."""
+        session = self._sessions.get(info.instance)
+        if session is not None:
+            session.request(message, _plain(info, on_answer), deadline_s=max(deadline_s, 0.001))
+            return
+        link = self._opening.get(info.instance)
+        if link is None:
+            link = self._opening[info.instance] = _Link(info)
+            self._connect(link)
+        link.waiting.append((message, self._reactor.now_ns() + int(deadline_s * 1e9), on_answer))
+
+    def open(self, info: RankInfo) -> None:
+        """Have a connection to this rank, to learn when it goes."""
+        if info.instance not in self._sessions and info.instance not in self._opening:
+            link = self._opening[info.instance] = _Link(info)
+            self._connect(link)
+
+    def _connect(self, link: _Link) -> None:
+        timeout_s = self._settings.connect_timeout_s
+        link.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, f"no answer within {timeout_s:g} s"))
+        resolve(self._reactor, link.info.control, lambda found: self._found(link, found))
+
+    def _found(self, link: _Link, found: Found | OSError) -> None:
+        if not self._is_pending(link):
+            return
+        try:
+            if isinstance(found, OSError):
+                raise found
+            self._begin(link, *found[0])
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._reactor.call_soon(lambda: self._not_connected(link, reason))  # not before the first who waits is noted
+
+    def _begin(self, link: _Link, family: int, name: Any) -> None:
+        sock = link.socket = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.add(sock)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(name)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+        self._reactor.register(sock.fileno(), lambda _events: self._connected(link, sock), WRITABLE)
+
+    def _is_pending(self, link: _Link) -> bool:
+        return not self._is_closed and link.session is None and self._opening.get(link.info.instance) is link
+
+    def _not_connected(self, link: _Link, reason: str) -> None:
+        if self._is_pending(link):
+            link.stop_timer()
+            if link.socket is not None:
+                self._sockets.discard(link.socket)
+                self._reactor.unregister(link.socket.fileno())
+                link.socket.close()
+            self._give_up(link, Unreachable(f"cannot connect to rank {link.info.rank} at {link.info.control}: {reason}"))
+
+    def _connected(self, link: _Link, sock: socket.socket) -> None:
+        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._not_connected(link, os.strerror(code))
+            return
+        link.stop_timer()
+        self._sockets.discard(sock)
+        self._reactor.unregister(sock.fileno())
+        notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
+        if self._tls is not None:
+            try:
+                sock = self._tls.begin_to_subject(sock, str(link.info.control), self._check)
+            except OSError as error:  # gone already
+                self._not_connected(link, error.strerror or str(error))
+                return
+        session = link.session = Session(self._reactor, sock, self)
+        self._own.add(session)
+        greet = Greet(link.info.instance, self.description)
+        session.request(
+            greet, _plain(link.info, lambda error: self._greeted(link, session, error)), deadline_s=self._settings.connect_timeout_s
+        )
+
+    def _greeted(self, link: _Link, session: Session, error: KVStoreError | None) -> None:
+        if error is not None:
+            self._give_up(link, error)
+            session.close(str(error))
+            return
+        session.context = link.info
+        self._opening.pop(link.info.instance, None)
+        self._sessions.setdefault(link.info.instance, session)
+        self._tell_waiting(link)
+
+    def _tell_waiting(self, link: _Link) -> None:
+        """There is a connection to its peer by now."""
+        waiting, link.waiting = link.waiting, []
+        for message, deadline_ns, on_answer in waiting:
+            self.tell(link.info, message, deadline_s=(deadline_ns - self._reactor.now_ns()) / 1e9, on_answer=on_answer)
+
+    def _give_up(self, link: _Link, error: KVStoreError) -> None:
+        if self._opening.get(link.info.instance) is link:
+            del self._opening[link.info.instance]
+        if link.info.instance in self._sessions:  # the peer's own, which is as good
+            return
+        waiting, link.waiting = link.waiting, []
+        for _, _, on_answer in waiting:
+            self._reactor.guarded(on_answer, error)
+        if not self._is_closed:
+            self._desk.lost(link.info, error)
+
+    # --- the handler of sessions ---
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        if header.type == Greet.TYPE:
+            self._greet(session, header, Greet.unpack(body))
+            return
+        if session.context is None:
+            raise ProtocolError("a connection begins with Greet")
+        kind = KINDS.get(header.type)
+        if kind is None:
+            raise ProtocolError(f"a rank takes no message of type {header.type}")
+
+        def answer(error: KVStoreError | None) -> None:
+            if error is None:
+                session.reply(header.request_id, Ok())
+            else:
+                session.fail(header.request_id, error)
+
+        self._desk.received(session.context, kind.unpack(body), header, answer)
+
+    def _greet(self, session: Session, header: Header, message: Greet) -> None:
+        if message.instance != self._instance:
+            raise StaleHandle("this rank is not, or no longer, the one described: describe and connect anew")
+        self._check(session.certified)
+        found = unpack(message.description)
+        if session.context is not None and session.context.instance != found.instance:  # of it `closed` would know the last one only
+            raise ProtocolError("a connection is one rank's for good")
+        session.context = found
+        self._sessions.setdefault(found.instance, session)
+        session.reply(header.request_id, Ok())
+        if (link := self._opening.get(found.instance)) is not None:
+            self._tell_waiting(link)
+
+    def _check(self, found: CertifiedPeer | None) -> None:
+        """Raises Untrusted: the other rank's certificate is for none of those that this one's is for."""
+        if self._tls is not None and (found is None or not set(found.subjects) & set(self._tls.subjects)):
+            raise Untrusted(f"a rank's certificate is for {found}, and this one's for something else: make both for one tenant")
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise ProtocolError(f"a message of type {header.type} has no payload")
+
+    def closed(self, session: Session) -> None:
+        self._own.discard(session)
+        info: RankInfo | None = session.context
+        if info is not None and self._sessions.get(info.instance) is session:
+            del self._sessions[info.instance]
+            if not self._is_closed:
+                self._desk.lost(info, Unreachable(f"the connection to rank {info.rank} at {info.control} broke"))
+
+    # --- the end ---
+
+    @property
+    def count(self) -> int:
+        """Connections now."""
+        return len(self._own) + len(self.server.sessions)
+
+    def close(self) -> None:
+        """Hang up on everyone. A second close is a no-op."""
+        self._is_closed = True
+        for sock in self._sockets:
+            self._reactor.unregister(sock.fileno())
+            with contextlib.suppress(OSError):
+                sock.close()
+        self._sockets.clear()
+        for session in list(self._own):
+            session.close("the transceiver is closed")
+        self.server.close()
+
+
+def _plain(info: RankInfo, on_answer: Answer) -> Callable[[Header | None, memoryview | KVStoreError], None]:
+    def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+        error = body if isinstance(body, KVStoreError) else None
+        # A session says Unavailable when its connection breaks.
+        on_answer(Unreachable(f"rank {info.rank} at {info.control}: {error}") if type(error) is Unavailable else error)
+
+    return on_reply

@@ -1,0 +1,126 @@
+"""Requests whose beginning is being fetched from a store, one at a time in a thread of its own; then senders are asked for the rest.
+
+Fetches of one rank queue behind one another. A fetch and its wait have a share of its request's time: the senders have everything, and are
+to have time to give it where a store hangs.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.handover.handles import Receiving
+from kvstore.handover.movements.movement import Ending, OnEnd
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.thread_pools import submit_once
+
+log = logging.getLogger("kvstore.handover")
+
+LEAST_S: Final = 0.001
+"""A fetch with less time left than this is not begun."""
+
+Fetch = Callable[[float], int]
+"""Given the seconds that it has, fetches into the request's blocks; how many tokens are there then."""
+Then = Callable[[int, KVStoreError | None, bool], None]
+"""Called in the reactor's thread: how many tokens are there, why the request has failed meanwhile, if it has, and whether it is fenced."""
+
+
+class _Fetching:
+    """One fetch, as a Movement. One that waits for its turn is taken out of the queue by `cancel`; one under way cannot be broken off."""
+
+    def __init__(self, reactor: Reactor, thread: ThreadPoolExecutor, fetch: Fetch, *, deadline_ns: int) -> None:
+        self._reactor = reactor
+        self._thread = thread
+        self._fetch = fetch
+        self._deadline_ns = deadline_ns
+        self._on_end: OnEnd
+        self._turn: Future[None] | None = None
+        self.tokens = 0
+
+    def begin(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        self._turn = submit_once(self._thread, self._run)
+        if self._turn is None:  # no thread is to be had: the store has nothing
+            self._reactor.call_soon(lambda: on_end(None))
+
+    def cancel(self) -> None:
+        if self._turn is not None and self._turn.cancel():
+            self._on_end(None)
+
+    def _run(self) -> None:
+        try:
+            left_s = (self._deadline_ns - self._reactor.now_ns()) / 1e9
+            if left_s >= LEAST_S:
+                self.tokens = self._fetch(left_s)
+        except BaseException:  # whatever a store raises: it has nothing, and the thread goes on
+            log.exception("a store of prefixes failed")
+        self._reactor.call_soon(lambda: self._on_end(None))
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    handle: Receiving
+    fetching: _Fetching
+    ending: Ending
+    until_ns: int
+    """By when its fetch has ended, unless the store forgets the time."""
+    error: KVStoreError | None = None
+
+
+class Fetches:
+    """See the module. Not thread-safe: the reactor's thread is the only caller, but of `close`.
+
+    A request that fails meanwhile is over once its fetch cannot write its blocks any more: at once while it waits for its turn, else when
+    the fetch has ended. A store that goes on for `fence_timeout_s` after the deadline leaves it over, and not fenced.
+    """
+
+    def __init__(self, reactor: Reactor, fence_timeout_s: float, share: float) -> None:
+        """`share`: of a request's time, for its fetch."""
+        self._reactor = reactor
+        self._fence_timeout_s = fence_timeout_s
+        self._share = share
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-prefix")
+        self._requests: dict[bytes, _Request] = {}
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._requests
+
+    def handles(self) -> list[Receiving]:
+        """Of the requests that are being fetched."""
+        return [request.handle for request in self._requests.values()]
+
+    def begin(self, handle: Receiving, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
+        """Run `fetch` in the thread when its turn comes; a store that breaks, or whose turn does not come in time, has nothing."""
+        request_id, now_ns = handle.request_id, self._reactor.now_ns()
+        until_ns = now_ns + int(self._share * (deadline_ns - now_ns))
+
+        def over(is_fenced: bool) -> None:
+            too_late.cancel()
+            del self._requests[request_id]
+            then(fetching.tokens, request.error, is_fenced)
+
+        fetching = _Fetching(self._reactor, self._thread, fetch, deadline_ns=until_ns)
+        ending = Ending(self._reactor, self._fence_timeout_s, over)
+        request = self._requests[request_id] = _Request(handle, fetching, ending, until_ns)
+        late = DeadlineExceeded(f"request {request_id!r}: its beginning was not fetched from the store by its deadline")
+        ending.expire_at(deadline_ns, lambda: self._fail(request, late))
+        too_late = self._reactor.call_at(until_ns, fetching.cancel)
+        ending.track(fetching, lambda _: ending.begin([], is_failed=False))
+
+    def fail(self, request_id: bytes, error: KVStoreError) -> bool:
+        """It has failed; False if it is not here."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._fail(request, error)
+        return request is not None
+
+    def _fail(self, request: _Request, error: KVStoreError) -> None:
+        if request.error is None:
+            request.error = error
+            request.ending.begin([], is_failed=True, moves_until_ns=request.until_ns)
+
+    def close(self) -> None:
+        """For any thread; waits for the fetches of requests that have not failed. A second close is a no-op."""
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,1 @@
+"""Model of engines that share the memory of their KV cache."""

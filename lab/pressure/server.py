@@ -1,0 +1,275 @@
+"""One server whose KV cache is too small for its users, step by step, under one strategy. A model: no engine, no clock.
+
+Requests are batched continuously. Between any two decode steps of the batch one request may start: its whole prompt is computed in a step
+of its own, while the batch stalls, or its cache is fetched from a tier below. Copies between the tiers stall the server, too.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.lab.pressure.load import Askers, FinishReason, Generation
+from kvstore.lab.pressure.strategies import Displaced, Newcomers, Server, Strategy
+from kvstore.scheduler.running_batch import RunningBatch
+
+WATERMARK: Final = 0.01
+"""Of the cache, what a request that starts beside others must leave free, so that the next token of the batch does not displace it.
+
+Source: the default of vLLM's block manager.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A request that has been started: in a batch, or displaced from one."""
+
+    request: Generation
+    tokens: int = 0
+    """Of its answer, when it was last taken into a batch or out of it."""
+    held_in: int | None = None
+    """Number of the lower tier that has its cache; None: no cache, or in a batch."""
+    held_bytes: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of its cache when it was last taken into a batch or out of it."""
+        return self.request.prompt_tokens + self.tokens - 1
+
+    @property
+    def number(self) -> int:
+        return self.request.number
+
+
+class Batch:
+    """Members by arrival, what they have cached, and what they will have. A step costs the same whatever their number; joining and leaving
+    cost one look at each."""
+
+    def __init__(self) -> None:
+        self.full_tokens = 0
+        """What they will have cached together before their last tokens."""
+        self._running: RunningBatch[Member] = RunningBatch()
+        self._members: list[Member] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all members together."""
+        return self._running.context_tokens
+
+    def join(self, member: Member) -> None:
+        """It has at least one token of its answer still to come."""
+        self._running.join(member, context_tokens=member.cached_tokens, steps=member.request.output_tokens - member.tokens)
+        insort(self._members, member, key=_number)
+        self.full_tokens += member.request.most_cached_tokens
+
+    def leave_youngest(self) -> Member:
+        """The one that came last, out of the batch. There must be one."""
+        member = self._members[-1]
+        self._left(member, lacking=self._running.leave(member))
+        return member
+
+    def step(self) -> list[Member]:
+        """Each has a token more; those that have all of theirs, out of the batch."""
+        ended = sorted(self._running.advance(), key=_number)
+        for member in ended:
+            self._left(member, lacking=0)
+        return ended
+
+    def check_integrity(self) -> None:
+        """Asserts that the sums are those of the members. For tests."""
+        self._running.check_integrity()
+        assert set(self._members) == set(self._running.members())
+        assert self.full_tokens == sum(each.request.most_cached_tokens for each in self._members)
+        assert self._members == sorted(self._members, key=_number)
+
+    def _left(self, member: Member, *, lacking: int) -> None:
+        self._members.remove(member)
+        member.tokens = member.request.output_tokens - lacking
+        self.full_tokens -= member.request.most_cached_tokens
+
+
+def _number(member: Member) -> int:
+    return member.number
+
+
+@dataclass(slots=True)
+class Work:
+    """What a server did."""
+
+    prefilled_tokens: int = 0
+    prefill_s: float = 0.0
+    recomputed_tokens: int = 0
+    """Of these, those whose keys and values had been computed before."""
+    recompute_s: float = 0.0
+    """Of prefill_s, what went to requests that had been displaced."""
+    displacements: int = 0
+    offloaded_bytes: int = 0
+    fetched_bytes: int = 0
+    copying_s: float = 0.0
+    decode_s: float = 0.0
+    decoded_tokens: int = 0
+    """By decode steps; each prefill gives a token, too."""
+
+
+class PressedServer:
+    """A server, its users, and what they did to one another so far. Not thread-safe.
+
+    `step` until it answers False: `ended` then has every request that was asked.
+    """
+
+    def __init__(self, server: Server, strategy: Strategy, users: Askers) -> None:
+        self.now_s = 0.0
+        self.work = Work()
+        self.ended: list[Generation] = []
+        self._server, self._strategy, self._users = server, strategy, users
+        self._reserves = strategy.displaced is Displaced.NOBODY
+        self._waiting: deque[Generation] = deque()
+        self._batch = Batch()
+        self._paused: list[Member] = []
+        """Displaced, by arrival."""
+        self._free_bytes = [tier.capacity_bytes for tier in server.lower_tiers]
+
+    def step(self) -> bool:
+        """At most one start and one decode step; if there is neither, time passes until a request comes. False if none will come."""
+        self._take_arrivals()
+        has_started = self._start_next()
+        if len(self._batch):
+            self._decode()
+        elif not has_started:
+            next_s = self._users.next_s
+            if next_s is None:
+                return False
+            self.now_s = max(self.now_s, next_s)
+        return True
+
+    def check_integrity(self) -> None:
+        """Asserts that every request is somewhere and that no tier holds more than it can. For tests."""
+        self._batch.check_integrity()
+        assert self._held_tokens <= self._server.cache_tokens
+        for number, (tier, free) in enumerate(zip(self._server.lower_tiers, self._free_bytes, strict=True)):
+            held = sum(member.held_bytes for member in self._paused if member.held_in == number)
+            assert 0 <= free == tier.capacity_bytes - held
+        assert self._users.asked == len(self.ended) + len(self._waiting) + len(self._batch) + len(self._paused)
+
+    @property
+    def _held_tokens(self) -> int:
+        return self._batch.full_tokens if self._reserves else self._batch.cached_tokens
+
+    def _take_arrivals(self) -> None:
+        while (at_s := self._users.next_s) is not None and at_s <= self.now_s:
+            request = self._users.ask()
+            if request.most_cached_tokens > self._server.cache_tokens:
+                self._end(request, FinishReason.REJECTED)
+            else:
+                self._waiting.append(request)
+
+    def _start_next(self) -> bool:
+        """Start one request, if one may. Displaced ones go before those that wait, unless newcomers displace."""
+        if self._waiting and self._strategy.newcomers is Newcomers.DISPLACE:
+            request = self._waiting.popleft()
+            while not self._has_room(request.prompt_tokens):
+                self._displace_youngest()
+            self._prefill(Member(request))
+            return True
+        return self._resume() if self._paused else self._admit()
+
+    def _resume(self) -> bool:
+        member = self._paused[0]
+        is_held = member.held_in is not None
+        if not self._has_room(member.cached_tokens + (not is_held)):
+            return False
+        del self._paused[0]
+        if is_held:
+            self._fetch(member)
+        else:
+            self._prefill(member)
+        return True
+
+    def _admit(self) -> bool:
+        """The first of those that wait, once those before it are rejected, if so they are to be."""
+        while self._waiting:
+            request = self._waiting[0]
+            if self._has_room(request.most_cached_tokens if self._reserves else request.prompt_tokens):
+                self._prefill(Member(self._waiting.popleft()))
+                return True
+            if self._strategy.newcomers is Newcomers.WAIT:
+                return False
+            self._end(self._waiting.popleft(), FinishReason.REJECTED)
+        return False
+
+    def _has_room(self, tokens: int) -> bool:
+        """For a request to start with so many. Alone it may fill the cache: one that is larger was rejected when it came."""
+        spare = 0 if self._reserves or not len(self._batch) else int(WATERMARK * self._server.cache_tokens)
+        return self._held_tokens + tokens + spare <= self._server.cache_tokens
+
+    def _prefill(self, member: Member) -> None:
+        """Compute the prompt and what there is of the answer, which gives one more token of it."""
+        request = member.request
+        tokens = request.prompt_tokens + member.tokens
+        took_s = self._server.times.prefill_s(tokens, 0)
+        if request.is_started:
+            self.work.recomputed_tokens += member.cached_tokens
+            self.work.recompute_s += took_s
+        else:
+            request.is_started, request.wait_s = True, self.now_s - request.arrival_s
+            request.ttft_s = request.wait_s + took_s
+        self.now_s += took_s
+        self.work.prefilled_tokens += tokens
+        self.work.prefill_s += took_s
+        member.tokens += 1
+        if member.tokens == request.output_tokens:
+            self._end(request, FinishReason.COMPLETED)
+        else:
+            self._batch.join(member)
+
+    def _decode(self) -> None:
+        """A token for each of the batch, once there is room for all of them."""
+        while not self._reserves and self._batch.cached_tokens + len(self._batch) > self._server.cache_tokens:
+            self._displace_youngest()
+        took_s = self._server.times.tbt_s(len(self._batch), self._batch.cached_tokens)
+        self.now_s += took_s
+        self.work.decode_s += took_s
+        self.work.decoded_tokens += len(self._batch)
+        for member in self._batch.step():
+            self._end(member.request, FinishReason.COMPLETED)
+
+    def _displace_youngest(self) -> None:
+        member = self._batch.leave_youngest()
+        self.work.displacements += 1
+        if self._strategy.displaced is Displaced.EVICTED:
+            self._end(member.request, FinishReason.EVICTED)
+            return
+        if self._strategy.displaced is Displaced.OFFLOADED:
+            self._offload(member)
+        insort(self._paused, member, key=lambda each: each.number)
+
+    def _offload(self, member: Member) -> None:
+        """To the first tier with room for all of it; if none has, the cache is dropped."""
+        size_bytes = round(member.cached_tokens * self._server.kv_bytes_per_token)
+        number = next((number for number, free in enumerate(self._free_bytes) if free >= size_bytes), None)
+        if number is not None:
+            member.held_in, member.held_bytes = number, size_bytes
+            self._free_bytes[number] -= size_bytes
+            self.work.offloaded_bytes += size_bytes
+            self._copy(size_bytes, number)
+
+    def _fetch(self, member: Member) -> None:
+        assert member.held_in is not None
+        self._free_bytes[member.held_in] += member.held_bytes
+        self.work.fetched_bytes += member.held_bytes
+        self._copy(member.held_bytes, member.held_in)
+        member.held_in, member.held_bytes = None, 0
+        self._batch.join(member)
+
+    def _copy(self, size_bytes: int, tier: int) -> None:
+        took_s = size_bytes / self._server.lower_tiers[tier].bytes_per_s
+        self.now_s += took_s
+        self.work.copying_s += took_s
+
+    def _end(self, request: Generation, ending: FinishReason) -> None:
+        request.ending, request.ended_s = ending, self.now_s
+        self.ended.append(request)
+        self._users.answered(request.user, now_s=self.now_s)

@@ -1,0 +1,126 @@
+"""From a catalog's address, as in `--catalog`, to the catalog. Nothing is opened or reached here, but named files are read.
+
+memory:
+lmdb:PATH
+etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]
+etcds://... the same, with the master's own tls_ca, tls_cert and tls_key where no others are named
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote
+
+from kvstore.master.catalogs.interface import Catalog
+from kvstore.master.catalogs.lmdb import LmdbCatalog
+from kvstore.master.catalogs.memory import MemoryCatalog
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.config import TlsSettings
+
+if TYPE_CHECKING:
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+    from kvstore.master.catalogs.etcd.channel import EtcdAccess
+
+FORMS = "memory:  lmdb:PATH  etcd[s]://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
+DEFAULT_PREFIX = "/kvstore"
+MAX_PREFIX_BYTES = 100
+ETCD_SETTINGS = ("ca", "cert", "key", "user", "password_file")
+
+_ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def make_catalog(
+    url: str,
+    *,
+    partition: int = 0,
+    partitions: int = 1,
+    lease_ttl_s: float = 2.0,
+    compact_interval_s: float = 60.0,
+    quota_bytes: int = 2 << 30,
+    quota_warning_share: float = 0.8,
+    tls: TlsSettings | None = None,
+) -> Catalog:
+    """The catalog of `partition` of so many in the place that `url` names, not yet opened. Raises ConfigError, which tells the three forms
+    where the form is wrong.
+
+    The rest is for etcd: how long an owner may be silent, how much of its history is kept, the quota it was started with, and the share of
+    that from which on its size is told of. A password is named by its file, since a command line can be read by every
+    user of the machine.
+    """
+    scheme, _colon, rest = url.partition(":")
+    if url == f"{MemoryCatalog.scheme}:":
+        return MemoryCatalog()
+    if scheme == LmdbCatalog.scheme and rest:
+        return LmdbCatalog(Path(rest, f"partition-{partition}") if partition else Path(rest), partitions=partitions)
+    if scheme in ("etcd", "etcds") and rest.startswith("//"):
+        files = _own_files(tls or TlsSettings()) if scheme == "etcds" else None
+        bounds = compact_interval_s, quota_bytes, quota_warning_share
+        return _etcd(rest.removeprefix("//"), files, lease_ttl_s, bounds, (partition, partitions))
+    raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
+
+
+def _etcd(
+    rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float], which: tuple[int, int]
+) -> "EtcdCatalog":
+    # Here, since etcd's messages take a master that has another catalog a sixth of its start.
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+    from kvstore.master.catalogs.etcd.maintenance import Bounds
+
+    place, _mark, query = rest.partition("?")
+    hosts, slash, path = place.partition("/")
+    prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
+    if len(prefix.encode()) > MAX_PREFIX_BYTES:
+        raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
+    partition, partitions = which
+    return EtcdCatalog(
+        _endpoints(hosts),
+        prefix=prefix,
+        partition=partition,
+        partitions=partitions,
+        access=_access(query, files),
+        lease_ttl_s=lease_ttl_s,
+        bounds=Bounds(*bounds),
+    )
+
+
+def _endpoints(hosts: str) -> Sequence[str]:
+    endpoints = hosts.split(",")
+    for endpoint in endpoints:
+        found = _ENDPOINT.fullmatch(endpoint)
+        if found is None or not 0 < int(found[1]) < 65_536:
+            raise ConfigError(f"catalog: {endpoint!r} is not an etcd endpoint HOST:PORT; the form is one of: {FORMS}")
+    return endpoints
+
+
+def _access(query: str, own_files: Mapping[str, str] | None) -> "EtcdAccess":
+    from kvstore.master.catalogs.etcd.channel import EtcdAccess
+
+    try:
+        settings = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError as error:
+        raise ConfigError(f"catalog: etcd settings {query!r} are not NAME=VALUE&NAME=VALUE") from error
+    for name in settings:
+        if name not in ETCD_SETTINGS:
+            raise ConfigError(f"catalog: {name!r} is not an etcd setting; there are {', '.join(ETCD_SETTINGS)}")
+    if own_files is not None:
+        settings = {**own_files, **settings} if not {"ca", "cert", "key"} & set(settings) else settings
+        if "ca" not in settings:
+            raise ConfigError("catalog: etcds:// needs tls_ca, or ?ca=FILE, the authority of etcd's certificate")
+    files = {name: Path(settings[name]) if name in settings else None for name in ("ca", "cert", "key")}
+    return EtcdAccess(**files, user=settings.get("user"), password=_password(settings.get("password_file")))
+
+
+def _own_files(tls: TlsSettings) -> dict[str, str]:
+    """The master's own, by the names of etcd's settings."""
+    found = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key}
+    return {name: file for name, file in found.items() if file}
+
+
+def _password(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"catalog: cannot read the password in {file}: {error}") from error

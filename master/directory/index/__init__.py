@@ -1,0 +1,1 @@
+"""Index of blocks: rows, keys, holders, prefixes, and lookups in them."""

@@ -1,0 +1,149 @@
+"""What the directory knows of a node's blocks against the digests that the node sends of its inventory. Sans-I/O.
+
+Only hints are compared: rows whose block the node has held, and has not named since its inventory began. They are summed by the node's runs
+(protocol/digests.py), and then those of equal runs are taken as named. No hint comes to be or changes its block while an inventory is under
+way; one that goes meanwhile makes its run differ, or was asked of the node with a Drop of its own. A block that was removed
+without the node's answer is left out, so that the node names it and is told to drop it, and is no holder of it where it does not.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory.index.key_index import Found
+from kvstore.master.directory.index.keys import Bools
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.writes.record_policy import Recording
+from kvstore.protocol.catalog_messages import Digests
+from kvstore.protocol.digests import Numbers, as_numbers, numbers, run_of
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.message import TIER_BITS
+
+SLICE_ROWS: Final = 1 << 14
+"""Looked at in one turn of the loop: 2 ms."""
+_MASKS: Final = sum(TIER_BITS.values())
+
+
+class Comparison:
+    """`take` each message, then go through `steps`, in turns of the loop of their own; `flags` are the answers then. Not thread-safe."""
+
+    def __init__(self, rows: Rows, tenants: Tenants, recording: Recording, node: Member) -> None:
+        self._rows, self._tenants, self._recording = rows, tenants, recording
+        self._node_id = node.node_id
+        self._limit = 2 * node.known_blocks
+        self._messages: list[Digests] = []
+        self._runs = 0
+        self._seed = 0
+        self._firsts = as_numbers(())
+        self._counted = np.zeros(0, np.int64)
+        self._sums = as_numbers(())
+        self._removed = np.zeros(0, np.intp)
+        self._tiers = np.zeros(0, np.uint8)
+        self._equal: Bools = np.zeros(0, np.bool_)
+        """Runs whose blocks are about to be taken as named."""
+        self._same: Bools = np.zeros(0, np.bool_)
+        """Runs whose blocks are. None until all are: a comparison that fails half-way leaves every block to be named, for what is not named
+        is no longer there once the inventory ends."""
+        self.blocks = 0
+        """Taken as named."""
+
+    def take(self, message: Digests) -> bool:
+        """Whether all are there now. Raises InvalidArgument: too many runs, such as are none, or none where more are to come, for there
+        would be no limit to such messages; the comparison is over then."""
+        self._runs += len(message.firsts)
+        if self._runs > self._limit:
+            raise InvalidArgument(f"digests of {self._runs} runs, where at most {self._limit} were to come: send the whole inventory")
+        if self._messages and self._messages[0].seed != message.seed:
+            raise InvalidArgument("the digests of an inventory have one seed")
+        if message.more and not len(message.firsts):
+            raise InvalidArgument("digests that others follow have runs")
+        last = self._messages[-1].firsts[-1:] if self._messages else ()
+        firsts = as_numbers((*last, *message.firsts))
+        if (firsts[1:] <= firsts[:-1]).any():
+            raise InvalidArgument("runs come by ascending generation")
+        if len(message.firsts) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
+            raise InvalidArgument("a run has at least one block, in tiers that there are")
+        self._messages.append(message)
+        self._same = np.zeros(self._runs, np.bool_)
+        return not message.more
+
+    def steps(self) -> Iterator[list[Change]]:
+        """Each compares some rows; operations of the catalog for which nobody waits."""
+        self._begin()
+        yield []
+        yield from self._find_removed()
+        end = 0
+        while end < len(self._rows):  # which may grow
+            self._sum(end)
+            end += SLICE_ROWS
+            yield []
+        self._decide()
+        for begin in range(0, end, SLICE_ROWS):
+            yield self._confirm(begin)
+        self._same = self._equal
+
+    def flags(self) -> list[bytes]:
+        """By message; none is the same until `steps` are over."""
+        ends = np.cumsum([len(message.firsts) for message in self._messages])[:-1]
+        return [part.astype(np.uint8).tobytes() for part in np.split(self._same, ends)]
+
+    def _begin(self) -> None:
+        self._seed = self._messages[0].seed
+        self._firsts = np.concatenate([as_numbers(message.firsts) for message in self._messages])
+        self._tiers = np.frombuffer(b"".join(message.tiers for message in self._messages), np.uint8)
+        self._counted = np.zeros(self._runs, np.int64)
+        self._sums = np.zeros(self._runs, np.uint64)
+
+    def _find_removed(self) -> Iterator[list[Change]]:
+        """Rows of what was removed by now: a block that is removed later is dropped at the node by a command of its own."""
+        found = [self._removed]
+        for tenant in list(self._tenants):
+            removed = list(tenant.removed.items())
+            for begin in range(0, len(removed), SLICE_ROWS):
+                keys, generations = zip(*removed[begin : begin + SLICE_ROWS], strict=True)
+                rows = np.array(tenant.rows.find(keys), np.intp)
+                found.append(rows[np.frombuffer(self._rows.generations, np.uint64)[rows] <= as_numbers(generations)])
+                yield []
+        self._removed = np.concatenate(found)
+
+    def _sum(self, begin: int) -> None:
+        rows, runs = self._hinted(begin)
+        columns = (np.frombuffer(wide, np.uint64)[rows] for wide in (self._rows.generations, self._rows.checksums, self._rows.sizes))
+        np.add.at(self._counted, runs, 1)
+        np.add.at(self._sums, runs, numbers(self._seed, *columns))
+
+    def _decide(self) -> None:
+        told = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
+        sums = np.concatenate([as_numbers(message.sums) for message in self._messages])
+        self._equal = (self._counted == told) & (self._sums == sums)
+
+    def _confirm(self, begin: int) -> list[Change]:
+        rows, runs = self._hinted(begin)
+        is_same = self._equal[runs]
+        rows, runs = rows[is_same], runs[is_same]
+        if not len(rows):
+            return []
+        self._rows.hold_all(rows, self._node_id, self._tiers[runs])
+        self.blocks += len(rows)
+        if self._recording.is_all:
+            return []
+        ops: list[Change] = []
+        for row in rows.tolist():
+            ops += self._recording.settle(self._tenants.at(self._rows.tenant_indexes[row]), self._rows.keys[row])
+        return ops
+
+    def _hinted(self, begin: int) -> tuple[Found, Found]:
+        """The rows of a slice that have the node as a hint, are not removed and fall into a run, and their runs."""
+        is_hint = np.zeros(len(self._rows.sets), np.bool_)
+        is_hint[self._rows.sets.hinted_at(self._node_id)] = True
+        end = min(begin + SLICE_ROWS, len(self._rows))
+        rows = np.flatnonzero(is_hint[np.frombuffer(self._rows.holders, np.uint32)[begin:end]]) + begin
+        if len(self._removed):
+            rows = rows[~np.isin(rows, self._removed)]
+        generations: Numbers = np.frombuffer(self._rows.generations, np.uint64)[rows]
+        runs = run_of(self._firsts, generations)
+        return rows[runs >= 0], runs[runs >= 0]

@@ -1,0 +1,345 @@
+"""Rows whose bucket of a key index is full (key_index.py), by bucket. Not thread-safe.
+
+Rows lie packed in bytes objects, in dictionaries of a few hundred buckets each: nothing of it is ever looked at by Python's garbage
+collector, and no dictionary is large when it grows. One dictionary of lists stopped the loop for 0.1 s at 20 million rows, in each full
+collection, and in proportion to them.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from struct import Struct, pack
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.master.directory.index.keys import NO_ROW, Keys
+
+PART_BUCKETS: Final = 4096
+"""Whose rows are in one dictionary: every tenth to fiftieth of them has any."""
+
+
+class SpilledRows:
+    """See the module. Buckets without rows take nothing."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, bytes]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def __getitem__(self, bucket: int) -> list[int]:
+        """Empty for one that has none."""
+        rows: list[int] = memoryview(self._parts.get(bucket // PART_BUCKETS, {}).get(bucket, b"")).cast("I").tolist()
+        return rows
+
+    def __iter__(self) -> Iterator[int]:
+        """The buckets that have any, in no order."""
+        return chain.from_iterable(self._parts.values())
+
+    def add(self, bucket: int, *rows: int) -> None:
+        """Behind those that it has."""
+        part = self._parts.setdefault(bucket // PART_BUCKETS, {})
+        part[bucket] = part.get(bucket, b"") + pack(f"{len(rows)}I", *rows)
+
+    def pop(self, bucket: int) -> list[int]:
+        """What `[bucket]` is; it has none any more."""
+        rows = self[bucket]
+        if rows:
+            part = self._parts[bucket // PART_BUCKETS]
+            del part[bucket]
+            if not part:
+                del self._parts[bucket // PART_BUCKETS]
+        return rows
+
+
+WAYS: Final = 8
+WORDS: Final = 2 * WAYS
+"""u32 of a bucket: the tags of its ways, 0 for a free one, and then their rows."""
+SPILLED: Final = 2
+"""The last way's tag in a bucket with more rows than ways: what is beyond its other ways is in a dictionary. Rows' tags are odd."""
+FIRST_BUCKETS: Final = 8
+FULL_BUCKET: Final = 4.8
+"""Rows a bucket, on average, at which the table begins to grow: a fiftieth of the rows has no way in its own then."""
+PACE: Final = 2
+"""Buckets that are moved for each row that comes while the table grows: it has grown before the buckets that wait are a tenth fuller."""
+PART: Final = 256
+"""Buckets that are moved at a time, 30 us, when rows come one by one."""
+FEW: Final = 16
+"""So many keys are looked up one by one: the calls of a batch take as long."""
+
+_TAGS: Final = Struct(f"{WAYS}I")
+_TAG_MASK: Final = (1 << 32) - 1
+Found = npt.NDArray[np.intp]
+Hashes = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+
+
+class KeyIndex:
+    """The row of each key. The table is seeded as Python's hashes are, per process. Rows have their keys in `keys` before they are inserted
+    here, and until they are removed. Not thread-safe."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._count = 0
+        self._owed = 0
+        """Buckets to be moved for rows that came."""
+        self._split = 0
+        """While it grows, buckets below this one are in the larger table, each as two."""
+        self._spilled = SpilledRows()
+        """The rows that their bucket has no way for."""
+        self._use(np.zeros((FIRST_BUCKETS, WORDS), np.uint32))
+        self._larger: Words | None = None
+        self._larger_view = self._view
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self.get(key) != NO_ROW
+
+    def __getitem__(self, key: bytes) -> int:
+        row = self.get(key)
+        if row == NO_ROW:
+            raise KeyError(key)
+        return row
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """Each key and its row, in no order."""
+        tables = [self._table[self._split :]]
+        if self._larger is not None:
+            tables += [self._larger[: self._split], self._larger[self._buckets : self._buckets + self._split]]
+        for table in tables:
+            rows = table[:, WAYS:]
+            for row in rows[rows != NO_ROW].tolist():
+                yield self._keys[row], row
+        for bucket in self._spilled:
+            for row in self._spilled[bucket]:
+                yield self._keys[row], row
+
+    def get(self, key: bytes, default: int = NO_ROW) -> int:
+        """The row of `key`, or `default`."""
+        tag = hash(key) & _TAG_MASK | 1
+        bucket = tag >> 1 & self._mask
+        view = self._view
+        if bucket < self._split:
+            bucket, view = tag >> 1 & self._larger_mask, self._larger_view
+        begin = bucket * WORDS
+        tags = _TAGS.unpack_from(view, 4 * begin)
+        if tag in tags:
+            row: int = view[begin + WAYS + tags.index(tag)]
+            if self._keys[row] == key:
+                return row
+            for way in range(WAYS):
+                if tags[way] == tag and self._keys[view[begin + WAYS + way]] == key:
+                    return view[begin + WAYS + way]
+        if tags[-1] == SPILLED:
+            return self._among_spilled(bucket, key, default)
+        return default
+
+    def find(self, keys: Sequence[bytes]) -> Found:
+        """The row of each key, NO_ROW for those that have none."""
+        if len(keys) <= FEW:
+            return np.fromiter(map(self.get, keys), np.intp, len(keys))
+        lengths = list(map(len, keys))
+        if lengths.count(lengths[0]) == len(keys):
+            return self._find_alike(keys)
+        found = np.zeros(len(keys), np.intp)
+        of_length: dict[int, list[int]] = {}
+        for number, length in enumerate(lengths):
+            of_length.setdefault(length, []).append(number)
+        for numbers in of_length.values():
+            found[numbers] = self._find_alike([keys[number] for number in numbers])
+        return found
+
+    def has_any(self, keys: Sequence[bytes]) -> bool:
+        """Whether one of the keys has a row."""
+        if len(keys) <= FEW:
+            return any(map(self.get, keys))
+        return bool(self.find(keys).any())
+
+    def insert(self, key: bytes, row: int) -> None:
+        """`key`, which has no row, has this one from now on."""
+        self._make_room(1)
+        self._insert(hash(key), row)
+
+    def insert_all(self, keys: Sequence[bytes], rows: Words) -> None:
+        """As `insert`, of different keys: a row each."""
+        self._make_room(len(keys))
+        hashes = _hashes(keys)
+        while len(hashes):
+            buckets = self._numbers(hashes)
+            _, chosen = np.unique(buckets, return_index=True)  # one row a bucket at a time: the next ones see what it took
+            is_free = self._gather(hashes[chosen])[:, :WAYS] == 0
+            has_room = is_free.any(axis=1)
+            for number in chosen[~has_room].tolist():
+                self._insert(int(hashes[number]), int(rows[number]))
+            left = np.ones(len(hashes), np.bool_)
+            left[chosen] = False
+            chosen = chosen[has_room]
+            self._write(buckets[chosen], is_free[has_room].argmax(axis=1), _tags(hashes[chosen]), rows[chosen])
+            hashes, rows = hashes[left], rows[left]
+
+    def remove(self, key: bytes, row: int) -> None:
+        """`key` has no row any more; it had this one."""
+        bucket, view = self._place(hash(key))
+        self._count -= 1
+        begin = bucket * WORDS
+        spilled = self._spilled.pop(bucket)
+        if row in spilled:
+            spilled.remove(row)
+        else:
+            way = begin + view[begin + WAYS : begin + WORDS].tolist().index(row)
+            view[way] = view[way + WAYS] = 0
+        if spilled:
+            view[begin + WAYS - 1] = 0
+            for other in spilled:
+                self._insert(hash(self._keys[other]), other)
+
+    def remove_all(self, keys: Sequence[bytes], rows: Words) -> None:
+        """As `remove`, of different keys."""
+        hashes = _hashes(keys)
+        buckets = self._gather(hashes)
+        is_spilled = buckets[:, WAYS - 1] == SPILLED
+        for number in np.flatnonzero(is_spilled).tolist():
+            self.remove(keys[number], int(rows[number]))
+        hashes, buckets, rows = hashes[~is_spilled], buckets[~is_spilled], rows[~is_spilled]
+        nothing = np.zeros(len(rows), np.uint32)
+        self._write(self._numbers(hashes), (buckets[:, WAYS:] == rows[:, None]).argmax(axis=1), nothing, nothing)
+        self._count -= len(rows)
+
+    def check_integrity(self) -> None:
+        """Assert that each key is found where it is, and is counted. For tests; O(rows)."""
+        items = list(self.items())
+        assert len({key for key, _row in items}) == len(items) == self._count
+        assert all(self.get(key) == row for key, row in items)
+        assert all(len(self._spilled[bucket]) > 1 for bucket in self._spilled)
+        tables = [(self._table, list(range(self._split, self._buckets)))]
+        if self._larger is not None:
+            tables.append((self._larger, [*range(self._split), *range(self._buckets, self._buckets + self._split)]))
+        spilled = {bucket for table, buckets in tables for bucket in buckets if table[bucket, WAYS - 1] == SPILLED}
+        assert spilled == set(self._spilled)
+
+    def _use(self, table: Words) -> None:
+        self._table = table
+        self._view = table.reshape(-1).data
+        self._buckets = len(table)
+        self._mask, self._larger_mask = self._buckets - 1, 2 * self._buckets - 1
+
+    def _find_alike(self, keys: Sequence[bytes]) -> Found:
+        """`find`, of keys of one length."""
+        length = len(keys[0])
+        if not length:
+            return np.zeros(len(keys), np.intp)
+        hashes = _hashes(keys)
+        tags = _tags(hashes)
+        buckets = self._gather(hashes)
+        hits = np.flatnonzero(buckets[:, :WAYS] == tags[:, None])
+        asked = hits // WAYS
+        rows = buckets.reshape(-1)[hits + (asked * WAYS + WAYS)]
+        wanted = np.frombuffer(b"".join(keys), f"S{length}")
+        is_one_each = len(hits) == len(keys) and bool((asked == np.arange(len(keys))).all())
+        same = self._keys.are(rows, wanted if is_one_each else wanted[asked], length)
+        if is_one_each and same.all():  # as a rule
+            found: Found = rows.astype(np.intp)
+            return found
+        found = np.zeros(len(keys), np.intp)
+        found[asked[same]] = rows[same]
+        if self._spilled:
+            numbers = self._numbers(hashes)
+            for number in np.flatnonzero((buckets[:, WAYS - 1] == SPILLED) & (found == NO_ROW)).tolist():
+                found[number] = self._among_spilled(int(numbers[number]), keys[number])
+        return found
+
+    def _numbers(self, hashes: Hashes) -> Found:
+        """The bucket that each belongs to."""
+        numbers: Found = hashes >> 1 & self._mask
+        if self._split:
+            numbers = np.where(numbers < self._split, hashes >> 1 & self._larger_mask, numbers)
+        return numbers
+
+    def _gather(self, hashes: Hashes) -> Words:
+        """The bucket that each belongs to, copied."""
+        numbers = hashes >> 1 & self._mask
+        buckets = self._table.take(numbers, axis=0)
+        if self._larger is not None:
+            moved = np.flatnonzero(numbers < self._split)
+            buckets[moved] = self._larger.take(hashes[moved] >> 1 & self._larger_mask, axis=0)
+        return buckets
+
+    def _place(self, hashed: int) -> "tuple[int, memoryview[int]]":
+        bucket = hashed >> 1 & self._mask
+        if bucket < self._split:
+            return hashed >> 1 & self._larger_mask, self._larger_view
+        return bucket, self._view
+
+    def _among_spilled(self, bucket: int, key: bytes, default: int = NO_ROW) -> int:
+        return next((row for row in self._spilled[bucket] if self._keys[row] == key), default)
+
+    def _insert(self, hashed: int, row: int) -> None:
+        bucket, view = self._place(hashed)
+        begin = bucket * WORDS
+        tags = _TAGS.unpack_from(view, 4 * begin)
+        if 0 in tags:
+            way = begin + tags.index(0)
+            view[way], view[way + WAYS] = hashed & _TAG_MASK | 1, row
+        elif tags[-1] == SPILLED:
+            self._spilled.add(bucket, row)
+        else:
+            last = begin + WAYS - 1
+            self._spilled.add(bucket, view[last + WAYS], row)
+            view[last], view[last + WAYS] = SPILLED, NO_ROW
+
+    def _write(self, buckets: Found, ways: Found, tags: Words, rows: Words) -> None:
+        """Put these into free ways of different buckets."""
+        is_moved = (buckets < self._split) | (buckets >= self._buckets)
+        for table, part in ((self._table, ~is_moved), (self._larger, is_moved)):
+            if table is not None:
+                table[buckets[part], ways[part]] = tags[part]
+                table[buckets[part], ways[part] + WAYS] = rows[part]
+
+    def _make_room(self, count: int) -> None:
+        """So many rows come."""
+        self._count += count
+        if self._larger is None and self._count <= FULL_BUCKET * self._buckets:
+            return
+        self._owed += PACE * count
+        while self._larger is not None or self._count > FULL_BUCKET * self._buckets:
+            if self._larger is None:
+                self._larger = np.zeros((2 * self._buckets, WORDS), np.uint32)
+                self._larger_view = self._larger.reshape(-1).data
+            part = min(PART, self._buckets - self._split) if self._owed < 2 * PART else min(self._owed, self._buckets - self._split)
+            if self._owed < part:
+                return
+            self._owed -= part
+            self._move(self._split + part)
+        self._owed = 0
+
+    def _move(self, end: int) -> None:
+        """Buckets up to this one go to the larger table, each as two."""
+        assert self._larger is not None
+        begin, self._split = self._split, end
+        part = self._table[begin:end]
+        tags, rows = part[:, :WAYS], part[:, WAYS:]
+        goes_up = tags >> np.uint32(1) & np.uint32(self._buckets) != 0
+        for first, is_there in ((begin, ~goes_up), (begin + self._buckets, goes_up)):
+            half = self._larger[first : first + len(part)]
+            np.multiply(tags, is_there, out=half[:, :WAYS])
+            np.multiply(rows, is_there, out=half[:, WAYS:])
+        is_spilled = np.flatnonzero(tags[:, WAYS - 1] == SPILLED)
+        self._larger[begin + is_spilled, WAYS - 1] = 0
+        for bucket in (begin + is_spilled).tolist():
+            for row in self._spilled.pop(bucket):
+                self._insert(hash(self._keys[row]), row)
+        if end == self._buckets:
+            self._use(self._larger)
+            self._larger, self._split = None, 0
+            self._larger_view = self._view
+
+
+def _hashes(keys: Sequence[bytes]) -> Hashes:
+    return np.fromiter(map(hash, keys), np.int64, len(keys))
+
+
+def _tags(hashes: Hashes) -> Words:
+    return hashes.astype(np.uint32) | np.uint32(1)

@@ -1,0 +1,1 @@
+"""Limits of tenants at the master: quotas and pins."""

@@ -1,0 +1,163 @@
+"""Pins: blocks that clients keep from eviction and removal. They outlive the master, and the block's stay out of reach. Sans-I/O.
+
+A pin has no end, or a time at which it ends by itself (`expire`). Keys are in Tenant.pins. A node hears of a block's pin when the block is
+pinned or let go (here), and when it publishes a pinned block (publishing.py, replication.py). What it held before, and does not hear of by
+the end of its inventory, it lets go.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory import records
+from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import FOR_GOOD, Tenant, Tenants
+from kvstore.master.directory.limits.quotas import Share, unshared
+from kvstore.master.directory.placement.commands import Commands
+from kvstore.master.directory.records import PinRecord
+from kvstore.master.directory.writes.record_policy import Recording
+from kvstore.security.quotas.quota import PINS
+
+NS_PER_MS: Final = 1_000_000
+MAX_ENDED: Final = 4096
+"""Pins that one `expire` ends: some milliseconds."""
+SPARE_ENDS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """Pins made or ended. `flags` (1: the block is there; see `held`) by key; `ops` for the catalog; `commands` for the nodes."""
+
+    flags: bytes
+    ops: list[Change]
+    commands: Commands
+
+
+class Pins:
+    """See the module. Not thread-safe."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        queries: Queries,
+        recording: Recording,
+        master_epoch: int,
+        *,
+        share_of: Callable[[str, int], Share | None] = unshared,
+        wall_ns: int,
+        now_ns: int,
+    ) -> None:
+        """`share_of` says how much of a limit a tenant may have. It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
+        self._rows, self._tenants, self._queries, self._recording = rows, tenants, queries, recording
+        self._master_epoch = master_epoch
+        self._share_of = share_of
+        self._wall_offset_ns = wall_ns - now_ns
+        """What makes the loop's clock the wall's."""
+        self._ends: list[tuple[int, str, bytes]] = []
+        """A heap of (end, tenant, key): of each pin that has an end, and of some that were let go or made again since."""
+        self._max_ends = SPARE_ENDS
+
+    def load(self, owner: Tenant, record: PinRecord) -> None:
+        """A pin of the catalog. One that has ended meanwhile is let go by the next `expire`."""
+        self._set(owner, record.key, record.until_ms * NS_PER_MS - self._wall_offset_ns if record.until_ms else FOR_GOOD)
+
+    def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
+        """Keep blocks that are there from eviction and removal, or let them go. Durable with the operations. Raises QuotaExceeded, with
+        nothing pinned."""
+        pinning = self._begin(tenant, keys)
+        if pinned:
+            self._check_share(tenant, keys, pinning)
+        owner = self._owner(tenant, pinning)
+        for key, flag in zip(keys, pinning.flags, strict=True):
+            if pinned and flag:
+                self._set(owner, key, FOR_GOOD)
+                pinning.ops.extend((records.pin(owner.prefix, key), *self._recording.settle(owner, key)))
+                self._tell(pinning, owner, key, pinned=True)
+            elif not pinned and key in owner.pins:
+                self._let_go(pinning, owner, key)
+        return pinning
+
+    def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> Pinning:
+        """As `pin`, until `ttl_ns` from now. Pins that last longer stay as they are: their makers count on them. Raises
+        QuotaExceeded, with nothing pinned."""
+        pinning = self._begin(tenant, keys)
+        self._check_share(tenant, keys, pinning)
+        owner, until_ns = self._owner(tenant, pinning), now_ns + ttl_ns
+        until_ms = -(-(until_ns + self._wall_offset_ns) // NS_PER_MS)
+        for key, flag in zip(keys, pinning.flags, strict=True):
+            if flag and owner.pins.get(key, 0) < until_ns:
+                self._set(owner, key, until_ns)
+                pinning.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._recording.settle(owner, key)))
+                self._tell(pinning, owner, key, pinned=True)
+        return pinning
+
+    def held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Iterable[tuple[Sequence[bytes], bytes | None]]) -> bytes:
+        """The flags of a pin of `keys` once it is durable and the nodes have answered, each by the keys it was told and whether they are
+        there; None: it hears of the pin when it registers. What has been evicted meanwhile is not there, and its pin ends with it."""
+        pins = self._tenants.asked(tenant).pins
+        gone, there = set[bytes](), set[bytes]()
+        for told, flags in answers:
+            for key, flag in zip(told, flags or b"\1" * len(told), strict=True):
+                (there if flag else gone).add(key)
+        gone -= there
+        return bytes(flag and key in pins and key not in gone for key, flag in zip(keys, pinning.flags, strict=True))
+
+    def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
+        """How many of them have no pin; a repeated one counts once."""
+        return len(set(keys).difference(self._tenants.asked(tenant).pins))
+
+    def expire(self, now_ns: int) -> Pinning:
+        """End pins whose time is over, MAX_ENDED at most; the others by the next call."""
+        pinning = Pinning(b"", [], Commands(self._master_epoch))
+        while self._ends and self._ends[0][0] <= now_ns and len(pinning.ops) < MAX_ENDED:
+            until_ns, tenant, key = heapq.heappop(self._ends)
+            owner = self._tenants.asked(tenant)
+            if owner.pins.get(key) == until_ns:
+                self._let_go(pinning, owner, key)
+        return pinning
+
+    def check_integrity(self) -> None:
+        """Each pin that has an end will be ended."""
+        assert {end for tenant in self._tenants for end in _ends_of(tenant)} <= set(self._ends)
+
+    def _begin(self, tenant: str, keys: Sequence[bytes]) -> Pinning:
+        return Pinning(self._queries.exists(tenant, keys), [], Commands(self._master_epoch))
+
+    def _check_share(self, tenant: str, keys: Sequence[bytes], pinning: Pinning) -> None:
+        share = self._share_of(tenant, PINS)
+        if share is None:
+            return
+        pins = self._tenants.asked(tenant).pins
+        more = {key for key, flag in zip(keys, pinning.flags, strict=True) if flag and key not in pins}
+        if more and len(pins) + len(more) > share.now:
+            raise share.exceeded(tenant, PINS, used=len(pins), more=len(more))
+
+    def _owner(self, tenant: str, pinning: Pinning) -> Tenant:
+        return self._tenants.of(tenant) if 1 in pinning.flags else self._tenants.asked(tenant)
+
+    def _set(self, owner: Tenant, key: bytes, until_ns: int) -> None:
+        owner.pins[key] = until_ns
+        if until_ns == FOR_GOOD:
+            return
+        heapq.heappush(self._ends, (until_ns, owner.name, key))
+        if len(self._ends) > self._max_ends:  # a client that makes its pins again and again
+            self._ends = [end for tenant in self._tenants for end in _ends_of(tenant)]
+            heapq.heapify(self._ends)
+            self._max_ends = 2 * len(self._ends) + SPARE_ENDS
+
+    def _let_go(self, pinning: Pinning, owner: Tenant, key: bytes) -> None:
+        del owner.pins[key]
+        pinning.ops.extend((records.unpin(owner.prefix, key), *self._recording.settle(owner, key)))
+        self._tell(pinning, owner, key, pinned=False)
+
+    def _tell(self, pinning: Pinning, owner: Tenant, key: bytes, *, pinned: bool) -> None:
+        for node_id in self._rows.readable_at(owner, key):
+            pinning.commands.hold(node_id, owner, key, pinned=pinned)
+
+
+def _ends_of(tenant: Tenant) -> list[tuple[int, str, bytes]]:
+    return [(until_ns, tenant.name, key) for key, until_ns in tenant.pins.items() if until_ns != FOR_GOOD]

@@ -1,0 +1,1 @@
+"""Registered nodes, their load and the reads that they report."""

@@ -1,0 +1,1 @@
+"""Placement of blocks and replicas: copies, drains, hot blocks."""

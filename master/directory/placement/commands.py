@@ -1,0 +1,51 @@
+"""Orders of the master to its nodes, gathered by node and tenant: a message for each, or several where a batch has no room for all."""
+
+from collections.abc import Iterable
+
+from kvstore.master.directory.index.tenants import Tenant
+from kvstore.protocol.catalog_messages import Drop, Hold
+from kvstore.protocol.frames import MAX_BATCH
+
+
+class Commands:
+    """What to tell which node. Every message carries the master's epoch: a node refuses those of a former master."""
+
+    def __init__(self, master_epoch: int) -> None:
+        self._master_epoch = master_epoch
+        self._drops: dict[tuple[int, str, bool], tuple[list[bytes], list[int]]] = {}
+        self._holds: dict[tuple[int, str, int], list[bytes]] = {}
+
+    def drop(self, node_id: int, tenant: Tenant, key: bytes, generation: int, *, force: bool = False) -> None:
+        """`node_id` shall delete the block of this generation or an older one; with `force` also while it is pinned or read."""
+        keys, generations = self._drops.setdefault((node_id, tenant.name, force), ([], []))
+        keys.append(key)
+        generations.append(generation)
+
+    def hold(self, node_id: int, tenant: Tenant, key: bytes, *, pinned: bool) -> None:
+        """`node_id` shall keep the block from eviction, or no longer."""
+        self.hold_all(node_id, tenant, (key,), pinned=pinned)
+
+    def hold_all(self, node_id: int, tenant: Tenant, keys: Iterable[bytes], *, pinned: bool) -> None:
+        """As `hold`, all of these."""
+        self._holds.setdefault((node_id, tenant.name, int(pinned)), []).extend(keys)
+
+    def messages(self) -> list[tuple[int, Drop | Hold]]:
+        """(node id, message) of all that was gathered."""
+        if not self._drops and not self._holds:  # as a rule
+            return []
+        drops = [
+            (node_id, Drop(self._master_epoch, tenant, keys[part], generations[part], force=int(force)))
+            for (node_id, tenant, force), (keys, generations) in self._drops.items()
+            for part in _parts(keys)
+        ]
+        holds = [
+            (node_id, Hold(self._master_epoch, tenant, keys[part], pinned))
+            for (node_id, tenant, pinned), keys in self._holds.items()
+            for part in _parts(keys)
+        ]
+        return [*drops, *holds]
+
+
+def _parts(keys: list[bytes]) -> list[slice]:
+    """For a message each."""
+    return [slice(begin, begin + MAX_BATCH) for begin in range(0, len(keys), MAX_BATCH)]

@@ -1,0 +1,55 @@
+"""Which blocks that are about to leave a node are at others as well, so that the last copy leaves last. Sans-I/O.
+
+Of a block's holders as many keep it as its replica target wants, one without a target, more while it is hot (hot_copies.py); which, says
+the block's generation, so that all are told the same and two nodes that ask at once do not both give it up. Those that got it for its heat
+are the first to give it up. What was spilled the nodes that took it keep, and its source does not (spilling.py). Nothing is remembered, and
+no holder is held to it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from kvstore.master.directory.index.holders import HINT
+from kvstore.master.directory.index.keys import NO_ROW
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
+from kvstore.master.directory.membership.members import Membership
+from kvstore.master.directory.placement.hot_copies import HotBlock
+from kvstore.master.directory.placement.spilled_blocks import Guest
+from kvstore.protocol.node_states import ALIVE
+
+
+class LastCopies:
+    """Not thread-safe."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        members: Membership,
+        guests: Mapping[tuple[str, bytes], Guest],
+        hot: Mapping[tuple[str, bytes], HotBlock],
+    ) -> None:
+        """`guests`: blocks that were spilled, by tenant and key. `hot`: those that are, or have copies for that."""
+        self._rows, self._tenants, self._members, self._guests, self._hot = rows, tenants, members, guests, hot
+
+    def may_leave(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
+        """A flag a key, 1: others hold it and keep it, all of them nodes that live and stay. Raises StaleEpoch."""
+        self._members.check(node_id, epoch)
+        owner = self._tenants.asked(tenant)
+        stay = {node.node_id for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
+        flags = bytearray()
+        for key in keys:
+            row = owner.rows.get(key, NO_ROW)
+            holders = [holder for holder, state in self._rows.pairs(row) if holder in stay and not state & HINT]
+            hot = self._hot.get((tenant, key)) if self._hot else None
+            kept = max(owner.targets.get(key, 1), 1 + hot.count if hot is not None else 0)
+            guest = self._guests.get((tenant, key)) if self._guests else None
+            if guest is not None and len(holders) > kept and {guest.node_id, guest.source_node_id} <= set(holders):
+                holders.remove(guest.source_node_id)
+            first = self._rows.generations[row] % len(holders) if holders else 0
+            in_turn = holders[first:] + holders[:first]
+            if hot is not None:
+                in_turn.sort(key=hot.made_at.__contains__)
+            keepers = in_turn[:kept]
+            flags.append(len(keepers) == kept and node_id not in keepers)
+        return bytes(flags)

@@ -1,0 +1,71 @@
+"""Which node a new block goes to. Pure: nodes, randomness and time are passed in.
+
+The writer's own node first: the bytes then never cross a network. Otherwise a draw weighted by free bytes, so that nodes fill
+evenly without all writers choosing the emptiest at once; a busy node is drawn less (node_load.py), and so is one just
+registered until it is warm.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.node_load import shares
+from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.settings import format_size
+
+FULL_SHARE: Final = 0.05
+"""Of its capacity a full node still counts as free: it can evict, and its cold blocks deserve eviction as much as others'."""
+CHAIN_SHARE: Final = 0.125
+"""Of its capacity a batch may put on one node beyond its free bytes before the next node is drawn: chains stay together."""
+MIN_RAMP: Final = 0.01
+"""The weight of a node that registered this instant: small, but a lone one is drawn all the same."""
+
+
+def place(
+    sizes: Sequence[int], nodes: Sequence[Member], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
+) -> list[int]:
+    """A node id a size, from `nodes`, which are all live; `local_node` (0: none) wins wherever its DRAM can hold the value.
+
+    Raises:
+        Unavailable: there is no node.
+        InvalidArgument: a value is larger than the largest tier of every node.
+    """
+    if not nodes:
+        raise Unavailable("no node is registered that could take the blocks")
+    largest_bytes = max(node.largest_bytes for node in nodes)
+    if sizes and max(sizes) > largest_bytes:
+        raise InvalidArgument(f"a value of {format_size(max(sizes))} is larger than any node's largest tier ({format_size(largest_bytes)})")
+    local = next((node for node in nodes if node.node_id == local_node), None)
+    local_bytes = local.dram_bytes if local else 0
+    placed: list[int] = []
+    weights: dict[int, float] = {}
+    current, room_bytes = nodes[0], 0.0
+    for size in sizes:
+        if local and size <= local_bytes:
+            placed.append(local.node_id)
+            continue
+        if size > room_bytes:
+            weights = weights or _weights(nodes, slow_start_ns, now_ns)
+            current = _draw(size, nodes, weights, rng)
+            room_bytes = max(size, current.free_bytes, CHAIN_SHARE * current.capacity_bytes)
+            room_bytes = min(room_bytes, max(size, current.largest_bytes))
+        placed.append(current.node_id)
+        room_bytes -= size
+    return placed
+
+
+def _draw(size: int, nodes: Sequence[Member], weights: Mapping[int, float], rng: random.Random) -> Member:
+    fitting = [node for node in nodes if node.largest_bytes >= size]
+    return rng.choices(fitting, [weights[node.node_id] for node in fitting])[0]
+
+
+def _weights(nodes: Sequence[Member], slow_start_ns: int, now_ns: int) -> dict[int, float]:
+    share = shares(nodes)
+    return {node.node_id: share[node.node_id] * _weight(node, slow_start_ns, now_ns) for node in nodes}
+
+
+def _weight(node: Member, slow_start_ns: int, now_ns: int) -> float:
+    age_ns = now_ns - node.changed_ns
+    ramp = max(MIN_RAMP, min(1.0, age_ns / slow_start_ns)) if slow_start_ns else 1.0
+    return float(max(0, node.free_bytes) + FULL_SHARE * node.capacity_bytes + 1) * ramp

@@ -1,0 +1,224 @@
+"""Copies of blocks from node to node: which to order, and whether what has arrived may be seen. Sans-I/O; `now_ns` is passed in.
+
+An order is remembered until its node reports, and nothing of it is written down. What arrives is entered only under an order that
+still stands, at the generation that is current then: an order ends with the block's removal, and a master that restarts has none. So
+a copy never brings back what was removed or replaced while it was under way. It moves no bytes and sends nothing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory.index.holders import with_holder
+from kvstore.master.directory.index.keys import NO_ROW
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenant, Tenants
+from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.placement.commands import Commands
+from kvstore.master.directory.writes.record_policy import Recording
+from kvstore.protocol.catalog_messages import Copied, Copy
+from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.message import TIER_BITS
+
+ORDER_TTL_S: Final = 60.0
+"""A node that has not reported by then has lost the order, or has so much before it that the copy comes too late to be of use."""
+SPARE_ENDS: Final = 1024
+MAX_ORDERS: Final = 1 << 18
+"""Blocks that may be under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
+
+
+class _Order(NamedTuple):
+    """A block that a node shall fetch: of which generation, under which registration of the node."""
+
+    generation: int
+    epoch: int
+    expires_ns: int
+
+
+_Where = tuple[str, bytes, int]
+"""Tenant, key and receiving node of an order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a node's report comes to. `flags` (1: it holds the block now) by key; `ops` nobody waits for; `commands` for after the flags."""
+
+    flags: bytearray
+    commands: Commands
+    ops: list[Change]
+
+
+class Replication:
+    """The orders under way. Not thread-safe."""
+
+    def __init__(
+        self, rows: Rows, tenants: Tenants, members: Membership, recording: Recording, master_epoch: int, *, max_orders: int = MAX_ORDERS
+    ) -> None:
+        self._rows, self._tenants, self._members, self._recording = rows, tenants, members, recording
+        self._master_epoch = master_epoch
+        self._max_orders = max_orders
+        self._orders: dict[_Where, _Order] = {}
+        self._nodes: dict[tuple[str, bytes], list[int]] = {}
+        """The nodes with an order for a block."""
+        self._expiry: deque[tuple[_Where, _Order]] = deque()
+        """Every order, and some that are over."""
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[Copy]:
+        """Order, for node `node_id` and in the order of `keys`, those blocks that the source holds and the node neither holds nor awaits.
+
+        Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no blocks); nothing is
+        ordered then.
+        """
+        if node_id == source_node_id:
+            raise InvalidArgument(f"node {node_id} has no need of copies of its own blocks: name another source")
+        node, source = self._live(node_id), self._live(source_node_id)
+        if not node.takes_blocks:
+            raise Unavailable(f"node {node_id} is to be stopped and takes no blocks")
+        self.expire(now_ns)
+        expires_ns = now_ns + int(ORDER_TTL_S * 1e9)
+        of_namespace: dict[str, list[tuple[bytes, int]]] = {}
+        owner = self._tenants.get(tenant)
+        if owner is None:
+            return []
+        for key in keys:
+            row = owner.rows.get(key, NO_ROW)
+            order = _Order(self._rows.generations[row], node.epoch, expires_ns)
+            if self._is_wanted(owner, key, row, node_id, source_node_id) and self._add((tenant, key, node_id), order):
+                of_namespace.setdefault(self._rows.version(row).namespace, []).append((key, row))
+        return [
+            self._message(tenant, namespace, source, wanted[begin : begin + MAX_BATCH])
+            for namespace, wanted in of_namespace.items()
+            for begin in range(0, len(wanted), MAX_BATCH)
+        ]
+
+    def is_removed(self, owner: Tenant, key: bytes, row: int) -> bool:
+        """Nodes have been told to drop the block, and those that have it may not have answered: it is not copied."""
+        return key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0)
+
+    def is_ordered(self, tenant: str, key: bytes) -> bool:
+        """A copy of the block is under way, to whichever node."""
+        return (tenant, key) in self._nodes
+
+    def receivers(self, tenant: str, key: bytes) -> Sequence[int]:
+        """The nodes that a copy of the block is under way to."""
+        return self._nodes.get((tenant, key), ())
+
+    def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
+        """A copy of the block is under way to that node."""
+        return (tenant, key, node_id) in self._orders
+
+    def answered(self, node_id: int, message: Copy, flags: bytes | None) -> None:
+        """The node's answer to a Copy: what it does not try, all of it without an answer (None), is ordered no more."""
+        for key, generation, flag in zip(message.keys, message.generations, flags or bytes(len(message.keys)), strict=True):
+            if not flag:
+                self._end((message.tenant, key, node_id), generation)
+
+    def enter(self, node_id: int, message: Copied) -> Entered:
+        """Make the node a holder of what has arrived under a standing order, at once: the catalog has the block already.
+
+        Raises StaleEpoch: the registration is over, and with it its orders.
+        """
+        node = self._members.check(node_id, message.epoch)
+        entered = Entered(bytearray(len(message.keys)), Commands(self._master_epoch), [])
+        owner = self._tenants.get(message.tenant)
+        if owner is None:
+            return entered
+        for index, (key, generation, arrived) in enumerate(zip(message.keys, message.generations, message.arrived, strict=True)):
+            order = self._end((message.tenant, key, node_id), generation)
+            row = owner.rows.get(key, NO_ROW)
+            pairs = self._rows.pairs(row)
+            if arrived and order is not None and order.epoch == node.epoch and pairs and self._rows.generations[row] == generation:
+                self._rows.hold(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
+                entered.flags[index] = 1
+                entered.ops.extend(self._recording.ops(owner, key))
+                if key in owner.pins:
+                    entered.commands.hold(node_id, owner, key, pinned=True)
+        return entered
+
+    def cancel(self, tenant: Tenant, key: bytes) -> None:
+        """The block is being removed: what arrives of it from now on is refused."""
+        for node_id in self._nodes.pop((tenant.name, key), ()):
+            del self._orders[tenant.name, key, node_id]
+
+    def left(self, node_id: int) -> None:
+        """The node's registration is over, and with it its orders. O(orders)."""
+        for where in [where for where in self._orders if where[2] == node_id]:
+            self._end(where, self._orders[where].generation)
+
+    def expire(self, now_ns: int) -> None:
+        """Forget the orders whose time is over."""
+        while self._expiry:
+            where, order = self._expiry[0]
+            if self._orders.get(where) is order:
+                if order.expires_ns > now_ns:
+                    break
+                self._end(where, order.generation)
+            self._expiry.popleft()
+        if len(self._expiry) > 2 * len(self._orders) + SPARE_ENDS:  # behind one that stands
+            self._expiry = deque(one for one in self._expiry if self._orders.get(one[0]) is one[1])
+
+    def check_integrity(self) -> None:
+        """Assert that every order is found by its block and will expire. For tests; O(orders)."""
+        assert {(*block, node_id) for block, nodes in self._nodes.items() for node_id in nodes} == set(self._orders)
+        assert all(nodes for nodes in self._nodes.values())
+        assert set(self._orders.items()) <= set(self._expiry)
+
+    def _live(self, node_id: int) -> Member:
+        node = self._members.get(node_id)
+        if node is None or not node.is_live:
+            raise Unavailable(f"node {node_id} is not alive: no blocks can be copied from or to it")
+        return node
+
+    def _is_wanted(self, owner: Tenant, key: bytes, row: int, node_id: int, source_node_id: int) -> bool:
+        holders = [holder for holder, _state in self._rows.pairs(row)]
+        return source_node_id in holders and node_id not in holders and not self.is_removed(owner, key, row)
+
+    def _message(self, tenant: str, namespace: str, source: Member, wanted: Sequence[tuple[bytes, int]]) -> Copy:
+        versions = [self._rows.version(row) for _key, row in wanted]
+        return Copy(
+            self._master_epoch,
+            tenant,
+            namespace,
+            source.node_id,
+            source.info.host_id,
+            source.info.unix,
+            source.info.tcp,
+            [key for key, _row in wanted],
+            [version.size for version in versions],
+            [version.checksum for version in versions],
+            [version.generation for version in versions],
+            [version.parent for version in versions],
+            [source.description.transfer] if source.description.transfer else [],
+        )
+
+    def _add(self, where: _Where, order: _Order) -> bool:
+        """False: there is one already, or there are too many. One of a former registration, or for a version replaced since, is over."""
+        former = self._orders.get(where)
+        if former is not None and former[:2] == order[:2]:
+            return False
+        if former is not None:
+            self._end(where, former.generation)
+        if len(self._orders) >= self._max_orders:
+            return False
+        self._orders[where] = order
+        self._nodes.setdefault(where[:2], []).append(where[2])
+        self._expiry.append((where, order))
+        return True
+
+    def _end(self, where: _Where, generation: int) -> _Order | None:
+        """The order, which is over now; None if there is none for this generation."""
+        order = self._orders.get(where)
+        if order is None or order.generation != generation:
+            return None
+        del self._orders[where]
+        nodes = self._nodes[where[:2]]
+        nodes.remove(where[2])
+        if not nodes:
+            del self._nodes[where[:2]]
+        return order

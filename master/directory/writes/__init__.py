@@ -1,0 +1,1 @@
+"""Changes of the index: reservations, block events, removals."""

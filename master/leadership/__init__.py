@@ -1,0 +1,1 @@
+"""Ownership of partitions: election, take-over, following, and what an owner runs."""

@@ -1,0 +1,208 @@
+"""What the directory holds, told in a message: copied in the loop a slice at a time, looked at in the caller's thread."""
+
+import functools
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from kvstore.kvcache.explained import layout
+from kvstore.kvcache.namespace import Namespace
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.index.contents import LIVE, Columns, Held, Indexes, Reads, Usage, copied, joined, segments, usage
+from kvstore.master.directory.index.keys import NO_ROW
+from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
+from kvstore.master.directory.weights import KnownNamespace, WeightsTable, named
+from kvstore.master.leadership.role_manager import Standing
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.partitions import split
+
+SLICE_ROWS: Final = 32_768
+"""Rows copied in one turn of the loop: half a millisecond. Of sets of holders as many: three milliseconds where there are that many."""
+SLICE_KEYS: Final = 4096
+"""Keys that are looked for in one turn."""
+MAX_NAMESPACES: Final = 1000
+MAX_USERS: Final = 8
+"""Engines named with a namespace: with all texts as long as they may be 1,000 namespaces are 3 MiB."""
+MAX_SEGMENTS: Final = 2000
+"""A message of 200 kB."""
+
+
+class InLoop(Protocol):
+    """Has a function called in the loop's thread; its result."""
+
+    def __call__(self, function: Callable[[], Any], /) -> Any: ...
+
+
+class Table(NamedTuple):
+    """What this master knows of the blocks of one partition."""
+
+    rows: Rows
+    tenants: Tenants
+    queries: Queries
+
+
+def contents(
+    in_loop: InLoop,
+    standings: Sequence[Standing],
+    tenant: str | None,
+    request: pb.ContentsRequest,
+    *,
+    now_ns: Callable[[], int],
+) -> pb.ContentsReply:
+    """Of `tenant`, or of all of them (None) with the tree of the request's own, in all partitions: those that others own as their records
+    are. `standings`, by partition, are looked at in the loop, where `now_ns` is called. Raises Unavailable."""
+    directory, found = in_loop(lambda: _known(standings))
+    parts = [_copied(in_loop, table) for table in found]
+    columns, begins = (parts[0], [0]) if len(parts) == 1 else joined(parts, _links(in_loop, found, parts, request.tenant))
+    used = usage(columns, tenant, limit=MAX_NAMESPACES)
+    limit = min(request.max_segments, MAX_SEGMENTS)
+    reads = _reads(in_loop, directory, found, begins, request.tenant, len(columns.sizes), now_ns) if limit and request.hottest else None
+    chosen = segments(columns, request.tenant, request.namespace, limit=limit, reads=reads) if limit else []
+
+    def key_at(row: int) -> bytes:
+        at = bisect_right(begins, row) - 1
+        key: bytes = found[at].rows.keys[row - begins[at]]
+        return key
+
+    keys = in_loop(lambda: [key_at(segment.row) for segment in chosen])
+    return pb.ContentsReply(
+        namespaces=_with_layouts(*in_loop(lambda: _namespaces(directory, used, tenant, now_ns()))),
+        segments=[
+            pb.PrefixSegment(
+                parent=one.parent,
+                key=key,
+                held=_held(one.held),
+                subtree_bytes=one.subtree_bytes,
+                branches=one.branches,
+                reads_per_s=one.reads_per_s,
+                subtree_reads_per_s=one.subtree_reads_per_s,
+            )
+            for one, key in zip(chosen, keys, strict=True)
+        ],
+    )
+
+
+def _known(standings: Sequence[Standing]) -> tuple[Directory, list[Table]]:
+    directory = standings[0].answering().directory
+    live = [node.node_id for node in directory.members.live()] if len(standings) > 1 else []
+    return directory, [Table(*standing.columns(live), standing.queries(live)) for standing in standings]
+
+
+def _copied(in_loop: InLoop, table: Table) -> Columns:
+    slices = copied(table.rows, table.tenants, slice_rows=SLICE_ROWS)
+    columns: Columns | None = None
+    while columns is None:
+        columns = in_loop(lambda: next(slices))
+    return columns
+
+
+def _links(in_loop: InLoop, tables: Sequence[Table], parts: Sequence[Columns], tenant: str) -> list[tuple[Indexes, Indexes]]:
+    """Of each partition the rows that stand for parents of other partitions, and which these are, by their places in all tables."""
+    begins = np.cumsum([0, *(len(part.sizes) for part in parts)])
+    links = []
+    for number, (table, part) in enumerate(zip(tables, parts, strict=True)):
+        owners = [index for index, name in part.tenant_names.items() if name == tenant]
+        parents = np.unique(part.parents)
+        is_absent = (part.row_masks()[parents] & LIVE == 0) & np.isin(part.tenants[parents], owners) & (parents != NO_ROW)
+        rows, others = parents[is_absent], parents[is_absent] + np.uint32(begins[number])
+        for begin in range(0, len(rows), SLICE_KEYS):
+            some = slice(begin, begin + SLICE_KEYS)
+            others[some] = in_loop(functools.partial(_elsewhere, tables, table, tenant, rows[some], others[some], begins, parts))
+        links.append((rows, others))
+    return links
+
+
+def _elsewhere(
+    tables: Sequence[Table], table: Table, tenant: str, rows: Indexes, own: Indexes, begins: Any, parts: Sequence[Columns]
+) -> Indexes:
+    """The places of the blocks that these rows of a table stand for; their own where they are nowhere."""
+    found, keys = own.copy(), [table.rows.keys[row] for row in rows.tolist()]
+    for number, places in split(keys, len(tables)).items():
+        there = tables[number].queries.rows_of(tenant, [keys[at] for at in places])
+        is_there = (there != NO_ROW) & (there < len(parts[number].sizes))
+        at = np.array(places)[is_there]
+        found[at] = there[is_there] + begins[number]
+    return found
+
+
+def _reads(
+    in_loop: InLoop,
+    directory: Directory,
+    tables: Sequence[Table],
+    begins: Sequence[int],
+    tenant: str,
+    count: int,
+    now_ns: Callable[[], int],
+) -> Reads:
+    """Of each row, as far as nodes told; they are asked from now on. Rows that came after the `count` that were copied are left out."""
+
+    def hot() -> dict[bytes, float]:
+        directory.heat.want(now_ns())
+        return directory.heat.of(tenant, now_ns())
+
+    told = in_loop(hot)
+    keys, rates = list(told), np.fromiter(told.values(), np.float64, len(told))
+    reads: Reads = np.zeros(count)
+    ends = [*begins[1:], count]
+    for begin in range(0, len(keys), SLICE_KEYS):
+        part, rates_of_part = keys[begin : begin + SLICE_KEYS], rates[begin : begin + SLICE_KEYS]
+        for number, places in split(part, len(tables)).items():
+            rows = in_loop(functools.partial(tables[number].queries.rows_of, tenant, [part[at] for at in places]))
+            is_copied = (rows != NO_ROW) & (rows < ends[number] - begins[number])
+            np.add.at(reads, rows[is_copied] + begins[number], rates_of_part[places][is_copied])
+    return reads
+
+
+def _with_layouts(found: list[pb.NamespaceUsage], forms: list[bytes]) -> list[pb.NamespaceUsage]:
+    """Fill in `layout`, here and not in the loop: to read a thousand forms takes it tens of milliseconds."""
+    for one, form in zip(found, forms, strict=True):
+        one.layout = _layout(form) if form else ""
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(form: bytes) -> str:
+    return layout(Namespace.from_canonical(form))
+
+
+def _namespaces(
+    directory: Directory, used: Sequence[Usage], tenant: str | None, now_ns: int
+) -> tuple[list[pb.NamespaceUsage], list[bytes]]:
+    """What namespaces hold, with what engines and nodes told of them; then those that hold nothing and that engines use. Beside each its
+    canonical form, b"" where none was reported."""
+    table = directory.weights
+    found = [pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used]
+    there = {(one.tenant, one.namespace) for one in used}
+    for key, row in table.of(tenant):
+        ids = sorted(row.namespaces) if row.users else []
+        empty = ((key.weights.tenant, id.hex()) for id in ids)
+        found += [pb.NamespaceUsage(tenant=owner, namespace=name) for owner, name in empty if (owner, name) not in there]
+    del found[MAX_NAMESPACES:]
+    forms = []
+    for one in found:
+        known = table.known(one.tenant, one.namespace)
+        forms.append(known.form if known is not None else b"")
+        _explain(one, known, table)
+        age_s = directory.last_reads.age_s(one.tenant, one.namespace, now_ns)
+        if age_s is not None:
+            one.read_age_s = age_s
+    return found, forms
+
+
+def _explain(one: pb.NamespaceUsage, known: KnownNamespace | None, table: WeightsTable) -> None:
+    """Fill in what is known of the namespace's identity and of its engines."""
+    if known is not None:
+        key = known.version
+        row = table.rows[key]
+        one.model, one.weights = known.model, named(key.weights.base, key.version)
+        one.users.extend(row.last_users[:MAX_USERS])
+        one.is_used, one.is_retired = bool(row.users), table.is_retired(key)
+
+
+def _held(held: Held) -> pb.Held:
+    hbm, dram, nvme, _unknown = held.tiers
+    return pb.Held(blocks=held.blocks, bytes=held.size_bytes, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=nvme)

@@ -1,0 +1,465 @@
+"""A master while it owns a partition's catalog: the directory and all that serves it, put together for one epoch.
+
+It is made when the master is elected and ended when it is deposed; nothing of it is used after that. The loop is the only caller.
+"""
+
+import heapq
+import logging
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from kvstore.master.audit_trail import Change
+from kvstore.master.catalogs.group_commit import Committer
+from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.directory.bounds import Limits, Spread, Timing
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.index.queries import Prefixes
+from kvstore.master.directory.limits.quotas import share_of
+from kvstore.master.directory.membership.members import NodeInfo
+from kvstore.master.directory.placement.copies import Pace
+from kvstore.master.directory.records import Description
+from kvstore.master.directory.weights import ReportedNamespace
+from kvstore.master.directory.weights import named as named_weights
+from kvstore.master.leadership.status_messages import node_status, retired_message
+from kvstore.master.scheduling.scheduler import make_estimators, make_scheduling
+from kvstore.master.server.frames_service import FramesService, Reachable
+from kvstore.master.server.node_frames import log_end
+from kvstore.master.server.owner_parts import MasterParts
+from kvstore.master.server.recovery_barrier import Arrivals
+from kvstore.master.server.time_slices import Turns
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.partitions import partition_of
+from kvstore.security.actor import Actor
+from kvstore.security.quotas.limits import NamedLimits, as_message
+from kvstore.security.quotas.quota import limits_shown
+from kvstore.telemetry.logs import named
+
+T = TypeVar("T")
+Refuse = Callable[[KVStoreError], None]
+
+MAX_TENANTS: Final = 1000
+"""Told of in a status: those that have most."""
+
+log = logging.getLogger("kvstore.master")
+
+
+class MasterSeen(NamedTuple):
+    """The master that a node was registered with last: its catalog's identity ("": none yet) and its epoch."""
+
+    catalog: str
+    epoch: int
+
+
+def _drain_shown(to: str) -> str:
+    return f"drained to {to}" if to else "takes blocks"
+
+
+def _share(limit: int, count: int) -> int:
+    """What one of `count` partitions has of a limit of the cluster, rounded up: keys fall on them evenly."""
+    return -(-limit // count)
+
+
+class PlaceInCluster(Protocol):
+    """The partition of an owner among the others of the cluster, which this master owns or follows."""
+
+    @property
+    def partition(self) -> int: ...
+
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        """Of a prompt, over all partitions."""
+
+    def blocks_elsewhere(self, node_id: int) -> int:
+        """Blocks of the node in partitions but the first, which names nodes; 0 for other owners than that of the first."""
+
+
+class Leading:
+    """See the module."""
+
+    def __init__(
+        self,
+        master: MasterParts,
+        catalog: Catalog,
+        place: PlaceInCluster,
+        reachable: Reachable,
+        *,
+        epoch: int,
+        followed: Followed,
+        wall_ns: int,
+    ) -> None:
+        """The owner of the partition in epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
+        reactor, settings, quotas, trail = master.reactor, master.settings, master.quotas, master.trail
+        partition = place.partition
+        self.epoch = epoch
+        self._partition = partition
+        self._is_first = not partition
+        self._trail = trail
+        count = self._count = reachable.partitions
+        self._reactor = reactor
+        self._catalog = catalog
+        self._settings = settings
+        self._quotas = quotas
+        self._is_ended = False
+        self._durable: set[Future[Any]] = set()
+        """Calls that wait for what they wrote."""
+        timing = Timing(
+            settings.reserve_ttl_s,
+            settings.node_ttl_s,
+            settings.slow_start_s,
+            settings.forget_node_s,
+            settings.measured_rate_ttl_s,
+            settings.repair_after_s,
+        )
+        limits = Limits(
+            settings.max_nodes,
+            settings.max_absent_nodes,
+            _share(settings.max_kept_removals, count),
+            _share(settings.max_reservations, count),
+            Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
+            settings.spill_free_share if settings.spill else 0.0,
+            Spread(settings.hot_copies, settings.hot_reads_per_s),
+        )
+        if count > 1:
+            followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
+        self.directory = Directory(
+            epoch,
+            wall_ns=wall_ns,
+            rng=random.Random(),
+            timing=timing,
+            limits=limits,
+            followed=followed,
+            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
+            now_ns=reactor.now_ns(),
+            recorded=settings.records,
+        )
+        if self._is_first:
+            quotas.overlay(self.directory.operator_quotas.tenants)
+        self._committer = Committer(reactor, catalog)
+        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
+        self.frames = FramesService(
+            master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
+        )
+        self.frames.loads.hold_to(quotas.now)
+        estimators = make_estimators(settings)
+        self.scheduling = make_scheduling(
+            settings,
+            self.directory,
+            estimators,
+            replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
+            wall_ns=wall_ns,
+            prefixes=place.prefixes if count > 1 else None,
+        )
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Call `then` when it may serve: when what it is about to grant is durable."""
+        self._committer.commit(self.directory.grants_ahead(), then)
+
+    def end(self, why: KVStoreError) -> None:
+        """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
+        self._is_ended = True
+        self._committer.end()
+        self._arrivals.end(str(why))
+        self.frames.heartbeats.end(why)
+        for waiting in self._durable:
+            waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
+        self._durable.clear()
+
+    def linked_nodes(self) -> int:
+        """Nodes with a connection to this master."""
+        return len(self.frames.links)
+
+    def tick(self) -> None:
+        """Let time pass: nodes, instances and pins expire, and rows are swept."""
+        now_ns = self._reactor.now_ns()
+        for node in self.directory.tick(now_ns):
+            log_end(node, f"it was silent for {self._settings.node_ttl_s:g} s")
+        for node in self.directory.members.surplus():
+            log.warning(
+                "node %s is forgotten: more than %d nodes are away",
+                node.info.name,
+                self._settings.max_absent_nodes,
+                extra=named("node_forgotten", node=node.info.name, why="too many are away"),
+            )
+            self._forget(node.info.name, lambda: None)
+        for name in self.scheduling.tick(now_ns):
+            log.warning(
+                "instance %s is silent for %g s and gets no more requests",
+                name,
+                self._settings.instance_ttl_s,
+                extra=named("instance_died", instance=name),
+            )
+        self.frames.loads.hold_to(self._quotas.now)
+        self.frames.tick(now_ns)
+        self.frames.clients.expire_pins(now_ns)
+        changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
+        if self._is_first:
+            changes += self.directory.weights.expire(now_ns)
+        if changes:
+            self._committer.commit(changes)
+
+    def register(
+        self,
+        info: NodeInfo,
+        tiers: Sequence[pb.TierStatus],
+        seen: MasterSeen,
+        description: Description,
+        quotas_version: int = 0,
+        retired_version: int = 0,
+        *,
+        node_id: int = 0,
+    ) -> pb.RegisterReply:
+        """`node_id` is what partition 0 has given the node, 0 where that is asked. Raises StaleEpoch (the node has heard of a later owner),
+        InvalidArgument (it should have an id, or have none; another node has
+        it), and what Directory.register raises."""
+        tickets, now_ns = self.frames.tickets, self._reactor.now_ns()
+        if bool(node_id) is self._is_first:
+            raise InvalidArgument("partition 0 gives nodes their ids, and they say them to the others")
+        if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
+            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
+        if node_id:
+            self._make_way(info, node_id, now_ns)
+        node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
+        self._committer.commit(changes)
+        log.info(
+            "node %s is node %d, at %s",
+            info.name,
+            node.node_id,
+            info.tcp,
+            extra=named("node_registered", node=info.name, node_id=node.node_id, at=info.tcp),
+        )
+        quotas, retired = self.newer(quotas_version, retired_version)
+        return pb.RegisterReply(
+            node_id=node.node_id,
+            registration_epoch=node.epoch,
+            master_epoch=self.epoch,
+            catalog=self._catalog.identity,
+            heartbeat_interval_s=self._settings.heartbeat_interval_s,
+            ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
+            quotas=quotas,
+            retired=retired,
+            spill_at_share=self.directory.spilling.at_share,
+            known_blocks=node.known_blocks,
+            floor=node.floor,
+            is_new=node.is_new,
+        )
+
+    def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
+        """The node is known by this id from now on: what was known of it by another, or of another node by this one, is forgotten, as
+        partition 0 has done. Raises InvalidArgument, where either lives as another process."""
+        members = self.directory.members
+        for known in (members.named(info.name), members.get(node_id)):
+            if known is None or (known.info.name, known.node_id) == (info.name, node_id):
+                continue
+            if known.is_live and known.info.instance == info.instance:
+                self.directory.disconnected(known.node_id, known.epoch, now_ns)
+            self._forget(known.info.name, lambda: None)
+
+    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.Retired | None]:
+        """See heartbeats.Newer."""
+        if not self._is_first:
+            return None, None
+        quotas, retired = self._quotas, self.directory.weights.retired
+        return (
+            None if quotas_version == quotas.version else as_message(quotas.now, quotas.version),
+            None if retired_version == retired.version else retired_message(retired),
+        )
+
+    def show(self, reply: pb.StatusReply) -> None:
+        """Fill in what an owner alone knows of the cluster."""
+        directory, now_ns, counts = self.directory, self._reactor.now_ns(), self.directory.counts()
+        reply.epoch = self.epoch
+        reply.blocks, reply.reserved, reply.pinned = counts.blocks, counts.reserved, counts.pinned
+        reply.nodes.extend(
+            node_status(node, directory.blocks_at(node.node_id), directory.draining.progress(node), now_ns) for node in directory.members
+        )
+        reply.counters.update(self.frames.counters)
+        reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
+        for tenant, origins in self._quotas.origins().items():
+            reply.quota_origins[tenant].CopyFrom(pb.QuotaOrigins(operator=sorted(origins.operator), file=sorted(origins.file)))
+        reply.grants.extend(self._grants())
+
+    def _grants(self) -> Iterator[pb.TenantGrants]:
+        """What tenants have of this master."""
+        loads, given = self.frames.loads, self.directory.given()
+        for tenant in heapq.nlargest(MAX_TENANTS, given.keys() | loads.tenants(), key=lambda name: sum(given.get(name, (0, 0)))):
+            (pins, reservations), (connections, requests) = given.get(tenant, (0, 0)), loads.of(tenant)
+            yield pb.TenantGrants(tenant=tenant, pins=pins, reservations=reservations, requests_in_flight=requests, connections=connections)
+
+    def forget(self, name: str, by: Actor) -> "Future[None]":
+        """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+            self._forget(name, lambda: then(None))
+
+        return self._of_node(begin, Change(by, "forget", f"node {name}", self._known(name)))
+
+    def drain(self, name: str, to: str, by: Actor) -> "Future[None]":
+        """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+            self.frames.drains.drain(name, to, lambda: then(None))
+
+        node = self.directory.members.named(name)
+        return self._of_node(begin, Change(by, "drain", f"node {name}", _drain_shown(node.drain if node else ""), _drain_shown(to)))
+
+    def _of_node(self, begin: Callable[[Callable[[None], None], Refuse], None], change: Change) -> "Future[None]":
+        """A change of a node, which an operator's call brings to partition 0 last: that one is recorded."""
+        return self._audited(begin, change) if self._is_first else self._promise(begin)
+
+    def _known(self, name: str) -> str:
+        """State and number of blocks of a node, for the audit trail."""
+        node = self.directory.members.named(name)
+        return f"{node.state}, {self.directory.blocks_at(node.node_id):,} blocks" if node is not None else ""
+
+    def set_quota(self, tenant: str, limits: NamedLimits, by: Actor) -> "Future[None]":
+        """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,
+        Full."""
+        return self._change_quota(tenant, limits, lambda: self.directory.operator_quotas.set(tenant, limits), Change(by, "quota_set"))
+
+    def clear_quota(self, tenant: str, names: Collection[str], by: Actor) -> "Future[None]":
+        """See OperatorQuotas.clear; as `set_quota`."""
+        changed = names or self.directory.operator_quotas.tenants.get(tenant, {})
+        return self._change_quota(tenant, changed, lambda: self.directory.operator_quotas.clear(tenant, names), Change(by, "quota_clear"))
+
+    def _change_quota(self, tenant: str, names: Collection[str], write: Callable[[], Sequence[Op]], change: Change) -> "Future[None]":
+        """`names`: limits that change."""
+
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+            ops = write()
+            self._quotas.overlay(self.directory.operator_quotas.tenants)
+            self._committer.commit(ops, lambda: then(None))
+
+        def shown() -> str:
+            return limits_shown(self._quotas.now.of(tenant), names)
+
+        change = replace(change, target=f"tenant {tenant or '(none)'}", old=shown())
+        return self._audited(begin, change, lambda _result: replace(change, new=shown()))
+
+    def report_weights(self, request: pb.WeightsReport) -> None:
+        """See WeightsTable.report and leave; durable soon. Raises InvalidArgument, Full."""
+        table, now_ns = self.directory.weights, self._reactor.now_ns()
+        if request.ends:
+            changes = table.leave(request.tenant, request.engine)
+        else:
+            namespaces = [ReportedNamespace(one.id, one.form) for one in request.namespaces]
+            changes = table.report(request.tenant, request.engine, request.base, request.version, namespaces, now_ns)
+        if changes:
+            self._committer.commit(changes)
+
+    def retire_weights(self, tenant: str, base: str, version: str, by: Actor) -> "Future[int]":
+        """See WeightsTable.retire: number of rows, once that is durable. Raises InvalidArgument."""
+
+        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+            count, changes = self.directory.weights.retire(tenant, base, version)
+            self._committer.commit(changes, lambda: then(count))
+
+        change = Change(by, "weights_retire", f"weights {named_weights(base, version)} of tenant {tenant or '(none)'}")
+        return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} versions"))
+
+    def pin_all(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> "Future[int]":
+        """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
+        with Unavailable at the end, and with QuotaExceeded beyond the tenant's limit."""
+
+        def begin(then: Callable[[int], None], refuse: Refuse) -> None:
+            pin_all = self.frames.clients.pin_all
+            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse))
+
+        return self._of_blocks(begin, Change(by, "pin" if pinned else "unpin", self._space(tenant, namespace)))
+
+    def remove_all(self, tenant: str, namespace: str, by: Actor) -> "Future[int]":
+        """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
+
+        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+            remove_all = self.frames.clients.remove_all
+            self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
+
+        return self._of_blocks(begin, Change(by, "remove", self._space(tenant, namespace)))
+
+    def _of_blocks(self, begin: Callable[[Callable[[int], None], Refuse], None], change: Change) -> "Future[int]":
+        return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} blocks"))
+
+    def _space(self, tenant: str, namespace: str) -> str:
+        """A namespace, for the audit trail. Each partition records its own part."""
+        part = f", partition {self._partition}" if self._count > 1 else ""
+        return f"namespace {namespace or '(none)'} of tenant {tenant or '(none)'}{part}"
+
+    def slow_requests(self) -> Iterator[pb.SlowRequest]:
+        """At nodes, as they told with their heartbeats; for partition 0."""
+        for node in self.directory.members:
+            for slow in node.slow:
+                assert isinstance(slow, pb.SlowRequest)
+                yield pb.SlowRequest(
+                    tenant=slow.tenant,
+                    operation=slow.operation,
+                    duration_us=slow.duration_us,
+                    time_s=slow.time_s,
+                    at=node.info.name,
+                    peer=slow.peer,
+                )
+
+    def record_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
+        """Add entries to the audit trail of partition 0; durable soon. False: nothing is written for this epoch any more."""
+        if not self._is_ended:
+            self._committer.commit([op for entry in entries for op in self.directory.audit.add(entry)])
+        return not self._is_ended
+
+    def _turns(self) -> Turns:
+        return Turns(self._reactor.call_soon, lambda: not self._is_ended)
+
+    def _audited(
+        self, begin: Callable[[Callable[[T], None], Refuse], None], change: Change, outcome: Callable[[T], Change] | None = None
+    ) -> "Future[T]":
+        """As `_promise`; the audit trail gets the change once its result is known. `outcome` completes it with that result."""
+
+        def ended(done: "Future[T]") -> None:
+            error = done.exception()
+            if error is not None:
+                self._trail.failed(change, error)
+            else:
+                self._trail.done(outcome(done.result()) if outcome is not None else change)
+
+        try:
+            promise = self._promise(begin)
+        except KVStoreError as error:
+            self._trail.failed(change, error)
+            raise
+        promise.add_done_callback(ended)
+        return promise
+
+    def _promise(self, begin: Callable[[Callable[[T], None], Refuse], None]) -> "Future[T]":
+        """Done when the first of what `begin` is given is called, and failed when the other is."""
+        durable: Future[T] = Future()
+
+        def then(result: T) -> None:
+            if durable in self._durable:
+                self._durable.discard(durable)
+                durable.set_result(result)
+
+        def refuse(error: KVStoreError) -> None:
+            if durable in self._durable:
+                self._durable.discard(durable)
+                durable.set_exception(error)
+
+        self._durable.add(durable)
+        try:
+            begin(then, refuse)
+        except KVStoreError:
+            self._durable.discard(durable)
+            raise
+        return durable
+
+    def _forget(self, name: str, then: Callable[[], None]) -> None:
+        node, changes = self.directory.forget(name)
+        self.frames.links.hang_up(node.node_id)
+        if self.frames.tickets is not None:
+            self.frames.tickets.forget(node.node_id)
+
+        def durable() -> None:
+            self._committer.commit(self.directory.floors_written())
+            then()
+
+        self._committer.commit(changes, durable)

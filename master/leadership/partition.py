@@ -1,0 +1,128 @@
+"""One partition of the key space at this master: its catalog, what this master is there, and who serves its frames.
+
+A master has all partitions, each for itself: it owns some and follows the others. What a catalog tells its follower is carried from the
+catalog's thread to the loop, one call at a time, in order. That thread waits until the loop has taken a call in, so that the rest waits in
+the catalog and not in memory."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Follower, Owner
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.leadership.leader import Leading
+from kvstore.master.leadership.role_manager import Role, Standing
+from kvstore.master.server.frames_service import Reachable
+from kvstore.master.server.partition_router import StandbyFrames
+from kvstore.protocol.errors import KVStoreError, typed
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server.session import Handler
+from kvstore.security.authenticator import Guard
+
+log = logging.getLogger("kvstore.master")
+
+
+class Relay:
+    """A catalog's Follower, which has another one called in the loop's thread. `close` belongs to that thread."""
+
+    def __init__(self, reactor: Reactor, follower: Follower, *, on_failure: Callable[[KVStoreError], None]) -> None:
+        """`on_failure` is called in the loop's thread when the follower does not take what it is told, such as a record that is damaged, or
+        any, there being no memory: else nobody would know that it lacks that. Nothing is carried over after that."""
+        self._reactor = reactor
+        self._follower = follower
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._waiting = threading.Event()
+
+    def begin(self) -> None:
+        self._carry(self._follower.begin)
+
+    def take(self, changes: Sequence[Change]) -> None:
+        self._carry(lambda: self._follower.take(changes))
+
+    def owned_by(self, owner: Owner | None) -> None:
+        self._carry(lambda: self._follower.owned_by(owner))
+
+    def elected(self, epoch: int) -> None:
+        self._carry(lambda: self._follower.elected(epoch))
+
+    def deposed(self, why: KVStoreError) -> None:
+        self._carry(lambda: self._follower.deposed(why))
+
+    def close(self) -> None:
+        """Carry nothing any more; a call that waits returns, so that the catalog's thread can be joined from the loop's."""
+        with self._lock:
+            self._is_closed = True
+            self._waiting.set()
+
+    def _carry(self, call: Callable[[], None]) -> None:
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                if not self._is_closed:
+                    call()
+            except Exception as error:
+                self.close()
+                if not isinstance(error, KVStoreError):
+                    log.exception("what the catalog told was not taken")
+                self._on_failure(typed(error))
+            finally:
+                done.set()
+
+        with self._lock:
+            if self._is_closed:
+                return
+            self._waiting = done
+        self._reactor.call_soon(run)
+        done.wait()  # for as long as the loop takes; `close` ends it
+
+
+class Partition:
+    """See the module."""
+
+    def __init__(
+        self,
+        index: int,
+        catalog: Catalog,
+        me: Candidate,
+        reactor: Reactor,
+        *,
+        lead: Callable[["Partition", int, Followed], Leading],
+        on_change: Callable[["Partition"], None],
+        on_failure: Callable[[KVStoreError], None],
+        what: str,
+    ) -> None:
+        """`lead` makes the owner of an epoch on what was followed. `on_change` is called at each change of the role or of the owner,
+        `on_failure` when the catalog cannot be followed. `what` it is, for the log."""
+        self.index = index
+        self.catalog = catalog
+        self._me = me
+        self.standing = Standing(me.address, functools.partial(lead, self), on_change=lambda: on_change(self), what=what)
+        self._relay = Relay(reactor, self.standing, on_failure=on_failure)
+        self._standby: StandbyFrames | None = None
+        self.was_owner = False
+
+    def follow(self, reachable: Reachable, guard: Guard) -> None:
+        """Stand for election. While this master is not the owner, who comes is told who is, and how this one is reached."""
+        self._standby = StandbyFrames(lambda: self.standing.owner, reachable, guard)
+        self.catalog.follow(self._me, self._relay)
+
+    @property
+    def handler(self) -> Handler:
+        """Who serves its frames now."""
+        assert self._standby is not None
+        return self._standby if self.standing.role is Role.FOLLOWING else self.standing.answering().frames
+
+    def owner(self) -> Owner | None:
+        """Who owns it, as far as this master knows."""
+        if self.standing.role is Role.OWNER:
+            return Owner(*self._me, self.standing.leading().epoch)
+        return self.standing.owner
+
+    def stop(self, why: KVStoreError) -> None:
+        """Nothing is taken from the catalog any more, and who waits for it is told."""
+        self._relay.close()
+        self.standing.close(why)

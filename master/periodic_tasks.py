@@ -1,0 +1,86 @@
+"""What a running master does again and again: let its roles go on, tell health checks whether it is ready, give partitions up that are
+another master's share, look at files that may have changed.
+
+Nothing here is begun by a request, and nothing of it waits.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.master.audit_trail import AuditTrail
+from kvstore.master.control_service import ControlServer
+from kvstore.master.leadership.partition import Partition
+from kvstore.master.leadership.partition_assigner import Sharing
+from kvstore.master.leadership.role_manager import Role
+from kvstore.master.sessions import PermissionFiles
+from kvstore.master.status import MasterStatus
+from kvstore.rpc.reactor import Reactor
+from kvstore.security.quotas.limits import QuotasInForce
+from kvstore.telemetry.logs import named
+
+TICK_S: Final = 0.1
+
+log = logging.getLogger("kvstore.master")
+
+
+class Clockwork:
+    """See the module. All of it is done in the reactor's loop."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        partitions: Sequence[Partition],
+        sharing: Sharing,
+        quotas: QuotasInForce,
+        files: PermissionFiles,
+        control: ControlServer,
+        status: MasterStatus,
+        trail: AuditTrail,
+    ) -> None:
+        self._reactor = reactor
+        self._partitions = partitions
+        self._sharing = sharing
+        self._quotas = quotas
+        self._files = files
+        self._control = control
+        self._status = status
+        self._trail = trail
+        self._is_ready = False
+
+    def start(self, *, check_interval_s: float) -> None:
+        """The files are looked at so often."""
+        self._reactor.every(TICK_S, self._tick)
+        self._reactor.every(check_interval_s, self._files.look_at_credentials)
+        self._reactor.every(check_interval_s, self._files.look_at_quotas)
+
+    def tell_ready(self) -> None:
+        """Health by gRPC says whether it is."""
+        is_ready = not self._status.unready()
+        if is_ready is not self._is_ready:
+            self._is_ready = is_ready
+            self._control.ready(is_ready=is_ready)
+
+    def _tick(self) -> None:
+        for partition in self._partitions:
+            partition.standing.tick()
+        self.tell_ready()
+        self._control.expire()
+        self._trail.run_due(self._reactor.now_ns())
+        if len(self._partitions) > 1:
+            self._follow_quotas()
+            self._share()
+
+    def _share(self) -> None:
+        """Give a partition up that is another master's share."""
+        owned = {partition.index for partition in self._partitions if partition.standing.role is Role.OWNER}
+        given = self._sharing.give_up(self._partitions[0].catalog.living, owned, self._reactor.now_ns())
+        if given is not None:
+            log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))
+            self._partitions[given].catalog.give_up()
+
+    def _follow_quotas(self) -> None:
+        """Who owns another partition goes by what operators have set, too, which the first one's catalog has."""
+        quotas = self._partitions[0].standing.operator_quotas()
+        if quotas is not None:
+            self._quotas.overlay(quotas)

@@ -1,0 +1,321 @@
+"""Where requests go: the instances' reports and the directory's prefixes put before a dispatcher, and what follows from its decision.
+
+Sans-I/O and one thread: `now_ns` is passed in, and the transfer that a decision needs is started by a function that is. The decision
+itself is a dispatcher's (scheduler/kvcache_centric.py). Asking is no access to any block: what would be read is touched when it is.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+from kvstore.kvcache.models.named import find_model
+from kvstore.master.config import MasterSettings
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.index.queries import Prefixes
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.scheduling.engine_caches import EngineCaches, check_change
+from kvstore.master.scheduling.estimators import LiveEstimators, samples_of
+from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
+from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.frames import MAX_KEY_BYTES
+from kvstore.scheduler.admission import Admission, AdmitAll, make_admission
+from kvstore.scheduler.baselines import make_dispatcher
+from kvstore.scheduler.dispatcher import Dispatcher, broken_slo
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
+from kvstore.scheduler.request import Decision, Rejection, Request, Slo
+
+MAX_PROMPT_BLOCKS: Final = 65_536
+MAX_TOKENS: Final = 1 << 27
+"""Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""
+UNKNOWN_OUTPUT_TOKENS: Final = 182
+"""Taken where the caller does not know: the mean of the traces of Qin et al., Mooncake (arXiv:2407.00079), section 4."""
+
+
+class Replicate(Protocol):
+    """Has node `node_id` copy those of the blocks that it lacks from the source: how many it was told to, those not counted that were on
+    their way already. Returns at once; never raises."""
+
+    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
+
+
+FindPrefixes = Callable[[str, Sequence[bytes]], Prefixes]
+"""How many of a tenant's keys, from the first on without a gap, can be read at each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One request to place, of a tenant that was let in. `keys` are those of its full blocks; `output_tokens` 0: not known."""
+
+    tenant: str
+    keys: Sequence[bytes]
+    block_tokens: int
+    input_tokens: int
+    output_tokens: int
+    slo: Slo
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument, which names what is outside its range."""
+        count, lengths = len(self.keys), set(map(len, self.keys))
+        for name, value, least in (("input_tokens", self.input_tokens, 1), ("output_tokens", self.output_tokens, 0)):
+            if not least <= value <= MAX_TOKENS:
+                raise InvalidArgument(f"{name} is {value}: it must be in [{least}, {MAX_TOKENS}]")
+        if self.block_tokens < 1:
+            raise InvalidArgument("block_tokens is 0: say how many tokens a block has")
+        if count > MAX_PROMPT_BLOCKS or count * self.block_tokens > self.input_tokens:
+            raise InvalidArgument(
+                f"{count} keys of blocks of {self.block_tokens} tokens for a prompt of {self.input_tokens}:"
+                f" give one for each full block, at most {MAX_PROMPT_BLOCKS}"
+            )
+        if count and not 1 <= min(lengths) <= max(lengths) <= MAX_KEY_BYTES:
+            raise InvalidArgument(f"a key is 1 to {MAX_KEY_BYTES} bytes long")
+
+
+class _Pool(NamedTuple):
+    """The instances as they are for one decision, in one order; `nodes` are the prefill instances', None where there is none alive.
+
+    Of the prompt's blocks each node has the leading `fetchable`, which others can have from it; and each prefill instance, with what is in
+    its engine's own memory, `matches`."""
+
+    prefill: list[PrefillMember]
+    decode: list[DecodeMember]
+    nodes: list[Member | None]
+    matches: list[int]
+    fetchable: list[int]
+
+
+class Scheduling:
+    """Owns the instances. Not thread-safe: the master's loop is the only caller."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        instances: Instances,
+        engine_caches: EngineCaches,
+        dispatcher: Dispatcher,
+        estimators: LiveEstimators,
+        *,
+        admission: Admission,
+        replicate: Replicate,
+        prefixes: FindPrefixes,
+        decision_ttl_s: float,
+        first_request_id: int,
+    ) -> None:
+        """`prefixes` are those of all partitions. `first_request_id`: above all that a former master has given out. `dispatcher` and
+        `admission` foresee with `estimators`."""
+        self.instances = instances
+        self.engine_caches = engine_caches
+        self.estimators = estimators
+        self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._replicate = replicate
+        self._prefixes = prefixes
+        self._decision_ttl_ns = round(decision_ttl_s * NS_PER_S)
+        self._request_ids = itertools.count(first_request_id)
+        self._decode_duration = DecodeDuration()
+
+    def report(self, report: pb.ReportRequest, now_ns: int) -> str:
+        """See Instances.report, also for what it returns; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has
+        changed then."""
+        samples = samples_of(report)
+        if report.HasField("engine_cache"):
+            check_change(report.name, report.engine_cache)
+        other = self.instances.report(report, now_ns)
+        if report.HasField("engine_cache"):
+            self.engine_caches.apply(report.name, report.engine_cache)
+        self.estimators.learn(samples, now_ns)
+        return other
+
+    def leave(self, name: str) -> None:
+        """An instance ends. One that is not known is ignored."""
+        self.instances.leave(name)
+        self.engine_caches.leave(name)
+
+    def tick(self, now_ns: int) -> list[str]:
+        """Let time pass: the names of the instances that have left by their silence."""
+        silent = self.instances.expire(now_ns)
+        for name in silent:
+            self.engine_caches.leave(name)
+        return silent
+
+    def schedule(self, prompt: Prompt, now_ns: int) -> pb.ScheduleReply:
+        """Where it goes, or why nowhere; it is promised to both instances, and the transfer has been started."""
+        pool = self._pool(prompt, now_ns)
+        request = Request(prompt.keys, prompt.input_tokens, prompt.block_tokens, prompt.output_tokens or UNKNOWN_OUTPUT_TOKENS, prompt.slo)
+        outcome = self._place(request, pool, now_ns)
+        if isinstance(outcome, Rejection):
+            self.counters[f"rejected_{outcome.reason.value}"] += 1
+            return pb.ScheduleReply(rejected=outcome.reason.value, rejected_value=outcome.value, rejected_limit=outcome.limit)
+        reply = self._reply(outcome, pool)
+        self._promise(reply.request_id, outcome, request, pool, now_ns)
+        self._decode_duration.add(outcome.tbt_s * request.output_tokens)
+        if outcome.transfer_from is not None:
+            self._start_transfer(prompt, outcome, outcome.transfer_from, pool, now_ns)
+        self.counters["scheduled"] += 1
+        return reply
+
+    def show(self, now_ns: int) -> pb.InstancesReply:
+        """All of it, for operators."""
+        return pb.InstancesReply(
+            dispatcher=self._dispatcher.name,
+            instances=[_status(member, self.engine_caches.blocks(member.report.name), now_ns) for member in self.instances.each()],
+            counters=self.counters,
+            estimators=self.estimators.words,
+        )
+
+    def _pool(self, prompt: Prompt, now_ns: int) -> _Pool:
+        prefill, decode = list(self.instances.prefill.values()), list(self.instances.decode.values())
+        nodes = [self._node(member) for member in prefill]
+        if any(nodes):
+            found = self._prefixes(prompt.tenant, prompt.keys)
+            self.estimators.block_bytes = found.block_bytes
+            fetchable = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
+            for member, node in zip(prefill, nodes, strict=True):
+                member.at(*((node.node_id, node.rates.bytes_per_s(now_ns)) if node is not None else (None, {})))
+        else:
+            fetchable = [0] * len(nodes)
+        in_engines = self.engine_caches.match(prompt.tenant, prompt.keys, list(self.instances.prefill))
+        places = {name: index for index, name in enumerate(self.instances.decode)}
+        for member in prefill:
+            member.decodes_at(places.get(member.report.name))
+        return _Pool(prefill, decode, nodes, list(map(max, fetchable, in_engines)), fetchable)
+
+    def _node(self, member: PrefillMember) -> Member | None:
+        node = self._directory.members.named(member.report.node)
+        return node if node is not None and node.is_live else None
+
+    def _place(self, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+        """Dispatched, and let in."""
+        lets_all_in = isinstance(self._admission, AdmitAll)
+        asked = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
+        outcome = self._dispatch(asked, pool, range(len(pool.prefill)), now_ns)
+        if isinstance(outcome, Decision):
+            outcome = self._possible(outcome, asked, pool, now_ns)
+        if lets_all_in or isinstance(outcome, Rejection):
+            return outcome
+        decode_s = self._decode_duration.seconds
+        load = pool_load(pool.decode, decode_s=decode_s, input_tokens=request.input_tokens, now_ns=now_ns)
+        return self._admission.on_arrival(load, request.slo, ttft_s=outcome.ttft_s) or outcome
+
+    def _dispatch(self, request: Request, pool: _Pool, among: Sequence[int], now_ns: int) -> Decision | Rejection:
+        """The dispatcher's choice among these prefill instances."""
+        outcome = self._dispatcher.dispatch(
+            request,
+            [pool.matches[index] for index in among],
+            [pool.prefill[index].view(now_ns) for index in among],
+            [member.view(now_ns) for member in pool.decode],
+            [pool.fetchable[index] for index in among],
+        )
+        if isinstance(outcome, Rejection):
+            return outcome
+        sender = None if outcome.transfer_from is None else among[outcome.transfer_from]
+        return replace(outcome, prefill=among[outcome.prefill], transfer_from=sender)
+
+    def _possible(self, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+        """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all that its engine has not:
+        so that, or what is best among the others."""
+        if decision.transfer_from is None or pool.nodes[decision.prefill] is not None:
+            return decision
+        own = pool.matches[decision.prefill]
+        prefill_s = self.estimators.prefill_s(request.input_tokens, request.prefix_tokens(own))
+        computed = replace(decision, prefix_blocks=own, transfer_from=None, transfer_blocks=0, transfer_s=0.0, prefill_s=prefill_s)
+        with_node = [index for index, node in enumerate(pool.nodes) if node is not None]
+        other = self._dispatch(request, pool, with_node, now_ns)
+        if isinstance(other, Decision) and other.ttft_s <= computed.ttft_s:
+            return other
+        return broken_slo(request.slo, ttft_s=computed.ttft_s, tbt_s=computed.tbt_s) or computed
+
+    def _reply(self, decision: Decision, pool: _Pool) -> pb.ScheduleReply:
+        prefill, decode = pool.prefill[decision.prefill].report, pool.decode[decision.decode].report
+        return pb.ScheduleReply(
+            request_id=next(self._request_ids),
+            prefill=prefill.name,
+            decode=decode.name,
+            prefill_address=prefill.address,
+            decode_address=decode.address,
+            prefix_blocks=decision.prefix_blocks,
+            transfer_from="" if decision.transfer_from is None else pool.prefill[decision.transfer_from].report.name,
+            transfer_blocks=decision.transfer_blocks,
+            transfer_s=decision.transfer_s,
+            queue_s=decision.queue_s,
+            prefill_s=decision.prefill_s,
+            tbt_s=decision.tbt_s,
+        )
+
+    def _promise(self, request_id: int, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> None:
+        """The prefill instance should have it at once, the decode instance after its first token. One that does both has it, and may count
+        it in its batch, from the beginning."""
+        prefill, decode = pool.prefill[decision.prefill], pool.decode[decision.decode]
+        prefill_ns, ttft_ns = round(decision.prefill_s * NS_PER_S), round(decision.ttft_s * NS_PER_S)
+        at_prefill = Promise(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
+        at_decode = Promise(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
+        prefill.promise(request_id, at_prefill)
+        decode.promise(request_id, at_decode._replace(sent_ns=now_ns) if decode.report.role == pb.ROLE_BOTH else at_decode)
+
+    def _start_transfer(self, prompt: Prompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
+        source, target = pool.nodes[sender], pool.nodes[decision.prefill]
+        assert source is not None, "an instance without a node has no prefix to send"
+        assert target is not None, "see _possible"
+        end = decision.prefix_blocks
+        keys = prompt.keys[end - decision.transfer_blocks : end]
+        ordered = self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
+        if ordered:  # what is on its way for an earlier request is sent once
+            pool.prefill[sender].send(ordered * self.estimators.block_bytes, now_ns)
+            self.counters["transfers"] += 1
+            self.counters["transfer_blocks"] += ordered
+
+
+def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceStatus:
+    member.forget_lost(now_ns)
+    return pb.InstanceStatus(
+        report=member.report,
+        report_age_s=(now_ns - member.reported_ns) / NS_PER_S,
+        unseen_requests=member.unseen_requests,
+        unseen_s=member.unseen_s,
+        scheduled=member.scheduled,
+        engine_blocks=engine_blocks,
+    )
+
+
+NS_PER_US = 1000
+
+
+def make_estimators(settings: MasterSettings) -> LiveEstimators:
+    """Raises ConfigError: model or GPU is not known, one is given without the other, or the one does not fit on the other."""
+    if bool(settings.scheduler_model) != bool(settings.scheduler_gpu):
+        raise ConfigError("scheduler_model and scheduler_gpu go together: give both, or neither")
+    if not settings.scheduler_model:
+        return LiveEstimators(None)
+    model, gpu = find_model(settings.scheduler_model), find_gpu(settings.scheduler_gpu)
+    return LiveEstimators(AnalyticModel(model, gpu, gpus=settings.scheduler_gpus))
+
+
+def make_scheduling(
+    settings: MasterSettings,
+    directory: Directory,
+    estimators: LiveEstimators,
+    *,
+    replicate: Replicate,
+    wall_ns: int,
+    prefixes: FindPrefixes | None = None,
+) -> Scheduling:
+    """`wall_ns` is the wall clock: request ids count from its microseconds, so that a master that is started again repeats none, and
+    they are still whole numbers in the JSON that engines pass on. `prefixes`: None for those that the directory knows."""
+    views = estimators.for_dispatcher()
+    return Scheduling(
+        directory,
+        Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances),
+        EngineCaches(max_blocks=settings.max_engine_blocks),
+        make_dispatcher(settings.dispatcher, views, threshold=settings.kvcache_balancing_threshold, seed=wall_ns),
+        estimators,
+        admission=make_admission(settings.admission, estimators, load_limit=settings.admission_load_limit),
+        replicate=replicate,
+        prefixes=prefixes or directory.queries.prefixes,
+        decision_ttl_s=settings.decision_ttl_s,
+        first_request_id=wall_ns // NS_PER_US,
+    )

@@ -1,0 +1,1 @@
+"""Frames of clients and nodes, served by the owner of a partition."""

@@ -1,0 +1,356 @@
+"""What clients say to the master: lookups, reservations, removals and pins. The hot path.
+
+It turns messages into calls of the directory, gives what must be durable to the committer, and has the directory's commands carried to
+the nodes. The loop is the only caller.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from kvstore.master.audit_trail import Change
+from kvstore.master.directory.limits.pins import Pinning
+from kvstore.master.directory.placement.commands import Commands
+from kvstore.master.server.copy_causes import CopyCauses
+from kvstore.master.server.node_connections import Answers
+from kvstore.master.server.owner_parts import OwnerParts
+from kvstore.master.server.time_slices import Turns
+from kvstore.protocol.catalog_messages import Drop
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, QuotaExceeded, Unauthorized
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    Reserve,
+    check_pattern,
+)
+from kvstore.protocol.session_messages import Count, Flags, Ok
+from kvstore.rpc.server.session import Session
+from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.security.actor import CLIENT, Actor, host_of
+from kvstore.security.identity import Identity, Kind
+
+Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
+
+SLICE_ROWS: Final = 4096
+"""Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed or replicated in one."""
+MAX_TABLE_BLOB_BYTES: Final = 32 << 20
+"""What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
+
+
+@dataclass(slots=True)
+class ClientPeer:
+    """The context of a client's session."""
+
+    tenant: str
+    identity: Identity
+    allowed: frozenset[int]
+    """Frame types that it may say."""
+    reserved: tuple[Sequence[bytes], Sequence[int]] = ((), ())
+    """Keys and generations of the last Reserve: whoever hangs up may not have seen its answer."""
+
+
+class ClientFrames:
+    """See the module. It counts `keys` and `lookup_misses` in `counters`."""
+
+    def __init__(self, owner: OwnerParts, causes: CopyCauses, order_copies: Callable[[int], None]) -> None:
+        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. The audit
+        trail gets removals of whole namespaces, and what operators pin and remove."""
+        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
+        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        self._causes = causes
+        self._order_copies = order_copies
+
+    def lookup(self, session: Session, header: Header, message: Lookup) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.lookup):
+            return
+        self._counters["keys"] += len(message.keys)
+        found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
+        self._counters["lookup_misses"] += found.replicas.count(0)
+        session.reply(header.request_id, found)
+
+    def exists(self, session: Session, header: Header, message: Exists) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
+            return
+        self._counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Flags(self._directory.queries.exists(_named_tenant(session), message.keys)))
+
+    def match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
+            return
+        self._counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
+
+    def _is_held_up(
+        self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None], *, is_told: bool = False
+    ) -> bool:
+        again = partial(ask, session, header, message)
+        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, again, is_told=is_told)
+
+    def reserve(self, session: Session, header: Header, message: Reserve) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
+            return
+        self._counters["keys"] += len(message.keys)
+        client = _client(session)
+        grants = self._directory.reserve(
+            client.tenant,
+            message.keys,
+            message.sizes,
+            local_node=message.local_node,
+            avoid=message.avoid,
+            now_ns=session.reactor.now_ns(),
+        )
+        client.reserved = message.keys, grants.generations
+        session.reply(header.request_id, grants)
+
+    def cancel(self, session: Session, header: Header, message: Cancel) -> None:
+        self._directory.cancel(_tenant(session), message.keys, message.generations)
+        session.reply(header.request_id, Ok())
+
+    def nodes(self, session: Session, header: Header, message: Nodes) -> None:
+        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.nodes, session, header, message)):
+            return
+        client, live = _client(session), self._directory.members.live()
+        tickets, ticket_ms = [b""] * len(live), 0
+        if self._tickets is not None:
+            tickets, ticket_ms = self._tickets.of_nodes([node.node_id for node in live], client.identity, session.reactor.now_ns())
+        table = NodeTable(
+            [node.node_id for node in live],
+            [node.info.name for node in live],
+            [node.info.host_id for node in live],
+            [node.info.unix for node in live],
+            [node.info.tcp for node in live],
+            [node.revision for node in live],
+            _within([node.description.transfer for node in live], MAX_TABLE_BLOB_BYTES),
+            tickets,
+            ticket_ms,
+        )
+        session.reply(header.request_id, table)
+
+    def pin(self, session: Session, header: Header, message: Pin) -> None:
+        """Answered when the pins are durable and the nodes have been told."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
+            return
+        pinning = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
+        self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
+
+    def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
+        """As `pin`."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
+            return
+        ttl_ns, now_ns = message.ttl_ms * 1_000_000, session.reactor.now_ns()
+        pinning = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
+        self._pinned(session, header, message, pinning, pinned=True)
+
+    def replicate(self, session: Session, header: Header, message: Replicate) -> None:
+        """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
+            return
+        tenant, flags, is_new = _tenant(session), bytearray(), False
+
+        def ask(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            nonlocal is_new
+            asked = self._directory.targets.ask(tenant, keys, message.count)
+            flags.extend(asked.flags)
+            if asked.ops:
+                is_new = True
+                self._committer.commit(asked.ops)
+            done(0)
+
+        def asked(_count: int) -> None:
+            if not is_new:
+                session.reply(header.request_id, Flags(bytes(flags)))
+                return
+            now_ns, span = session.reactor.now_ns(), session.span(header.request_id)
+            if span is not None:
+                self._causes.note(tenant, message.keys, span, now_ns)
+            self._order_copies(now_ns)
+            self._committer.commit((), lambda: session.reply(header.request_id, Flags(bytes(flags))))
+
+        Turns(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
+
+    def _pinned(self, session: Session, header: Header, message: Pin | PinFor, pinning: Pinning, *, pinned: bool) -> None:
+        tenant = _tenant(session)
+
+        def told(answers: Answers) -> None:
+            flags = self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags
+            self._audit_keys(session, "pin" if pinned else "unpin", flags)
+            session.reply(header.request_id, Flags(flags))
+
+        def durable() -> None:
+            self._command(session.span(header.request_id), pinning.commands, told)
+
+        self._committer.commit(pinning.ops, durable)
+
+    def _held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Answers) -> bytes:
+        return self._directory.pins.held(tenant, keys, pinning, ((command.keys, flags) for _node_id, command, flags in answers))
+
+    def expire_pins(self, now_ns: int) -> None:
+        """End pins whose time is over."""
+        ended = self._directory.pins.expire(now_ns)
+        if ended.ops:
+            self._committer.commit(ended.ops, lambda: self._links.tell(ended.commands))
+
+    def remove(self, session: Session, header: Header, message: Remove) -> None:
+        """Answered when every node that holds a block has dropped it, or said that it is in use."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
+            return
+        tenant, span, gone = _named_tenant(session), session.span(header.request_id), dict[bytes, int]()
+        keys = list(dict.fromkeys(message.keys))
+
+        def remove(part: Sequence[bytes], done: Callable[[int], None]) -> None:
+            self._remove(tenant, part, bool(message.force), partial(removed, part), span)
+            done(0)  # a node that says nothing holds up all slices at once
+
+        def removed(part: Sequence[bytes], flags: bytes) -> None:
+            gone.update(zip(part, flags, strict=True))
+            if len(gone) == len(keys):
+                flags = bytes(map(gone.__getitem__, message.keys))
+                self._audit_keys(session, "remove", flags)
+                session.reply(header.request_id, Flags(flags))
+
+        if keys:
+            Turns(session.reactor.call_soon, lambda: True).of(_slices(keys), remove, lambda _count: None)
+        else:
+            removed((), b"")
+
+    def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
+        """Answered when all has been looked at, and each block that was there removed as by `remove`."""
+        check_pattern(message.pattern)
+        tenant = _named_tenant(session)
+        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.remove_matching, session, header, message)):
+            return
+        namespace = None if message.any_namespace else message.namespace
+
+        def removed(count: int) -> None:
+            of = "all namespaces" if namespace is None else f"namespace {namespace or '(none)'}"
+            which = "" if message.pattern == "*" else f", keys {message.pattern}"
+            self._audit(session, "remove", f"{of} of tenant {tenant or '(none)'}{which}", f"{count:,} blocks")
+            session.reply(header.request_id, Count(count))
+
+        turns = Turns(session.reactor.call_soon, lambda: session.is_open)
+        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), turns=turns, then=removed)
+
+    def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
+        """What an operator's credential did to single blocks; what engines do to theirs is no change of an operator's."""
+        identity = _client(session).identity
+        if identity.operates and identity.kind is not Kind.EVERYBODY:
+            self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
+
+    def _audit(self, session: Session, action: str, target: str, detail: str) -> None:
+        actor = Actor.of(_client(session).identity, peer=host_of(session.peer()), via=CLIENT)
+        self._trail.repeated(Change(actor, action, target), detail)
+
+    def remove_all(
+        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: Turns, then: Callable[[int], None]
+    ) -> None:
+        """Remove the blocks of one namespace or all (None) whose keys match, and call `then` with how many are gone."""
+
+        def remove(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            self._remove(tenant, keys, is_forced, lambda gone: done(gone.count(1)))
+
+        turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
+
+    def pin_all(
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        pinned: bool,
+        turns: Turns,
+        then: Callable[[int], None],
+        refuse: Callable[[KVStoreError], None],
+    ) -> None:
+        """Pin the blocks of a namespace, or let them go, and call `then` with how many that are. Where that is more than the tenant may
+        have, `refuse` is told; what was pinned before stays so."""
+        pins = self._directory.pins
+
+        def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            unpinned = pins.unpinned(tenant, keys)
+            try:
+                pinning = pins.pin(tenant, keys, pinned=pinned)
+            except QuotaExceeded as error:
+                refuse(error)
+                return
+
+            def told(answers: Answers) -> None:
+                done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)
+
+            def durable() -> None:
+                self._links.command(pinning.commands, told)
+
+            self._committer.commit(pinning.ops, durable)
+
+        slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
+        turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
+
+    def _command(self, span: Span | None, commands: Commands, then: Callable[[Answers], None]) -> None:
+        """Send commands, for the sake of a request that is traced, or not."""
+        on_behalf((span,) if span is not None else (), self._links.command, commands, then)
+
+    def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: Span | None = None) -> None:
+        """Remove blocks, and call `then` with 1 for each key that was there and is gone."""
+        removal = self._directory.removing.plan(tenant, keys, force=force)
+
+        def told(answers: Answers) -> None:
+            unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
+            for node_id, command, flags in answers:
+                assert isinstance(command, Drop)
+                if flags is None:
+                    unknown.update(command.keys)
+                else:
+                    self._committer.commit(self._directory.removing.dropped(node_id, tenant, command.keys, command.generations, flags))
+            self._directory.removing.over(tenant, removal)
+            left = self._directory.queries.exists(tenant, keys)
+            then(bytes(was and not still and key not in unknown for was, still, key in zip(removal.flags, left, keys, strict=True)))
+
+        def durable() -> None:
+            if removal.raises_floors:
+                self._committer.commit(self._directory.floors_written())
+            self._command(span, removal.commands, told)
+
+        self._committer.commit(removal.ops, durable)
+
+    def closed(self, peer: ClientPeer) -> None:
+        """What a client reserved last and has not used is free for others: it may have been interrupted before it knew of it."""
+        self._directory.cancel(peer.tenant, *peer.reserved)
+
+
+def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[begin : begin + SLICE_ROWS] for begin in range(0, len(keys), SLICE_ROWS))
+
+
+def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:
+    """The blobs, empty from the first on with which they are more than a message takes: such nodes are reached at their TCP address."""
+    total_bytes = itertools.accumulate(map(len, blobs))
+    return [blob if total <= max_bytes else b"" for blob, total in zip(blobs, total_bytes, strict=True)]
+
+
+def _client(session: Session) -> ClientPeer:
+    peer = session.context
+    if not isinstance(peer, ClientPeer):
+        raise Unauthorized("say Hello as a client first")
+    return peer
+
+
+def _tenant(session: Session) -> str:
+    return _client(session).tenant
+
+
+def _named_tenant(session: Session) -> str:
+    """The tenant of a request that operators may send, too. Raises InvalidArgument: an operator has named none."""
+    peer = _client(session)
+    if not peer.tenant and peer.identity.kind is Kind.OPERATOR:
+        raise InvalidArgument("an operator has no blocks of its own: name the tenant whose blocks are meant (--tenant NAME)")
+    return peer.tenant

@@ -1,0 +1,91 @@
+"""Inventories that nodes compare before they name them: a slice of the directory in each turn of the loop, one node after the other. So
+fifty nodes whose links broke at once take no more of a turn than one. The loop is the only caller."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from kvstore.master.catalogs.group_commit import Committer
+from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.index.inventory_comparison import Comparison
+from kvstore.protocol.catalog_messages import Digests
+from kvstore.protocol.frames import Header
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.server.session import Session
+
+log = logging.getLogger("kvstore.master")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The digests of one node, which are not answered yet."""
+
+    session: Session
+    comparison: Comparison
+    epoch: int
+    request_ids: list[int] = field(default_factory=list)
+
+
+class Comparing:
+    """See the module. It counts `compared` in `counters`."""
+
+    def __init__(self, directory: Directory, committer: Committer, counters: dict[str, int]) -> None:
+        self._directory = directory
+        self._committer = committer
+        self._counters = counters
+        self._asked: dict[int, _Asked] = {}
+        """By node."""
+        self._turns: deque[tuple[_Asked, Iterator[list[Change]]]] = deque()
+
+    def take(self, session: Session, header: Header, node_id: int, message: Digests) -> None:
+        """Answered once the last of them is there and all are compared. Raises StaleEpoch, InvalidArgument: the inventory is compared no
+        more."""
+        asked = self._asked.get(node_id)
+        if asked is None or asked.epoch != message.epoch:
+            comparison = self._directory.compare(node_id, message.epoch)
+            asked = self._asked[node_id] = _Asked(session, comparison, message.epoch)
+        try:
+            is_last = asked.comparison.take(message)
+        except BaseException:
+            self.end(node_id)
+            raise
+        asked.request_ids.append(header.request_id)
+        if is_last:
+            del self._asked[node_id]
+            self._turns.append((asked, asked.comparison.steps()))
+            if len(self._turns) == 1:
+                session.reactor.call_soon(self._turn(session.reactor.call_soon))
+
+    def end(self, node_id: int) -> None:
+        """The node begins or ends an inventory: what is not compared by now will not be."""
+        self._asked.pop(node_id, None)
+
+    def _turn(self, soon: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
+        def proceed() -> None:
+            asked, steps = self._turns[0]
+            try:
+                ops = next(steps, None) if asked.session.is_open else None
+                if ops:
+                    self._committer.commit(ops)
+            except Exception:  # this node names all its blocks
+                log.exception("an inventory could not be compared")
+                ops = None
+            if ops is None:
+                self._turns.popleft()
+                if asked.session.is_open:
+                    self._answer(asked)
+            if self._turns:  # whatever became of this one: those behind it must not wait for ever
+                soon(proceed)
+
+        return proceed
+
+    def _answer(self, asked: _Asked) -> None:
+        self._counters["compared"] += asked.comparison.blocks
+        try:
+            for request_id, flags in zip(asked.request_ids, asked.comparison.flags(), strict=True):
+                asked.session.reply(request_id, Flags(flags))
+        except Exception:  # the node would wait for what has not been answered; by another link it begins anew
+            log.exception("a compared inventory could not be answered")
+            asked.session.close("an internal error")

@@ -1,0 +1,132 @@
+"""The connections of the nodes, and what the master has them do over these. The loop is the only caller."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from kvstore.master.directory.placement.commands import Commands
+from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey
+from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.frames import Header
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.server.session import Session
+
+Command = Drop | Hold | Copy
+Word = Drain | TicketKey | Revoke | Seek
+Answers = list[tuple[int, Command, bytes | None]]
+"""(node id, command, flags or None for no answer)."""
+
+log = logging.getLogger("kvstore.master")
+
+
+class NodeLinks:
+    """At most one session a node. It counts `commands_failed` in `counters`."""
+
+    def __init__(self, counters: dict[str, int], *, command_timeout_s: float) -> None:
+        self._counters = counters
+        self._command_timeout_s = command_timeout_s
+        self._links: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def get(self, node_id: int) -> Session | None:
+        return self._links.get(node_id)
+
+    def enter(self, node_id: int, session: Session) -> None:
+        """The node's connection is `session`; a former one is closed."""
+        former, self._links[node_id] = self._links.get(node_id), session
+        if former is not None and former is not session:
+            former.close("the node has registered again")
+
+    def leave(self, node_id: int, session: Session) -> bool:
+        """The session is over; whether it was the node's connection."""
+        if self._links.get(node_id) is not session:
+            return False
+        del self._links[node_id]
+        return True
+
+    def hang_up(self, node_id: int) -> None:
+        """The node is forgotten: close its link, should one be left."""
+        link = self._links.pop(node_id, None)
+        if link is not None:
+            link.close("the node is forgotten")
+
+    def tell(self, commands: Commands) -> None:
+        """Send commands whose answers change nothing here: the nodes' own events will."""
+        self.command(commands, lambda _answers: None)
+
+    def command(self, commands: Commands, then: Callable[[Answers], None]) -> None:
+        """Send commands; see `order` for `then`."""
+        self.order(commands.messages(), then)
+
+    def order(self, messages: Sequence[tuple[int, Command]], then: Callable[[Answers], None]) -> None:
+        """Send commands and call `then` with (node id, command, flags or None for no answer) when all have been answered."""
+        answers: Answers = []
+        if not messages:
+            then(answers)
+            return
+
+        def answered(node_id: int, message: Command, flags: bytes | None) -> None:
+            answers.append((node_id, message, flags))
+            if len(answers) == len(messages):
+                then(answers)
+
+        for node_id, message in messages:
+            link = self._links.get(node_id)
+            if link is None:
+                answered(node_id, message, None)
+            else:
+                link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
+
+    def say(self, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
+        """Tell a node something that is about no blocks; call `then` with whether it has said, with such an answer, that it knows: not
+        without a link."""
+        link = self._links.get(node_id)
+        if link is None:
+            then(False)
+            return
+
+        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+            is_done = header is not None and header.type == answer.TYPE and not isinstance(body, KVStoreError)
+            if not is_done:
+                self._counters["commands_failed"] += 1
+                why = body if isinstance(body, KVStoreError) else f"no {answer.__name__}"
+                log.warning("node %d has not heard a %s: %s", node_id, type(message).__name__, why)
+            then(is_done)
+
+        link.request(message, on_reply, deadline_s=self._command_timeout_s)
+
+    def break_off(self, node_id: int, why: str) -> None:
+        """Hang up on a node, which registers again."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.close(why)
+
+    def node_ids(self) -> list[int]:
+        """Of the nodes that have a link."""
+        return list(self._links)
+
+    def _on_answer(
+        self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]
+    ) -> Callable[[Header | None, memoryview | KVStoreError], None]:
+        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+            flags = None
+            try:
+                flags = _flags_of(header, body, len(message.keys))
+            except KVStoreError as error:
+                self._counters["commands_failed"] += 1
+                log.warning("node %d did not carry out a command: %s", node_id, error)
+            answered(node_id, message, flags)
+
+        return on_reply
+
+
+def _flags_of(header: Header | None, body: memoryview | KVStoreError, count: int) -> bytes:
+    """What a node answered to a command on `count` blocks. Raises its error, or ProtocolError for another answer."""
+    if isinstance(body, KVStoreError):
+        raise body
+    flags = Flags.unpack(body).flags
+    if header is None or header.type != Flags.TYPE or len(flags) != count:
+        raise ProtocolError(f"the answer is not {count} flags")
+    return flags

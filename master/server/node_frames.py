@@ -1,0 +1,303 @@
+"""What nodes say to the master: their blocks, claims and copies. The hot path of puts.
+
+It turns messages into calls of the directory, and gives what must be durable to the committer. The loop is the only caller.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.master.audit_trail import Change
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.server.heartbeats import Heartbeats, parse
+from kvstore.master.server.inventory_comparisons import Comparing
+from kvstore.master.server.node_connections import Answers
+from kvstore.master.server.owner_parts import OwnerParts
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    PHASE_STREAM,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Claim,
+    Coldest,
+    Copied,
+    Copy,
+    Digests,
+    Heard,
+    Heartbeat,
+    Publish,
+    Want,
+)
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
+from kvstore.protocol.session_messages import Flags, Hello, Ok
+from kvstore.rpc.server.session import Session
+from kvstore.security.actor import CLIENT, Actor, host_of
+from kvstore.security.identity import Identity
+from kvstore.security.permissions import MASTER_FRAMES, allowed
+from kvstore.telemetry.logs import named
+
+log = logging.getLogger("kvstore.master")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePeer:
+    """The context of a node's session, under one registration."""
+
+    name: str
+    node_id: int
+    epoch: int
+    identity: Identity
+    allowed: frozenset[int]
+    """Frame types that it may say."""
+
+
+class NodeFrames:
+    """See the module. It counts `published`, `copies_ordered`, `copies_entered` and `compared` in `counters`."""
+
+    def __init__(self, owner: OwnerParts, heartbeats: Heartbeats) -> None:
+        """The audit trail gets what nodes that return have lost by that."""
+        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
+        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        self._heartbeats = heartbeats
+        self._comparing = Comparing(owner.directory, owner.committer, owner.counters)
+
+    def meet(self, session: Session, message: Hello, identity: Identity) -> int:
+        """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
+        if not message.epoch:
+            return 0
+        node = self._directory.members.named(message.name)
+        if node is None or node.epoch != message.epoch or not node.is_live:
+            raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
+        session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
+        session.met(takes_traces=node.info.takes_traces)
+        self._links.enter(node.node_id, session)
+        return node.node_id
+
+    def publish(self, session: Session, header: Header, message: Publish) -> None:
+        """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
+        peer = _node(session, "publish")
+        if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
+            self._comparing.end(peer.node_id)
+        if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
+            self._tickets.linked(peer.node_id)
+        self._counters["published"] += len(message.keys)
+        _tell(session, header, message)
+        self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+        if message.phase == PHASE_SYNC_BEGIN:
+            self._arrivals.came(peer.node_id)
+        elif message.phase == PHASE_SYNC_END:
+            self._tell_dropped(session, peer.node_id)
+
+    def _tell_dropped(self, session: Session, node_id: int) -> None:
+        """The audit trail has what a node that returned has lost by that."""
+        node = self._directory.members.get(node_id)
+        if node is None or not node.dropped:
+            return
+        why = "the node had been forgotten" if node.is_new else "they were removed while the node was away"
+        actor = Actor("node", node.info.name, peer=host_of(session.peer()), via=CLIENT)
+        detail = f"{node.dropped:,} blocks that it held are dropped: {why}"
+        self._trail.done(Change(actor, "return", f"node {node.info.name}", detail=detail))
+        node.dropped = 0
+
+    def digests(self, session: Session, header: Header, message: Digests) -> None:
+        """Answered once the inventory is compared."""
+        self._comparing.take(session, header, _node(session, "compare inventories").node_id, message)
+
+    def claim(self, session: Session, header: Header, message: Claim) -> None:
+        """Reserve and publish in one: answered when what was granted is durable and visible."""
+        peer = _node(session, "claim")
+        node = self._directory.members.check(peer.node_id, message.epoch)
+        _tell(session, header, message)
+        if not message.held:
+            _check_sizes(message.sizes)
+            if max(message.sizes, default=0) > node.dram_bytes:  # nobody has there what it says
+                session.reply(header.request_id, _all_busy(len(message.keys)))
+                return
+        grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
+        publish = _as_publish(message, grants)
+        if not message.held:
+            node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
+        self._counters["published"] += len(publish.keys)
+
+        def answer() -> None:
+            try:
+                session.reply(header.request_id, grants)
+            except Exception:  # what is durable is entered all the same, and by another link the node says what it has of it
+                log.exception("a claim could not be answered")
+                session.close("an internal error")
+
+        # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
+        self._take_in(peer.node_id, publish, answer, is_answered_first=True)
+
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> int:
+        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`: how many were not on
+        their way already. Fire and forget: what comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing
+        of its own is to leave for them; only for a node that `takes_guests`. For the loop's thread."""
+        if not keys:
+            return 0
+        link = self._links.get(node_id)
+        try:
+            if link is None:
+                raise Unavailable(f"node {node_id} has no link to this master")
+            orders = self._directory.replication.plan(
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
+            )
+        except KVStoreError as error:
+            log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
+            return 0
+        for order in orders:
+            order.guests = int(as_guests)
+        if self._tickets is not None:
+            self._tickets.stamp(orders, link.reactor.now_ns())
+        ordered = sum(len(order.keys) for order in orders)
+        self._counters["copies_ordered"] += ordered
+
+        def told(answers: Answers) -> None:
+            for _node_id, order, flags in answers:
+                assert isinstance(order, Copy)
+                self._directory.replication.answered(node_id, order, flags)
+
+        self._links.order([(node_id, order) for order in orders], told)
+        return ordered
+
+    def takes_guests(self, node_id: int) -> bool:
+        """It has a link."""
+        return self._links.get(node_id) is not None
+
+    def copied(self, session: Session, header: Header, message: Copied) -> None:
+        """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
+        peer = _node(session, "report copies")
+        _tell(session, header, message)
+        entered = self._directory.replication.enter(peer.node_id, message)
+        self._counters["copies_entered"] += sum(entered.flags)
+        session.reply(header.request_id, Flags(bytes(entered.flags)))
+        self._committer.commit(entered.ops)
+        self._links.tell(entered.commands)  # after the flags: only then does the node have the blocks
+
+    def coldest(self, session: Session, header: Header, message: Coldest) -> None:
+        """Answered at once, by what is known now; what is to be spilled is ordered later."""
+        peer = _node(session, "ask what may leave it")
+        if len(message.spill) not in (0, len(message.keys)):
+            raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
+        flags = self._directory.last_copies.may_leave(peer.node_id, message.epoch, message.tenant, message.keys)
+        if message.spill:
+            self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
+        session.reply(header.request_id, Flags(flags))
+
+    def heartbeat(self, session: Session, header: Header, message: Heartbeat) -> None:
+        """Answered at once."""
+        peer, said = _node(session, "send heartbeats"), parse(message.said)
+        if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
+            what = f"node {said.node_id} under registration {said.registration_epoch}"
+            raise StaleEpoch(f"a heartbeat of {what} came over the link of node {peer.node_id} under registration {peer.epoch}")
+        heard = self._heartbeats.take(said, session.reactor.now_ns())
+        session.reply(header.request_id, Heard(heard.SerializeToString()))
+
+    def want(self, session: Session, header: Header, message: Want) -> None:
+        """Answered at once; see `replicate`."""
+        peer = _node(session, "ask for copies")
+        self._directory.members.check(peer.node_id, message.epoch)
+        session.reply(header.request_id, Ok())
+        self.replicate(message.tenant, message.keys, node_id=peer.node_id, source_node_id=message.source)
+
+    def closed(self, session: Session, peer: NodePeer) -> None:
+        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
+        now_ns = session.reactor.now_ns()
+        if self._links.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
+            node = self._directory.members.get(peer.node_id)
+            if node is not None:
+                log_end(node, "its link broke")
+
+    def _take_in(self, node_id: int, message: Publish, then: Callable[[], None], *, is_answered_first: bool = False) -> None:
+        """Enter a node's events; `then` when they are durable and visible, or about to be so before anything else is done."""
+        plan = self._directory.plan_publish(node_id, message)
+
+        def told(answers: Answers) -> None:
+            if all(flags is not None for _node_id, _command, flags in answers):  # else it owes them until it registers again
+                self._directory.paid(plan)
+
+        self._links.command(plan.commands, told)
+
+        def durable() -> None:
+            if is_answered_first:
+                then()
+            effects = self._directory.apply(plan)
+            if effects.ops:
+                self._committer.commit(effects.ops)
+            self._links.tell(effects.commands)
+            if not is_answered_first:
+                then()
+
+        self._committer.commit(plan.ops, durable)
+
+
+def log_end(node: Member, why: str) -> None:
+    """Log that a node stopped, or that it counts as dead and why."""
+    about: dict[str, Any] = {"node": node.info.name, "node_id": node.node_id}
+    if node.is_stopping:
+        log.info("node %s (%d) has stopped", node.info.name, node.node_id, extra=named("node_stopped", **about))
+    else:
+        log.warning("node %s (%d) counts as dead: %s", node.info.name, node.node_id, why, extra=named("node_died", **about))
+
+
+def _node(session: Session, purpose: str) -> NodePeer:
+    peer = session.context
+    if not isinstance(peer, NodePeer):
+        raise Unauthorized(f"only a registered node may {purpose}")
+    return peer
+
+
+def _tell(session: Session, header: Header, message: Publish | Claim | Copied) -> None:
+    """How many blocks it is about, where it is traced."""
+    span = session.span(header.request_id)
+    if span is not None:
+        span.set("kvstore.blocks", len(message.keys))
+
+
+def _check_sizes(sizes: Ints) -> None:
+    """Raises InvalidArgument."""
+    if sizes and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
+        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
+
+
+def _all_busy(count: int) -> Grants:
+    return Grants(bytes((BUSY,)) * count, [0] * count, [0] * count)
+
+
+def _as_publish(claim: Claim, grants: Grants) -> Publish:
+    """The commits of what has a generation at the claiming node."""
+    if grants.statuses.count(GRANTED) == len(claim.keys):  # as a rule
+        return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
+    granted = [at for at, generation in enumerate(grants.generations) if generation]
+    return _commits(
+        claim,
+        [claim.keys[at] for at in granted],
+        [claim.sizes[at] for at in granted],
+        [claim.checksums[at] for at in granted],
+        [grants.generations[at] for at in granted],
+        [claim.parents[at] for at in granted],
+    )
+
+
+def _commits(claim: Claim, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
+    """Blocks of a claim that are in its node's DRAM."""
+    count = len(keys)
+    return Publish(
+        epoch=claim.epoch,
+        phase=PHASE_STREAM,
+        tenants=[claim.tenant],
+        namespaces=[claim.namespace],
+        keys=keys,
+        kinds=bytes((EVENT_COMMIT,)) * count,
+        tenant_indexes=[0] * count,
+        namespace_indexes=[0] * count,
+        sizes=sizes,
+        checksums=checksums,
+        generations=generations,
+        tiers=bytes((TIER_BITS["dram"],)) * count,
+        parents=parents,
+    )

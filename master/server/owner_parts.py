@@ -1,0 +1,44 @@
+"""What the parts of an owner share: those of the master for all its partitions, and those of one partition for one epoch. Values."""
+
+from dataclasses import dataclass
+
+from kvstore.master.audit_trail import AuditTrail
+from kvstore.master.catalogs.group_commit import Committer
+from kvstore.master.config import MasterSettings
+from kvstore.master.directory.directory import Directory
+from kvstore.master.server.node_connections import NodeLinks
+from kvstore.master.server.recovery_barrier import Arrivals
+from kvstore.master.server.tickets import Tickets
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server.tenant_loads import TenantLoads
+from kvstore.security.authenticator import Guard
+from kvstore.security.quotas.limits import QuotasInForce
+
+
+@dataclass(frozen=True, slots=True)
+class MasterParts:
+    """Of one master, for all its partitions."""
+
+    reactor: Reactor
+    settings: MasterSettings
+    guard: Guard
+    quotas: QuotasInForce
+    loads: TenantLoads
+    """Of connections and requests of clients."""
+    trail: AuditTrail
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerParts:
+    """Of one partition while this master owns it, in the epoch `master_epoch`."""
+
+    directory: Directory
+    committer: Committer
+    links: NodeLinks
+    tickets: Tickets | None
+    """None where everybody is let in."""
+    counters: dict[str, int]
+    arrivals: Arrivals
+    """Requests about blocks of nodes that have yet to register wait here."""
+    trail: AuditTrail
+    master_epoch: int

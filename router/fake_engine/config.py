@@ -1,0 +1,40 @@
+"""The settings of stand-in engines."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from kvstore.protocol.settings import setting
+from kvstore.protocol.variables import MASTER
+from kvstore.security.tls.config import TlsSettings
+
+SECTION: Final = "standin"
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class StandinSettings(TlsSettings):
+    """Flags of `python -m kvstore.router.fake_engine.engine`, `KVSTORE_STANDIN_*`, or [standin] in the TOML file."""
+
+    role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))
+    listen: str = setting("127.0.0.1:0", "HOST:PORT for requests (HTTP).")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
+    tenant: str = setting("", "The tenant whose blocks these are.")
+    token: str = setting("", "The tenant's token.")
+    instance_token: str = setting(
+        "", "Token of the section [instances], by which the engine reports to the scheduler; default: the tenant's."
+    )
+    node: str = setting("", "Name of the storage node that blocks are put to. A prefill engine without one never has a prefix.")
+    name: str = setting("", "Name of the instance; default: the role and the address listened on.")
+    model: str = setting("llama3-8b", "Model whose times are kept, and of the blocks' namespace.")
+    gpu: str = setting("A100-80G", "GPU whose times are kept.")
+    speedup: float = setting(1.0, "The engine's time passes this many times faster. What it reports is in its own time.", minimum=0.001)
+    block_tokens: int = setting(512, "Tokens in a block.", minimum=1, maximum=65_536)
+
+    # Constants: no operator has had a reason to change them.
+    dtype: ClassVar[str] = "bfloat16"
+    """Element type of the blocks' namespace."""
+    block_bytes: ClassVar[int] = 4 << 10
+    """Bytes that stand for a block in the store."""
+    drain_s: ClassVar[float] = 1.0
+    """Time that running requests have to end after SIGTERM."""

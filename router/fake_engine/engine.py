@@ -1,0 +1,116 @@
+"""A stand-in for an inference engine: a process that keeps the time that its model would take on its GPU, and computes nothing.
+
+    python -m kvstore.router.fake_engine.engine --role prefill --node node-0 --master HOST:PORT --model llama3-8b --gpu A100-80G
+
+It answers the router as an engine does, reports to the master's scheduler, and really puts and gets blocks. Standard output carries one
+JSON line when it serves: {"event": "ready", "listen": ..., "name": ..., "pid": ...}. Exit code 2: the settings cannot be met.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.reporter import Reporter
+from kvstore.kvcache.models.named import find_model
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.settings import load_settings, options
+from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
+from kvstore.router.fake_engine.compute import DecodeEngine, PrefillEngine
+from kvstore.router.fake_engine.config import PREFILL, SECTION, StandinSettings
+from kvstore.router.http_server import serve
+from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
+from kvstore.security.tls.config import tls_of
+from kvstore.telemetry.http.listener import host_port, listening
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+SCHEDULER_DEADLINE_S: Final = 2.0
+"""For a report, and for leaving: an engine whose master is away still ends soon."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options(StandinSettings)
+def main(config: str | None, **flags: Any) -> None:
+    """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
+    begin_logging()
+    on_hangup(None)
+    try:
+        asyncio.run(Standin(load_settings(StandinSettings, SECTION, flags=flags, config=config)).run())
+    except KVStoreError as error:
+        click.echo(f"kvstore-standin: error: {error}", err=True)
+        sys.exit(2)
+
+
+class Standin:
+    """One engine, from its settings."""
+
+    def __init__(self, settings: StandinSettings) -> None:
+        """Raises ConfigError: no such model or GPU, or one does not fit in the other."""
+        self._settings = settings
+        self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu))
+        self._namespace = Namespace(model=settings.model, dtype=settings.dtype, block_tokens=settings.block_tokens)
+
+    async def run(self) -> None:
+        """Serve until a signal. Raises ConfigError: it cannot listen."""
+        settings = self._settings
+        listener = listening(settings.listen)
+        listen = host_port(listener)
+        name = settings.name or f"{settings.role}-{listen}"
+        fixed = InstanceReport(
+            name=name,
+            role=Role.PREFILL if settings.role == PREFILL else Role.DECODE,
+            address=f"http://{listen}",
+            node=settings.node,
+            capacity_tokens=self._times.cache_tokens,
+        )
+        of_master = ClientSettings(
+            master=settings.master,
+            tenant=settings.tenant,
+            token=settings.token,
+            instance_token=settings.instance_token,
+            deadline_s=SCHEDULER_DEADLINE_S,
+            **tls_of(settings),
+        )
+        facts = {"listen": listen, "name": name, "pid": os.getpid()}
+        async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token, settings=of_master) as client:
+            blocks = BlockStore(client, self._namespace, settings.block_bytes)
+            with SchedulerClient(of_master) as scheduler:
+                app, reporter = (self._prefill if fixed.role is Role.PREFILL else self._decode)(fixed, blocks, scheduler)
+                with reporter:
+                    await serve(
+                        app,
+                        listener,
+                        drain_s=settings.drain_s,
+                        on_ready=lambda: say("ready", facts),
+                        on_stop=lambda _name: reporter.close(),
+                    )
+
+    def _prefill(self, fixed: InstanceReport, blocks: BlockStore, scheduler: SchedulerClient) -> "tuple[web.Application, Reporter]":
+        from kvstore.router.fake_engine.app import PrefillApp
+
+        engine = PrefillEngine(self._times, blocks, self._namespace, speedup=self._settings.speedup)
+        reporter = Reporter(scheduler, lambda: replace(fixed, queue_s=engine.queue_s))
+        return PrefillApp(fixed.name, engine, reporter).web, reporter
+
+    def _decode(self, fixed: InstanceReport, blocks: BlockStore, scheduler: SchedulerClient) -> "tuple[web.Application, Reporter]":
+        from kvstore.router.fake_engine.app import DecodeApp
+
+        def on_step(batch: int, context_tokens: int, duration_s: float) -> None:
+            reporter.decoded(batch=batch, context_tokens=context_tokens, duration_s=duration_s)
+
+        engine = DecodeEngine(self._times, speedup=self._settings.speedup, capacity_tokens=self._times.cache_tokens, on_step=on_step)
+        reporter = Reporter(scheduler, lambda: replace(fixed, batch=engine.batch, context_tokens=engine.context_tokens))
+        return DecodeApp(engine, reporter, blocks, self._namespace).web, reporter
+
+
+if __name__ == "__main__":
+    main()

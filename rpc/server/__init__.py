@@ -1,0 +1,1 @@
+"""Server side of the frame protocol: listening sockets and sessions."""

@@ -1,0 +1,219 @@
+"""Who may say what: one rule for every frame type of a master and of a node, and for every RPC.
+
+A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
+`allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
+about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvstore.protocol import catalog_messages as catalog
+from kvstore.protocol import event_messages as event
+from kvstore.protocol import master_messages as master
+from kvstore.protocol import node_messages as node
+from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
+from kvstore.protocol.session_messages import Hello
+from kvstore.security.identity import Identity, Kind, Role
+
+ACTIONS: Final = {
+    "Lookup": "look blocks up",
+    "Exists": "look blocks up",
+    "MatchPrefix": "look blocks up",
+    "Nodes": "read blocks",
+    "Read": "read blocks",
+    "Slabs": "read blocks in shared memory",
+    "Slabs for writing": "put blocks",
+    "OpenIndex": "read blocks in shared memory",
+    "HoldBlocks": "hold blocks",
+    "Events": "record what happens to blocks",
+    "Reserve": "put blocks",
+    "Put": "put blocks",
+    "PutAhead": "put blocks",
+    "Open": "put blocks",
+    "OpenAhead": "put blocks",
+    "Commit": "put blocks",
+    "Flush": "put blocks",
+    "Remove": "remove blocks",
+    "RemoveMatching": "remove blocks by namespace or pattern",
+    "Pin": "pin blocks",
+    "PinFor": "pin blocks",
+    "Replicate": "change the number of replicas",
+    "Register": "join as a node",
+    "Status": "see the cluster's status",
+    "Topologies": "see the nodes' topologies",
+    "Forget": "forget a node",
+    "Drain": "drain a node",
+    "SetQuota": "set quotas",
+    "ClearQuota": "clear quotas",
+    "ListKeys": "list keys",
+    "Contents": "list namespaces",
+    "ReportWeights": "report weights",
+    "Weights": "list weights",
+    "RetireWeights": "retire weights",
+    "PinNamespace": "pin namespaces",
+    "RemoveNamespace": "remove namespaces",
+    "Report": "report an instance",
+    "Leave": "report an instance",
+    "Schedule": "have requests scheduled",
+    "Instances": "list instances",
+}
+"""By the name of the message or call. Messages between daemons have none: their names are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Those of `kinds`, tenants from `role` on. `text` says whom it wants, for who is not one."""
+
+    text: str
+    kinds: frozenset[Kind]
+    role: Role = Role.NONE
+
+    def allows(self, identity: Identity) -> bool:
+        if identity.kind is Kind.EVERYBODY:
+            return self not in (COMMANDS, MASTERS)
+        return identity.kind in self.kinds and (identity.kind is not Kind.TENANT or identity.role >= self.role)
+
+
+OPEN: Final = Rule("anybody", frozenset(Kind))
+KNOWN: Final = Rule("any valid credential", frozenset(Kind) - {Kind.STRANGER}, Role.READ)
+READS: Final = Rule("a tenant's token with role read, write or admin", frozenset({Kind.TENANT}), Role.READ)
+WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kind.TENANT}), Role.WRITE)
+MANAGES: Final = Rule("a tenant's token with role write or admin, or one of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.WRITE)
+FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
+LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
+OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
+# What the console of another master asks and does for operators whom that master has let in.
+SHOWS: Final = Rule(LISTS.text, LISTS.kinds | {Kind.MASTER}, LISTS.role)
+SERVES: Final = Rule(OPERATES.text, OPERATES.kinds | {Kind.MASTER}, OPERATES.role)
+JOINS: Final = Rule("a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
+REPORTS: Final = Rule(
+    "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
+)
+MASTERS: Final = Rule("another master of the cluster", frozenset({Kind.MASTER}))
+COMMANDS: Final = Rule("the master that this node is registered with", frozenset({Kind.MASTER}))
+
+MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+    {
+        Hello.TYPE: OPEN,
+        master.Lookup.TYPE: READS,
+        master.Exists.TYPE: LISTS,
+        master.MatchPrefix.TYPE: READS,
+        master.Nodes.TYPE: READS,
+        master.Reserve.TYPE: WRITES,
+        master.Cancel.TYPE: WRITES,
+        master.Remove.TYPE: MANAGES,
+        master.RemoveMatching.TYPE: MANAGES,
+        master.Pin.TYPE: MANAGES,
+        master.PinFor.TYPE: MANAGES,
+        master.Replicate.TYPE: WRITES,
+        catalog.Publish.TYPE: JOINS,
+        catalog.Digests.TYPE: JOINS,
+        catalog.Claim.TYPE: JOINS,
+        catalog.Copied.TYPE: JOINS,
+        catalog.Coldest.TYPE: JOINS,
+        catalog.Want.TYPE: JOINS,
+        catalog.Heartbeat.TYPE: JOINS,
+    }
+)
+NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+    {
+        Hello.TYPE: OPEN,
+        node.Read.TYPE: FETCHES,
+        node.Release.TYPE: FETCHES,
+        node.Regions.TYPE: FETCHES,
+        node.Slabs.TYPE: READS,  # writable ones: WRITES
+        node.OpenIndex.TYPE: READS,
+        node.HoldBlocks.TYPE: READS,
+        node.ReleaseHolds.TYPE: READS,
+        event.Events.TYPE: READS,
+        node.Put.TYPE: WRITES,
+        node.Open.TYPE: WRITES,
+        node.Commit.TYPE: WRITES,
+        node.OpenAhead.TYPE: WRITES,
+        node.PutAhead.TYPE: WRITES,
+        node.Abort.TYPE: WRITES,
+        node.Flush.TYPE: WRITES,
+        catalog.Drop.TYPE: COMMANDS,
+        catalog.Hold.TYPE: COMMANDS,
+        catalog.Copy.TYPE: COMMANDS,
+        catalog.Drain.TYPE: COMMANDS,
+        catalog.TicketKey.TYPE: COMMANDS,
+        catalog.Revoke.TYPE: COMMANDS,
+        catalog.Seek.TYPE: COMMANDS,
+    }
+)
+RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "/kvstore.v1.Control/Register": JOINS,
+        "/kvstore.v1.Control/Status": KNOWN,
+        "/kvstore.v1.Control/Topologies": SERVES,
+        "/kvstore.v1.Control/Forget": SERVES,
+        "/kvstore.v1.Control/Drain": SERVES,
+        "/kvstore.v1.Control/SetQuota": SERVES,
+        "/kvstore.v1.Control/ClearQuota": SERVES,
+        "/kvstore.v1.Control/ListKeys": LISTS,
+        "/kvstore.v1.Control/Contents": SHOWS,
+        "/kvstore.v1.Control/ReportWeights": READS,
+        "/kvstore.v1.Control/Weights": SHOWS,
+        "/kvstore.v1.Control/RetireWeights": SERVES,
+        "/kvstore.v1.Control/PinNamespace": SERVES,
+        "/kvstore.v1.Control/RemoveNamespace": SERVES,
+        "/kvstore.v1.Control/Audit": OPERATES,
+        "/kvstore.v1.Control/RecordAudit": MASTERS,
+        "/kvstore.v1.Control/Sessions": OPERATES,
+        "/kvstore.v1.Control/EndSession": OPERATES,
+        "/kvstore.v1.Control/Tokens": OPERATES,
+        "/kvstore.v1.Control/SlowRequests": SERVES,
+        "/kvstore.v1.Scheduler/Report": REPORTS,
+        "/kvstore.v1.Scheduler/Leave": REPORTS,
+        "/kvstore.v1.Scheduler/Schedule": READS,
+        "/kvstore.v1.Scheduler/Instances": OPERATES,
+        "/grpc.health.v1.Health/Check": OPEN,
+        "/grpc.health.v1.Health/List": OPEN,
+        "/grpc.health.v1.Health/Watch": OPEN,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": KNOWN,
+    }
+)
+
+
+def check_complete(rules: Mapping[Any, Rule], served: Iterable[Any]) -> None:
+    """Raises InvalidArgument, naming them, for what is served without a rule."""
+    if lacking := [str(what) for what in served if what not in rules]:
+        raise InvalidArgument(f"no rule in security/permissions.py says who may say {', '.join(lacking)}")
+
+
+def allowed(frames: Mapping[int, Rule], identity: Identity) -> frozenset[int]:
+    """The frame types of a table above that this identity may say."""
+    return _allowed(frames is MASTER_FRAMES, identity.kind, identity.role)
+
+
+@lru_cache(maxsize=64)
+def _allowed(is_master: bool, kind: Kind, role: Role) -> frozenset[int]:
+    frames = MASTER_FRAMES if is_master else NODE_FRAMES
+    return frozenset(number for number, rule in frames.items() if rule.allows(Identity(kind, role)))
+
+
+def refusal(rule: Rule, identity: Identity, what: str) -> KVStoreError:
+    """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
+    if identity.kind is Kind.STRANGER:
+        return Unauthorized(wanted(rule, what))
+    return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
+
+
+def wanted(rule: Rule, what: str) -> str:
+    """What a caller must show to say `what`."""
+    return f"{rule.text} is needed to {action(what)}"
+
+
+def check(rule: Rule, identity: Identity, what: str) -> None:
+    """Raises Unauthorized or Denied, by `refusal`."""
+    if not rule.allows(identity):
+        raise refusal(rule, identity, what)
+
+
+def action(name: str) -> str:
+    """As in "may not ..."."""
+    return ACTIONS.get(name, f"send {name}")

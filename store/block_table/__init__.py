@@ -1,0 +1,1 @@
+"""Table of the blocks of a node: rows, slots, leases, limits, eviction."""

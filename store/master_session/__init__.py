@@ -1,0 +1,1 @@
+"""Connection of a node to the owner of each partition."""

@@ -1,1 +1,0 @@
-"""Moves of blocks between the tiers of one node, in threads."""

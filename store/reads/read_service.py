@@ -1,0 +1,304 @@
+"""Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first, into
+DRAM where the reader can reach it.
+
+An answer holds a limited number of bytes of values, and so do those of one connection and of the node that are fetched: what does not fit
+is answered LATER ("ask again"). A read of which nothing fits waits for its turn behind others of its connection, holding nothing.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.protocol.errors import Corrupt, DeadlineExceeded
+from kvstore.protocol.frames import Header
+from kvstore.protocol.message import TIER_BITS
+from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Release
+from kvstore.rpc.server.session import Session
+from kvstore.store.block_table.block import DRAM, TIERS, Block
+from kvstore.store.block_table.leases import Leases
+from kvstore.store.block_table.table import BlockTable
+from kvstore.store.reads.read_limiter import ReadTurns, charge_of, trim_heap
+from kvstore.store.reads.read_request import ReadRequest, SlowEntry, stage
+from kvstore.store.session_authenticator import Caller, peer_of
+from kvstore.store.tiering.mover import SlowRead, TierMover
+from kvstore.store.tuning import NodeTuning
+from kvstore.store.wait_queue import Waiting, WaitingRoom, begin_part, until_ns
+from kvstore.tiers.dram import DramTier
+
+log = logging.getLogger("kvstore.store")
+
+_INLINE: Final = bytes([INLINE])
+_IN_DRAM: Final = bytes([TIER_BITS[TIERS[DRAM]]])
+_NOWHERE: Final = (0,)
+"""Columns of an answer about one value."""
+
+
+class ReadService:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        dram: DramTier,
+        mover: TierMover,
+        leases: Leases,
+        *,
+        tuning: NodeTuning,
+        has_engine: bool,
+    ) -> None:
+        self._table = table
+        self._dram = dram
+        self._mover = mover
+        self._leases = leases
+        self._turns = ReadTurns(node_bytes=tuning.read_bytes, peer_bytes=tuning.peer_bytes)
+        self._waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
+        """Reads that wait for their turn."""
+        self._max_lease_ns = int(tuning.max_lease_s * 1e9)
+        self._answer_bytes = tuning.peer_bytes
+        """What one answer sends at most, but for a single larger value."""
+        self._has_engine = has_engine
+        self.out_bytes = 0
+
+    def read(self, session: Session, header: Header, message: Read) -> None:
+        """Answer with what is here, once all of it can be pointed at or sent."""
+        caller = peer_of(session)
+        if caller.blocks is not None:
+            caller.check_blocks(message.keys, message.generations)
+        is_behind = self._waiting.has(session)
+        if not is_behind and len(message.keys) == 1 and self._send_one(session, header, caller, message):
+            return
+        if is_behind or not self.attempt(session, header, caller, message):
+            self._waiting.add(_WaitingRead(self, session, header, caller, message))
+
+    def _send_one(self, session: Session, header: Header, caller: Caller, message: Read) -> bool:
+        """Answer with a single value that lies in DRAM and goes along, as `attempt` would, in a third of the time: somebody waits for it.
+        So the access is counted once the answer is on its way; but what is recorded has its time before that, for the reader may be at
+        another node a moment later. False: it is another kind of read."""
+        table = self._table
+        block, generation = table.find(caller.tenant, message.keys[0]), message.generations[0]
+        slot = block.dram if block is not None and generation in (0, block.generation) else None
+        if block is None or slot is None:
+            return False
+        size_bytes = block.size_bytes
+        if size_bytes > message.inline_bytes and (session.is_local or (message.engine and self._has_engine)):
+            return False
+        value = self._dram.view(slot)
+        blocks = Blocks(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
+        table.copies.acquire(block)  # for the answer
+        table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
+        try:
+            if table.events.is_recording and not caller.is_node:
+                table.events.read(caller.tenant, [block], is_far=not session.is_local)
+            session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
+            self.out_bytes += size_bytes
+            table.hit(block)
+            table.room.warm(block)
+        finally:
+            table.copies.release(block)
+        return True
+
+    def attempt(self, session: Session, header: Header, caller: Caller, message: Read) -> bool:
+        """False: nothing of it can be given before another value has gone. Whatever it raises, no block is held then."""
+        is_reachable = session.is_local or (bool(message.engine) and self._has_engine)
+        request = ReadRequest(session, header, caller, message, is_reachable=is_reachable)
+        try:
+            misses = self._gather(request)
+            if request.gives_nothing:
+                return False
+            self._table.misses += misses
+            if self._table.events.is_recording and not caller.is_node:
+                self._table.events.read(caller.tenant, self._hits(request), is_far=not session.is_local)
+            if request.slow:
+                request.begin_fetching()
+                self._mover.read([entry.read for entry in request.slow], lambda results: self._fetched(request, results))
+            else:
+                self._reply(request)
+        except BaseException:
+            self._let_go(request)
+            raise
+        return True
+
+    def _gather(self, request: ReadRequest) -> int:
+        """Acquire what can be given now; returns how many keys are not here."""
+        table, tenant, misses = self._table, request.caller.tenant, 0
+        for index, (key, generation) in enumerate(zip(request.message.keys, request.message.generations, strict=True)):
+            block = table.find(tenant, key)
+            if block is None or (generation and generation != block.generation):
+                misses += 1
+                continue
+            slot = block.dram
+            is_pointed_at = slot is not None and request.is_pointed_at(block)
+            if not is_pointed_at and not self._fits(request, block):
+                request.cut(index)
+                continue
+            table.hit(block)
+            if slot is None:
+                self._fetch(request, index, block, is_pointed_at=request.is_pointed_at(block))
+                continue
+            table.copies.acquire(block)
+            if is_pointed_at:
+                request.point_at(index, block, self._dram.locate(slot))
+            else:
+                request.send(index, block, DRAM, self._dram.view(slot))
+            table.room.warm(block)
+        return misses
+
+    def _fits(self, request: ReadRequest, block: Block) -> bool:
+        """Whether a value that has to be sent can go with this answer; if it is to be fetched, its turn is taken."""
+        if request.is_cut or (request.sent_bytes and request.sent_bytes + block.size_bytes > self._answer_bytes):
+            return False
+        if block.dram is not None:
+            return True
+        return self._turns.take(request.session, block.size_bytes)
+
+    def _hits(self, request: ReadRequest) -> list[Block]:
+        """The blocks that are read, in the order of their keys; none of them has left since, for each has a reader."""
+        columns = zip(request.message.keys, request.message.generations, request.statuses, strict=True)
+        wanted = ((self._table.find(request.caller.tenant, key), generation) for key, generation, status in columns if status != LATER)
+        return [block for block, generation in wanted if block is not None and generation in (0, block.generation)]
+
+    def _fetch(self, request: ReadRequest, index: int, block: Block, *, is_pointed_at: bool) -> None:
+        """Plan to fetch a block that is not in DRAM: into a DRAM slot of its own if it earned one, else into one for this reader if it
+        `is_pointed_at` and there is one, else into memory for this answer only."""
+        tier = block.fastest()
+        assert tier is not None
+        source = block.slot_in(tier)
+        assert source is not None
+        request.charge += charge_of(block.size_bytes)
+        self._table.copies.acquire(block)
+        try:
+            slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
+            staged = stage(self._table, self._dram, block) if slot is None and is_pointed_at else None
+        except BaseException:
+            self._table.copies.release(block)
+            raise
+        destination = self._dram.view(slot) if slot is not None else staged.memory if staged is not None else None
+        if destination is not None:  # its memory is DRAM's
+            request.charge -= charge_of(block.size_bytes)
+            self._turns.give_back(request.session, charge_of(block.size_bytes))
+        request.fetch(index, SlowRead(block, tier, source, destination, block.loss_of_copy(tier)), slot, staged)
+
+    def _fetched(self, request: ReadRequest, results: Sequence[Exception | None]) -> None:
+        """The slow reads are done: record promotions, drop damaged copies, answer."""
+        if request.fetching is not None:
+            request.fetching.end()
+        try:
+            for result in results:
+                self._arrived(request, request.slow.popleft(), result)
+            self._reply(request)
+        except Exception as error:
+            try:
+                self._let_go(request)
+            finally:
+                request.fail(error)
+
+    def _arrived(self, request: ReadRequest, entry: SlowEntry, result: Exception | None) -> None:
+        index, read, slot, staged = entry
+        block = read.block
+        if slot is not None:
+            self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None, loss=read.loss)
+        if isinstance(result, Corrupt):
+            log.warning("a block in %s is given up: %s", TIERS[read.tier], result)
+            self._table.corrupt_reads += 1
+            self._table.copies.drop_copy(block, read.tier)
+        # Overtaken by a removal, a promotion left the bytes in a slot that is free again: a miss, like a failed read.
+        if result is not None or (slot is not None and block.is_gone):
+            self._table.misses += 1
+            self._table.copies.release(block)
+            if staged is not None:
+                self._table.copies.release(staged.copy)
+        elif slot is None:
+            if staged is None:
+                request.send(index, block, read.tier, read.room())
+            else:
+                request.point_at(index, block, staged.place, held=staged.copy)
+                request.tiers[index] = TIER_BITS[TIERS[read.tier]]
+                self._table.copies.release(block)
+            request.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
+        else:
+            if request.is_pointed_at(block):
+                request.point_at(index, block, self._dram.locate(slot))
+            else:
+                request.send(index, block, DRAM, self._dram.view(slot))
+            request.tiers[index] = TIER_BITS[TIERS[read.tier]]
+
+    def _reply(self, request: ReadRequest) -> None:
+        session = request.session
+        if not session.is_open:
+            self._let_go(request)
+            return
+        if request.mapped:
+            lease_ms = min(request.message.lease_ms, self._max_lease_ns // 1_000_000)
+            until_ns = session.reactor.now_ns() + lease_ms * 1_000_000
+            lease = self._leases.grant(session, request.mapped, until_ns)
+            request.mapped = []  # they are the lease's
+            blocks, values = request.answer(lease=lease, until_ns=until_ns, lease_ms=lease_ms)
+        else:
+            blocks, values = request.answer()
+        self.out_bytes += sum(request.sizes)
+        session.reply(request.header.request_id, blocks, values, on_sent=(lambda: self._let_go(request)) if values else None)
+        if not values:
+            self._let_go(request)  # of what was fetched nothing has arrived: its turn is over
+
+    def _let_go(self, request: ReadRequest) -> None:
+        """Give back what is held for it: once its values are the kernel's, or because it ends otherwise."""
+        held, request.mapped, request.sent = request.mapped + request.sent, [], []
+        for block in held:
+            self._table.copies.release(block)
+        while request.slow:
+            _, read, slot, staged = request.slow.popleft()
+            if slot is not None:
+                self._table.finish_move(read.block, read.tier, DRAM, slot, is_done=False)
+            if staged is not None:
+                self._table.copies.release(staged.copy)
+            self._table.copies.release(read.block)
+        if request.charge:
+            self._turns.give_back(request.session, request.charge)
+            request.charge = 0
+            if len(self._waiting):
+                request.session.reactor.call_soon(self._waiting.retry)
+
+    def forget_owner(self, owner: object) -> None:
+        """The connection is gone, and with it its reads that wait."""
+        self._waiting.forget_owner(owner)
+
+    def expire(self, *, now_ns: int) -> None:
+        """Answer the reads whose deadline is over before their turn."""
+        self._waiting.expire(now_ns=now_ns)
+
+    def tidy(self) -> None:
+        """Once a second: when many values were on their way and none is any more, their memory goes back to the system."""
+        if self._turns.is_over():
+            self._mover.do_aside(trim_heap)
+
+    def release(self, session: Session, message: Release) -> None:
+        """The reader is done with these leases; those that are over or not its own are ignored."""
+        for lease in message.leases:
+            self._leases.release(session, lease)
+
+
+class _WaitingRead(Waiting):
+    """A Read whose turn has not come."""
+
+    __slots__ = ("_caller", "_header", "_message", "_reads", "_session", "_wait")
+
+    def __init__(self, reads: ReadService, session: Session, header: Header, caller: Caller, message: Read) -> None:
+        super().__init__(session, session, until_ns(session, header))
+        self._reads = reads
+        self._session = session
+        self._header = header
+        self._caller = caller
+        self._message = message
+        self._wait = begin_part(session, header, "wait_for_turn")
+
+    def attempt(self) -> bool:
+        is_served = self._reads.attempt(self._session, self._header, self._caller, self._message)
+        if is_served and self._wait is not None:
+            self._wait.end()
+        return is_served
+
+    def fail(self, error: Exception) -> None:
+        self._session.fail(self._header.request_id, error)
+
+    def give_up(self) -> None:
+        self.fail(DeadlineExceeded("the turn of this read did not come before its deadline: other values are on their way; try again"))

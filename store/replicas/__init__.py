@@ -1,1 +1,0 @@
-"""Blocks fetched from another node by order of the master."""

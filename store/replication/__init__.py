@@ -1,0 +1,1 @@
+"""Replicas and events that a node exchanges with other nodes and masters."""

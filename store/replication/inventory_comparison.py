@@ -1,0 +1,144 @@
+"""An inventory that the master may know already: compared with what it knows by digests of runs of blocks, so that only what differs is
+named (protocol/digests.py).
+
+The blocks are read some at a time, in turns of the loop of their own, and digests of them are sent in others once all are. What happens
+to a block after it was read is an event, and is said after the inventory. Not thread-safe: the node's loop is the only caller.
+"""
+
+import logging
+import secrets
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import compress
+from typing import Final
+
+import numpy as np
+
+from kvstore.protocol.catalog_messages import Digests
+from kvstore.protocol.digests import numbers, starts
+from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.session_messages import Flags
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.rows import read, rows_of, tier_masks
+
+RUNS_PER_MESSAGE: Final = 4_096
+"""Made and sent in one turn: 6 ms."""
+
+Send = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
+"""Sends one message to the master and calls back once."""
+Soon = Callable[[Callable[[], None]], object]
+Differs = Callable[[list[Block] | KVStoreError | None], None]
+
+log = logging.getLogger("kvstore.store")
+
+
+class Comparison:
+    """Of the blocks that come in these parts, begun when it is made. `then` is called once, in a later turn: with those that are to be
+    named, what the master has against it, or None where it failed, as for want of memory: all are to be named then, read anew, for the
+    parts may have been read in half; not after `end`."""
+
+    def __init__(self, parts: Iterator[Sequence[Block]], *, epoch: int, send: Send, soon: Soon, then: Differs, max_blocks: int) -> None:
+        """Of more than `max_blocks` all are to be named."""
+        self._epoch, self._send, self._soon, self._then = epoch, send, soon, then
+        self._parts, self._max_blocks = parts, max_blocks
+        self._read_blocks: list[Block] = []
+        self._generations, self._checksums, self._sizes, self._tiers = array("Q"), array("Q"), array("Q"), array("B")
+        self._seed = 0
+        self._flags: list[bytes | None] = []
+        """By message."""
+        self._order = np.zeros(0, np.intp)
+        self._begins = np.zeros(0, np.intp)
+        self._is_over = False
+        soon(partial(self._step, self._read))
+
+    def end(self) -> None:
+        self._is_over = True
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """Unless it has ended. A step that fails is the last: nobody would take the next, and the inventory would never end."""
+        if self._is_over:
+            return
+        try:
+            step()
+        except Exception:
+            if self._is_over:  # it has been told, and that failed
+                raise
+            log.exception("an inventory could not be compared: all of it is named")
+            self._tell(None)
+
+    def _tell(self, differing: list[Block] | KVStoreError | None) -> None:
+        self.end()
+        self._then(differing)
+
+    def _read(self) -> None:
+        found = next(self._parts, None)
+        if found:
+            columns, rows = found[0].columns, rows_of(found)
+            masks = tier_masks(columns, rows)
+            is_here = masks != 0  # the others are gone
+            rows = rows[is_here]
+            self._read_blocks += compress(found, is_here.tolist())
+            for column, wide in (
+                (self._generations, columns.generations),
+                (self._checksums, columns.checksums),
+                (self._sizes, columns.sizes),
+            ):
+                column.frombytes(read(wide, rows).tobytes())
+            self._tiers.frombytes(masks[is_here].tobytes())
+        if found is not None:
+            self._soon(partial(self._step, self._read))
+        elif len(self._read_blocks) > self._max_blocks:
+            self._tell(self._read_blocks)
+        else:
+            self._soon(partial(self._step, self._order_all))
+
+    def _order_all(self) -> None:
+        self._order = np.argsort(np.frombuffer(self._generations, np.uint64), kind="stable")  # they are nearly sorted
+        self._begins = starts(np.frombuffer(self._tiers, np.uint8)[self._order])
+        self._seed = secrets.randbits(64)
+        self._flags = [None] * max(-(-len(self._begins) // RUNS_PER_MESSAGE), 1)
+        self._soon(partial(self._step, partial(self._send_next, 0)))
+
+    def _send_next(self, message: int) -> None:
+        at, is_last = message * RUNS_PER_MESSAGE, message + 1 == len(self._flags)
+        self._send(self._digests(at, more=not is_last), lambda reply: self._step(partial(self._answered, message, reply)))
+        if not is_last:
+            self._soon(partial(self._step, partial(self._send_next, message + 1)))
+
+    def _digests(self, at: int, *, more: bool) -> Digests:
+        """Of RUNS_PER_MESSAGE runs from this one on, or those that are left."""
+        ends = np.append(self._begins[at : at + RUNS_PER_MESSAGE + 1], len(self._order))[: RUNS_PER_MESSAGE + 1]
+        begins = ends[:-1]
+        part = self._order[ends[0] : ends[-1]]
+        generations, checksums, sizes = (
+            np.frombuffer(column, np.uint64)[part] for column in (self._generations, self._checksums, self._sizes)
+        )
+        firsts = begins - ends[0]
+        found = numbers(self._seed, generations, checksums, sizes)
+        return Digests(
+            self._epoch,
+            self._seed,
+            int(more),
+            generations[firsts].tolist(),
+            np.diff(ends).astype(np.uint8).tobytes(),
+            np.add.reduceat(found, firsts).tolist() if len(firsts) else [],
+            np.frombuffer(self._tiers, np.uint8)[self._order[begins]].tobytes(),
+        )
+
+    def _answered(self, message: int, reply: Flags | KVStoreError) -> None:
+        runs = min(len(self._begins) - message * RUNS_PER_MESSAGE, RUNS_PER_MESSAGE)
+        if isinstance(reply, Flags) and len(reply.flags) != runs:
+            reply = ProtocolError("the master answered Digests of other runs")
+        if isinstance(reply, KVStoreError):
+            self._tell(reply)
+            return
+        self._flags[message] = reply.flags
+        if None not in self._flags:
+            self._tell(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
+
+    def _differing(self, flags: bytes) -> list[Block]:
+        """The blocks of the runs without a flag, in the order of the inventory."""
+        counts = np.diff(np.append(self._begins, len(self._order)))
+        is_named = np.repeat(np.frombuffer(flags, np.uint8) == 0, counts)
+        return [self._read_blocks[at] for at in np.sort(self._order[is_named]).tolist()]

@@ -1,0 +1,155 @@
+"""The desk of one client of this host: what it is looking at, and what it has read, in memory that it writes and the node reads.
+
+Nothing that stands there is believed: a client that writes nonsense keeps its own tenant's slots from reuse, HAZARDS at most, and holds
+its own tenant's blocks, as many as any client may.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvstore.protocol.errors import Broken, TierFailed
+from kvstore.protocol.shared_index import (
+    ACCESSES,
+    AT_ACCESSES,
+    AT_DESK_MAGIC,
+    AT_DESK_OVER,
+    AT_HAZARDS,
+    AT_HAZARDS_USED,
+    AT_HOLDS,
+    AT_HOLDS_TAKEN,
+    AT_HOLDS_WRITTEN,
+    AT_LOST,
+    AT_RING,
+    AT_TAKEN,
+    AT_UNHELD,
+    DESK_BYTES,
+    HAZARDS,
+    HOLD_HEADER_WORDS,
+    HOLD_WORDS,
+    LOOK_SHIFT,
+    MAGIC,
+)
+from kvstore.transfer.memory.mapping import map_slab
+
+_SLOT_MASK: Final = (1 << LOOK_SHIFT) - 1
+MAX_LOST: Final = 1 << 32
+"""A client that says that more were lost at once is not believed."""
+
+
+class HoldRecord(NamedTuple):
+    """What a client wrote: hold these blocks until then; an end of 0 releases the number."""
+
+    number: int
+    until_ns: int
+    words: list[int]
+
+
+def slot_of(word: int) -> int:
+    """The slot at which a look is."""
+    return (word & _SLOT_MASK) - 1
+
+
+class Desk:
+    """See the module. Belongs to a connection. The node's loop is the only caller."""
+
+    def __init__(self) -> None:
+        """Raises TierFailed: the system has no descriptor or memory left."""
+        try:
+            self.fd = os.memfd_create("kvstore-desk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as refusal:
+            raise TierFailed(f"no shared memory for a client's desk: {refusal}") from refusal
+        try:
+            os.fchmod(self.fd, 0o600)
+            os.ftruncate(self.fd, DESK_BYTES)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = map_slab(os.dup(self.fd), DESK_BYTES, writable=True, populated=False).memory
+        except (OSError, Broken) as refusal:
+            os.close(self.fd)
+            raise TierFailed(f"no shared memory of {DESK_BYTES} bytes for a client's desk: {refusal}") from refusal
+        self._words = memory.cast("Q")
+        self._hazards = self._words[AT_HAZARDS : AT_HAZARDS + HAZARDS]
+        self._ring = self._words[AT_RING : AT_RING + ACCESSES]
+        self._holds = self._words[AT_HOLDS : AT_HOLDS + HOLD_WORDS]
+        self._taken = 0
+        self._lost = 0
+        self._holds_taken = 0
+        self._words[AT_DESK_MAGIC] = MAGIC
+
+    def export(self) -> int:
+        """A new descriptor, for its client; the caller closes it."""
+        return os.dup(self.fd)
+
+    def looks(self) -> list[int]:
+        """The client's looks, by their words. After a fence that followed the hiding of what is in a slot, that none is at it is final."""
+        return list(filter(None, self._hazards.tolist())) if self._words[AT_HAZARDS_USED] else []
+
+    def looks_at(self, slot: int) -> list[int]:
+        """Those of its looks that are at the slot."""
+        if not self._words[AT_HAZARDS_USED]:
+            return []
+        return [word for word in self.looks() if word & _SLOT_MASK == slot + 1]
+
+    def still_looks(self, word: int) -> bool:
+        """Whether it is the very same look still."""
+        return word in self._hazards
+
+    def accesses(self, most: int) -> Iterator[int]:
+        """What the client has read since the last call, oldest first, `most` at most; words that ShownIndex.accessed explains."""
+        written = self._words[AT_ACCESSES]
+        count = written - self._taken
+        if not 0 < count <= ACCESSES:
+            self._taken = written  # nothing; or nonsense, which is not taken
+            return
+        begin = self._taken % ACCESSES
+        count = min(count, most, ACCESSES - begin)
+        found = self._ring[begin : begin + count].tolist()
+        self._taken += count
+        self._words[AT_TAKEN] = self._taken
+        yield from found
+
+    def newly_lost(self) -> int:
+        """Accesses since the last call that had no room in the ring."""
+        lost, self._lost = self._words[AT_LOST] - self._lost, self._words[AT_LOST]
+        return max(0, min(lost, MAX_LOST))
+
+    @property
+    def has_holds(self) -> bool:
+        return self._words[AT_HOLDS_WRITTEN] != self._holds_taken
+
+    def hold_records(self) -> list[HoldRecord]:
+        """What the client has written since the last call, oldest first. Of what makes no sense all the rest is left out."""
+        written, at = self._words[AT_HOLDS_WRITTEN], self._holds_taken
+        found: list[HoldRecord] = []
+        if 0 < written - at <= HOLD_WORDS:
+            begin = at % HOLD_WORDS
+            words = (self._holds[begin:].tolist() + self._holds[:begin].tolist())[: written - at]
+            at = 0
+            while at + HOLD_HEADER_WORDS <= len(words):
+                number, until_ns, count = words[at : at + HOLD_HEADER_WORDS]
+                at += HOLD_HEADER_WORDS + count
+                if at > len(words):
+                    break
+                found.append(HoldRecord(number, until_ns, words[at - count : at]))
+        self._holds_taken = self._words[AT_HOLDS_TAKEN] = written
+        return found
+
+    def not_held(self, blocks: int) -> None:
+        """Have the client count so many of its blocks that are not held."""
+        self._words[AT_UNHELD] += blocks
+
+    @property
+    def has_accesses(self) -> bool:
+        return self._words[AT_ACCESSES] != self._taken
+
+    @property
+    def is_closed(self) -> bool:
+        return self.fd < 0
+
+    def close(self) -> None:
+        """Its connection is gone: what it looked at may be reused. A second close is a no-op."""
+        if self.fd >= 0:
+            self._words[AT_DESK_OVER] = 1
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,1 @@
+"""Moves of blocks between the tiers of a node."""

@@ -1,0 +1,230 @@
+"""Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine. Those into slots
+that were opened ahead are ahead.py's."""
+
+import contextlib
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvstore.protocol.errors import InvalidArgument, TierFailed
+from kvstore.protocol.frames import Header
+from kvstore.protocol.message import GRANTED
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.server.session import Session
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
+from kvstore.store.block_table.rows import places_of, read, rows_of
+from kvstore.store.block_table.table import BlockTable
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.replication.event_replicator import Publishers
+from kvstore.store.session_authenticator import MAX_SLABS, Caller, peer_of
+from kvstore.store.shared_regions import SharedRegions
+from kvstore.store.writes.checksums import Checker
+from kvstore.store.writes.commit_requests import Answers
+from kvstore.store.writes.slot_requests import Opening, SlotRequest, Slots
+from kvstore.store.writes.slots_ahead import PutsAhead
+from kvstore.tiers.dram import DramTier
+
+
+class InPlacePuts:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        dram: DramTier,
+        publishers: Publishers,
+        slots: Slots,
+        answers: Answers,
+        checker: Checker,
+        regions: SharedRegions | None,
+    ) -> None:
+        """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
+        self._table = table
+        self._dram = dram
+        self._publishers = publishers
+        self._slots = slots
+        self._answers = answers
+        self._checker = checker
+        self._regions = regions
+        self.ahead = PutsAhead(table, dram, slots.waiting, self._slabs_ahead)
+        """Those into slots that were opened before."""
+        self._in_bytes = 0
+
+    @property
+    def in_bytes(self) -> int:
+        """Of values stored."""
+        return self._in_bytes + self.ahead.in_bytes
+
+    def open(self, session: Session, header: Header, message: Open) -> None:
+        """Answer with slots for as many keys as there is room for, or wait."""
+        request = _OpenRequest(self, self._slots, session, header, message)
+        if message.engine and self._regions is None:
+            raise InvalidArgument("this node has no transfer engine: use Put")
+        if not message.engine and not session.is_local:
+            raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
+        self._slots.check(message, request.caller.tenant)
+        request.begin()
+
+    def places(self, caller: Caller, opening: Opening) -> Opened:
+        """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
+        if opening.batch is not None:
+            return self._places_of(caller, opening.batch)
+        statuses, puts = opening.statuses, opening.puts
+        opened = [put for put in puts if put is not None]
+        slots = [put.slot for put in opened]
+        located = self._dram.locate_all(np.array([slot.index for slot in slots], np.int64))
+        slabs, offsets = located[0].tolist(), located[1].tolist()
+        ids = [put.put_id for put in opened]
+        for put in opened:
+            put.is_named = True
+        group_of_slab = {slab: slot.group for slab, slot in zip(slabs, slots, strict=True)}
+        if len(opened) < len(puts):
+            ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
+        return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
+
+    def _places_of(self, caller: Caller, batch: OpenBatch) -> Opened:
+        """As `places`, of slots of one group."""
+        batch.is_named = True
+        slabs, offsets = self._dram.locate_all(places_of(batch.blocks))
+        ahead = self._slabs_ahead(caller, dict.fromkeys(slabs.tolist(), batch.blocks[0].group_in(DRAM)))
+        columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
+        return Opened(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
+
+    def regions(self, opening: Opening) -> Opened:
+        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
+
+        Raises whatever the engine has against it."""
+        assert self._regions is not None
+        statuses, puts = opening.statuses, opening.puts
+        nowhere = [0] * len(puts)
+        regions = [b""] * len(puts)
+        for index, put in enumerate(puts):
+            if put is not None:
+                put.is_named = True
+                put.grant, regions[index] = self._regions.show_slot(put.slot)
+        return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
+
+    def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
+        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more. Those
+        that this node has not touched yet are left out: who touches memory first is charged with it (memory.max of its control group)."""
+        fresh = group_of_slab.keys() - caller.exported
+        caller.exported |= fresh
+        ahead: list[int] = []
+        for group, count in Counter(group_of_slab[slab] for slab in fresh).items():
+            with contextlib.suppress(TierFailed):  # no memory for slabs that nobody needs yet
+                ahead += self._dram.reserve_slabs(group, count + 1)
+        return [slab for slab in ahead if self._dram.is_warm(slab)][:MAX_SLABS]
+
+    def commit(self, session: Session, header: Header, message: Commit) -> None:
+        """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
+        is verified first: once nobody writes it any more."""
+        caller = peer_of(session)
+        if self._commit_whole(session, header, caller, message):
+            return
+        puts = (self._table.puts.get(put_id, session) for put_id in message.put_ids)
+        ended = [put for put in puts if put is not None and put.grant is not None and put.grant.revoke()]
+        if not ended:
+            self._commit(session, header, caller, message, {})
+            return
+
+        def checked(sums: Sequence[int]) -> None:
+            try:
+                self._commit(session, header, caller, message, {put.put_id: found for put, found in zip(ended, sums, strict=True)})
+            except Exception as error:
+                session.fail(header.request_id, error)
+
+        self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
+
+    def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
+        """All puts of a message, if all are open, written through shared memory, and not reserved; else False, with nothing done."""
+        batch = self._table.puts.get_batch(message.put_ids, session)
+        if batch is not None:
+            blocks: Sequence[Block] = batch.blocks
+            self._table.commit_batch_undecided(batch, message.checksums)
+        else:
+            puts = self._table.puts.get_all(message.put_ids, session)
+            if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
+                return False
+            blocks = [put.block for put in puts]
+            self._table.commit_all_undecided(puts, message.checksums)
+        self._in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
+        if session.traces is not None:
+            self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
+        if self._table.events.is_recording:
+            self._table.events.stored(caller.tenant, blocks)
+        session.reply(header.request_id, Flags(bytes((STORED,)) * len(blocks)))
+        return True
+
+    def _commit(self, session: Session, header: Header, caller: Caller, message: Commit, found: Mapping[int, int]) -> None:
+        """`found` is the checksum of each put by the engine that is whole, by its number."""
+        flags = bytearray()
+        stored: list[Block] = []
+        kept: dict[int, tuple[OpenPut, int]] = {}
+        """By number, for a number may be said twice; of them nothing is visible before the loop is over."""
+        table = self._table
+        for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
+            put = table.puts.get(put_id, session) if put_id not in kept else None
+            if put is None:
+                table.settle(put_id, session)
+                flags.append(ASK_AGAIN)
+                continue
+            if put.grant is not None and found.get(put_id) != checksum:
+                table.abort(put)
+                flags.append(ASK_AGAIN)
+                continue
+            if put.block.generation != UNDECIDED:
+                table.commit(put, checksum)
+            else:
+                kept[put_id] = put, checksum
+            stored.append(put.block)
+            flags.append(STORED)
+        table.commit_all_undecided([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
+        if kept and session.traces is not None:
+            table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
+        self._in_bytes += sum(block.size_bytes for block in stored)
+        table.events.stored(caller.tenant, stored)
+        waits = [block for block in stored if block.event_seq]
+        if waits:
+            answer = self._answers.begin(session, header, flags)
+            self._publishers.when_published(waits, answer.give, session.span(header.request_id), is_over=answer.is_over)
+        else:
+            session.reply(header.request_id, Flags(bytes(flags)))
+
+    def abort(self, session: Session, header: Header, message: Abort) -> None:
+        """Forget these puts; what they held can be used again."""
+        peer_of(session)
+        for put_id in message.put_ids:
+            put = self._table.puts.get(put_id, session)
+            if put is not None:
+                self._table.abort(put)
+            else:
+                self._table.settle(put_id, session)
+        session.reply(header.request_id, Ok())
+        self._slots.waiting.retry()
+
+
+def _spread(column: Sequence[int], puts: Sequence[OpenPut | None]) -> list[int]:
+    """A column of the puts that are there as one of all keys, 0 for the others."""
+    left = iter(column)
+    return [next(left) if put is not None else 0 for put in puts]
+
+
+class _OpenRequest(SlotRequest):
+    """An Open, until it is answered."""
+
+    __slots__ = ("_puts",)
+
+    def __init__(self, puts: InPlacePuts, slots: Slots, session: Session, header: Header, message: Open) -> None:
+        super().__init__(slots, session, header, message)
+        self._puts = puts
+
+    def opened(self, opening: Opening) -> None:
+        by_engine = isinstance(self.message, Open) and self.message.engine
+        self.session.reply(self.header.request_id, self._puts.regions(opening) if by_engine else self._puts.places(self.caller, opening))
+
+    def fail(self, error: Exception) -> None:
+        self.session.fail(self.header.request_id, error)

@@ -1,0 +1,202 @@
+"""Puts into slots that were opened ahead: the value lies in its slot when the one message of the put arrives.
+
+The slot is offered in a page that the node and a writer of this host share (protocol/writer_page.py). A put is served where it arrives, as
+single small ones are (sent.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was taken
+back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+"""
+
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
+from kvstore.protocol.errors import Broken, InvalidArgument, TierFailed
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
+from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.writer_page import (
+    AT_NUMBER,
+    AT_OFFSET,
+    AT_PAGE_MAGIC,
+    AT_SIZE,
+    AT_SLAB,
+    AT_SLABS_AHEAD,
+    AT_WRITING,
+    PAGE_BYTES,
+    PAGE_MAGIC,
+    SLABS_AHEAD,
+)
+from kvstore.rpc.server.session import Session
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.free_slots import Page
+from kvstore.store.block_table.table import BlockTable
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.session_authenticator import Caller, peer_of
+from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.writes.socket_puts import answer_of
+from kvstore.tiers.dram import DramTier
+from kvstore.transfer.memory.mapping import map_slab
+
+_SLOT: Final = struct.Struct("<QQ")
+"""What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
+
+
+class WriterPage:
+    """See the module. A client that writes nonsense there keeps one slot of its own tenant from being taken back.
+
+    Belongs to a connection; its memory goes with the last of both mappings. The node's loop is the only caller.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("Q")
+        self._words[AT_PAGE_MAGIC] = PAGE_MAGIC
+        self._fence = threading.Lock()
+
+    def offer(self, number: int, slab: int, offset: int, size_bytes: int, slabs_ahead: Sequence[int] = ()) -> None:
+        words = self._words
+        for at, ahead in enumerate(slabs_ahead[:SLABS_AHEAD], AT_SLABS_AHEAD):
+            words[at] = ahead + 1
+        words[AT_SLAB], words[AT_OFFSET], words[AT_SIZE] = slab, offset, size_bytes
+        with self._fence:  # whoever sees the number sees what it is of
+            pass
+        words[AT_NUMBER] = number
+
+    def clear(self) -> None:
+        self._words[AT_NUMBER] = 0
+
+    def withdraw(self, number: int) -> bool:
+        words = self._words
+        words[AT_NUMBER] = 0
+        with self._fence:  # a full barrier between this store and the load
+            pass
+        if words[AT_WRITING] != number:
+            return True
+        words[AT_NUMBER] = number
+        return False
+
+
+def make_page() -> tuple[WriterPage, int]:
+    """A new page, and its descriptor for the client, which the caller closes. Raises TierFailed: the system has no descriptor or memory."""
+    try:
+        fd = os.memfd_create("kvstore-writer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as refusal:
+        raise TierFailed(f"no shared memory for a writer's page: {refusal}") from refusal
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, PAGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return WriterPage(map_slab(os.dup(fd), PAGE_BYTES, writable=True).memory), fd
+    except (OSError, Broken) as refusal:
+        os.close(fd)
+        raise TierFailed(f"no shared memory of {PAGE_BYTES} bytes for a writer's page: {refusal}") from refusal
+
+
+class PutsAhead:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self, table: BlockTable, dram: DramTier, waiting: WaitingRoom, slabs_ahead: Callable[[Caller, dict[int, int]], list[int]]
+    ) -> None:
+        """`slabs_ahead` has slabs for a writer to map meanwhile, given the slab that it comes to with its group."""
+        self._slabs_ahead = slabs_ahead
+        self._table = table
+        self._dram = dram
+        self._waiting = waiting
+        self._form = OnePutForm()
+        self.puts = 0
+        self.in_bytes = 0
+
+    def open(self, session: Session, header: Header, message: OpenAhead) -> None:
+        """Open a slot for the connection's next put, where there is room, and answer with the page if it is new."""
+        caller = peer_of(session)
+        if not session.is_local:
+            raise InvalidArgument("OpenAhead needs shared memory: connect to the node's Unix socket, or use Put")
+        fds: list[int] = []
+        if caller.page is None:
+            caller.page, fd = make_page()
+            fds.append(fd)
+
+        def close_fds() -> None:
+            for fd in fds:
+                os.close(fd)
+
+        self._open_next(session, caller, caller.page, message.size_bytes)
+        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=close_fds)
+
+    def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
+        """Serve these bytes, all that has arrived on the connection, if they are one PutAhead. False: they are to be read as ever."""
+        at = HEADER_BYTES + _SLOT.size
+        if len(frame) <= at:
+            return False
+        magic, version, kind, request_id, _, body_bytes, payload_bytes = HEADER.unpack_from(frame)
+        is_alone = HEADER_BYTES + body_bytes == len(frame) and not payload_bytes and magic == MAGIC and version == VERSION
+        put = self._form.unpack(frame[at:]) if is_alone and kind == PutAhead.TYPE and request_id else None
+        caller = session.context
+        if put is None or put.ack != ACK_NODE or not isinstance(caller, Caller):
+            return False
+        number, next_bytes = _SLOT.unpack_from(frame, HEADER_BYTES)
+        flag, block = self._show(session, caller, put, number, next_bytes)
+        try:
+            unsent = session.send_now(answer_of(request_id, flag))
+        finally:  # whatever has failed: the block is shown
+            if block is not None:
+                self._enter(tenant, block)
+        if unsent:
+            session.send_whole(unsent)
+        return True
+
+    def put(self, session: Session, header: Header, message: PutAhead) -> None:
+        """As `frame`, of a message that has been read. Raises InvalidArgument: it is not about one unreserved block."""
+        caller = peer_of(session)
+        columns = (message.keys, message.sizes, message.generations, message.checksums, message.parents)
+        if any(len(column) != 1 for column in columns) or message.generations[0] or message.ack != ACK_NODE:
+            raise InvalidArgument("PutAhead is about one block that was not reserved, with ack 1: use Put or Open")
+        put = OnePut(message.ack, message.namespace, message.keys[0], message.sizes[0], message.checksums[0], message.parents[0])
+        flag, block = self._show(session, caller, put, message.number, message.next_bytes)
+        if block is not None:
+            self._enter(caller.tenant, block)
+            if session.traces is not None:
+                self._table.undecided.put_by(caller.tenant, put.namespace, session.traces.span(header.request_id))
+        session.reply(header.request_id, Flags(bytes((flag,))))
+
+    def _show(self, session: Session, caller: Caller, put: OnePut, number: int, next_bytes: int) -> tuple[int, Block | None]:
+        """The answer; and the block, if everybody can find it from now on: `_enter` has to follow. The slot of the next put is offered
+        then, too: after the answer its writer might look for it in vain."""
+        table, tenant = self._table, caller.tenant
+        ahead = table.ahead.of(session, number)
+        if ahead is None or ahead.slot.size_bytes != put.size_bytes:
+            return ASK_AGAIN, None
+        if table.find(tenant, put.key) is not None:
+            return ALREADY_THERE, None  # the slot stays the connection's
+        block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+        if not table.place_at(block, ahead.slot):
+            return ASK_AGAIN, None
+        table.ahead.used(session)
+        table.copies.show_placed(block)
+        if next_bytes:
+            self._open_next(session, caller, ahead.page, next_bytes)
+        return STORED, block
+
+    def _enter(self, tenant: str, block: Block) -> None:
+        """The rest of what the node keeps of a block that is shown."""
+        table = self._table
+        table.enter_placed(block)
+        if table.events.is_recording:
+            table.events.stored(tenant, [block])
+        self.puts += 1
+        self.in_bytes += block.size_bytes
+
+    def _open_next(self, session: Session, caller: Caller, page: Page, size_bytes: int) -> None:
+        """Offer a slot in the page, where there is room that nobody waits for."""
+        table, tenant = self._table, caller.tenant
+        if self._waiting.has(tenant):
+            table.ahead.close(session)
+            return
+        ahead = table.ahead.open(session, tenant, size_bytes, page, now_ns=session.reactor.now_ns())
+        if ahead is not None:
+            slab, offset = self._dram.locate(ahead.slot)
+            slabs = [] if slab in caller.exported else self._slabs_ahead(caller, {slab: ahead.slot.group})
+            page.offer(ahead.number, slab, offset, size_bytes, slabs)

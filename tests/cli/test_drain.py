@@ -1,0 +1,134 @@
+"""Promises of drain.py: what it says of each state a drain may be in, and when it ends. The way through: system/test_leaving.py."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.cli.drain import progress
+from kvstore.cli.main import kvstore
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Drop
+from tests.client.embedded import embedded
+from tests.client.stub_control import stub_controls
+from tests.master.blocks import Event, publish
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+from tests.rpc.stub_masters import stub_masters
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[str]:
+    with embedded() as cluster:
+        yield cluster.address
+
+
+def run(master: str, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(kvstore, ["drain", *arguments, "--master", master])
+    return result.exit_code, result.output
+
+
+def status(state: str = "alive", **drain: int | bool | str) -> pb.NodeStatus:
+    return pb.NodeStatus(name="n1", state=state, drain=pb.DrainStatus(**drain))  # type: ignore[arg-type]
+
+
+def test_a_node_that_there_is_not_is_refused(master: str) -> None:
+    assert run(master, "far") == (2, "kvstore: error: there is no node 'far'; there are: node-0\n")
+    assert run(master, "far", "--cancel") == (2, "kvstore: error: there is no node 'far'; there are: node-0\n")
+
+
+def test_it_begins_waits_and_is_cancelled(master: str) -> None:
+    assert run(master, "node-0", "--no-wait") == (0, "node-0 is being drained: kvstore status shows how far it is\n")
+    assert "node-0" in CliRunner().invoke(kvstore, ["status", "--master", master]).output
+    code, said = run(master, "node-0", "--to", "nvme")
+    assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: it holds no block that no other node has, and can be stopped")
+    assert run(master, "node-0", "--cancel") == (0, "node-0 takes blocks again\n")
+
+
+def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
+    """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
+
+    def told(**drain: Any) -> pb.StatusReply:
+        return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
+
+    said = [
+        told(left_blocks=500),
+        pb.StatusReply(role="following"),
+        pb.StatusReply(role="following"),
+        told(left_blocks=400),
+        told(is_done=True),
+    ]
+    with stub_controls(told()) as (control,), stub_masters(1) as (master,):
+        control.says_status = lambda: said.pop(0)
+        master.control = control.place
+        code, output = run(master.address, "n1")
+    assert code == 0, output
+    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "it"]
+    assert not said
+
+
+def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
+    with stub_controls(pb.StatusReply(role="following")) as (control,), stub_masters(1) as (master,):
+        master.control = control.place
+        code, output = run(master.address, "n1", "--deadline-s", "0.5")
+        assert (code, output) == (2, "kvstore: error: another master owns partition 0 by now, or nobody yet: try again\n")
+        code, output = run(master.address, "n1", "--wait-s", "0.1")
+        assert (code, output) == (2, "kvstore: error: n1 is not drained after 0.1 s; the drain goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (status(), "n1: looking for blocks that only its memory has"),
+        (status(left_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left in its memory only; 20 are being copied"),
+        (
+            status(left_blocks=2, lacks_room=True),
+            "n1: 2 blocks left in its memory only (no node has room); 0 are being copied",
+        ),
+        (
+            status(kept_blocks=3, lacks_room=True),
+            "n1: 0 blocks left in its memory only; 3 blocks are on its NVMe only, until it is back; 0 are being copied",
+        ),
+        (status("dead", left_blocks=2), "n1 is dead: its drain goes on when it is started again"),
+        (
+            status(is_done=True, kept_blocks=3),
+            "n1 is drained: it holds no block that no other node has, and can be stopped; 3 blocks are on its NVMe only, until it is back",
+        ),
+    ],
+)
+def test_each_state_has_its_line(node: pb.NodeStatus, said: str) -> None:
+    assert progress(node) == said
+
+
+def run_forget(places: Places, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(kvstore, ["forget", *arguments, "--master", places.listen])
+    return result.exit_code, result.output
+
+
+def states(places: Places) -> dict[str, str]:
+    with places.stub() as stub:
+        return {node.name: node.state for node in stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes}
+
+
+@pytest.mark.parametrize("catalog", ["memory:", "lmdb:"])
+def test_a_dead_node_is_forgotten_and_comes_back_as_a_new_one_without_its_blocks(tmp_path: Path, catalog: str) -> None:
+    catalog += str(tmp_path / "catalog") if catalog == "lmdb:" else ""
+    with master_in_thread(tmp_path, catalog=catalog, node_ttl_s=60.0) as places:
+        node = NodeSide(places)
+        node.sync(Event(b"a"))
+        assert run_forget(places, "one") == (2, "kvstore: error: node 'one' is alive, at t:1: stop it before it is forgotten\n")
+        node.close()
+        while states(places) != {"one": "dead"}:
+            pass
+        assert run_forget(places, "two") == (2, "kvstore: error: there is no node 'two'; there are: one\n")
+        assert run_forget(places, "one") == (0, "one is forgotten\n")
+        assert states(places) == {}
+        node = NodeSide(places)
+        assert node.registration.node_id == 2
+        header, body = node.ask(publish(node.registration.registration_epoch, [Event(b"a")]))
+        drop = Drop.unpack(memoryview(body))
+        assert (header.type, drop.keys, drop.force) == (Drop.TYPE, [b"a"], 1)
+        with places.stub() as stub:
+            assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
+        node.close()

@@ -1,0 +1,307 @@
+"""Routes to masters and nodes of a scripted cluster."""
+
+import time
+from typing import Any
+
+import pytest
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.resources import ClientResources
+from kvstore.client.core.effects import Operation, Sleep
+from kvstore.protocol.errors import StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.address import Address
+from kvstore.transfer.config import TransferSettings
+from tests.client.oracle import Oracle, OracleChannel, OracleNode, is_here
+
+
+def ask(oracle: Oracle) -> None:
+    oracle.run(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+
+
+def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
+    oracle.resources = ClientResources(ClientSettings(master=masters, **settings), TransferSettings(), is_here=is_here, spread=0)
+    return oracle.resources.daemons
+
+
+def taken(oracle: Oracle) -> list[str]:
+    """The masters connected to, in order."""
+    return [str(loan.channel.address) for loan in oracle.loans]
+
+
+def no_nodes(channel: OracleChannel, message: Message) -> Message:
+    raise Unavailable("no node is registered")
+
+
+def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle) -> None:
+    knowing(oracle, "a:1, b:1,c:1")
+    oracle.unreachable |= {"a:1", "b:1"}
+    for _ in range(2):
+        ask(oracle)
+    assert set(taken(oracle)) == {"c:1"}
+    oracle.unreachable = {"c:1"}
+    ask(oracle)
+    assert taken(oracle)[-1] == "a:1"
+    assert oracle.slept_s == 0.0
+
+
+def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Oracle) -> None:
+    knowing(oracle, "a:1")
+    oracle.unreachable.add("a:1")
+    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
+        ask(oracle)
+    assert oracle.slept_s == 0.0
+
+
+def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_named(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.unreachable |= {"a:1", "b:1"}
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
+    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1; cannot connect to b:1$"):
+        ask(oracle)
+    assert 4.0 < oracle.slept_s <= 5.0
+
+
+def test_a_master_that_stands_by_is_asked_for_nothing_and_leads_to_the_owner(oracle: Oracle) -> None:
+    knowing(oracle, "a:1")
+    oracle.owners["a:1"] = "b:1"
+    for _ in range(2):
+        ask(oracle)
+    assert taken(oracle)[0] == "a:1"
+    assert set(taken(oracle)[1:]) == {"b:1"}
+    assert not oracle.loans[0].channel.is_open
+    assert oracle.all_given_back()
+
+
+def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    knowing(oracle, "a:1")
+    oracle.owners |= {"a:1": "b:1", "b:1": "a:1"}
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+        ask(oracle)
+    assert not oracle.sent(Exists)
+
+
+def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.unreachable |= {"a:1", "b:1"}
+    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+    effect = next(asking)
+    while not isinstance(effect, Sleep):
+        effect = asking.throw(Unavailable("no master owns the catalog now"))
+    assert effect.seconds == 0.25
+    oracle.unreachable.clear()
+    oracle.run(resumed(asking))
+    assert len(oracle.sent(Exists)) == 1
+
+
+def resumed(operation: Operation[Any]) -> Operation[Any]:
+    """What is left of an operation that was driven as far as a Sleep."""
+    try:
+        effect = next(operation)
+        while True:
+            effect = operation.send((yield effect))
+    except StopIteration as end:
+        return end.value
+
+
+def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1,c:1", owner_patience_s=0.5)
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    oracle.unreachable.add("c:1")
+    asked = 0
+
+    def elect(waited: int) -> None:
+        nonlocal asked
+        asked = waited
+        if waited == 3:
+            oracle.owners["b:1"] = "c:1"
+            oracle.unreachable.clear()
+
+    oracle.on_await = elect
+    ask(oracle)
+    assert asked == 3
+    assert oracle.awaited == [0.5, 0.125, 0.125]
+    assert taken(oracle) == ["a:1", *["b:1"] * 3, "c:1", "c:1"], "the owner is asked whether it is, and then the question"
+    assert not oracle.loans[0].channel.is_open
+    assert oracle.all_given_back()
+
+
+def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    oracle.on_await = lambda waited: oracle.hanging.discard("a:1")
+    ask(oracle)
+    assert taken(oracle) == ["a:1", "b:1"]
+    assert oracle.loans[0].channel.is_open
+
+
+def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.unreachable.add("a:1")
+    ask(oracle)
+    used = oracle.loans[-1].channel
+    oracle.unreachable = {"b:1"}
+    oracle.idle[used.address].append(used)
+    oracle.resources.daemons.masters.known.owner = Address("a", 1)
+    oracle.hanging.add("a:1")
+    oracle.on_await = lambda waited: oracle.hanging.discard("a:1")
+    ask(oracle)
+    assert not used.is_open
+    assert taken(oracle)[-1] == "b:1", "asked anew, in vain"
+
+
+def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
+    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+    assert taken(oracle)[-1] == "b:1"
+    knowing(oracle, "a:1")
+    oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
+    with pytest.raises(StaleEpoch):
+        oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+
+
+def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_no_node(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.owners["b:1"] = "a:1"
+    daemons.nodes.heard_from(6)
+    daemons.nodes.replace(NodeTable([9], ["n9"], [""], [""], ["h:1"], [0], [b""]))
+    oracle.script[Reserve] += [no_nodes] * 2
+    reserve = Reserve([b"k"], [1], 0, 0)
+    oracle.nodes[1] = OracleNode(1, local=False)
+    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+    assert oracle.slept_s == 0.25 + 0.5
+    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    oracle.script[Reserve].append(no_nodes)
+    with pytest.raises(Unavailable, match=r"^no node is registered$"):
+        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+
+
+def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1")
+    oracle.partitions = 2
+    assert oracle.run(daemons.partitions(oracle.deadline())) == 2
+    oracle.unreachable.add("a:1")
+    oracle.run(daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
+    met = [(str(loan.channel.address), loan.channel.address.partition) for loan in oracle.loans]
+    assert list(dict.fromkeys(met)) == [("a:1", 0), ("b:1", 1)]
+    oracle.unreachable.clear()
+    assert oracle.run(daemons.partitions(oracle.deadline())) == 2
+    ask(oracle)
+    assert str(oracle.loans[-1].channel.address) == "a:1", "the owner of partition 0 is who it was"
+
+
+def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked_for_room_again(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.partitions = 2
+    oracle.run(daemons.partitions(oracle.deadline()))
+    oracle.nodes[1] = OracleNode(1, local=False)
+    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    oracle.owners["b:1"] = "a:1"
+    oracle.script[Reserve] += [no_nodes] * 2
+    reserve = Reserve([b"k"], [1], 0, 0)
+    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+    assert oracle.slept_s == 0.25 + 0.5
+    oracle.script[Reserve].append(no_nodes)
+    with pytest.raises(Unavailable, match=r"^no node is registered$"):
+        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+
+
+def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
+    oracle.store(b"a", b"value", 1)
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    oracle.strangers[node.unix] = "next door"
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    for _ in range(2):  # it names its socket file itself, and gets one more chance there
+        loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+        assert [str(other.channel.address) for other in oracle.loans[-2:]] == [f"unix:{node.unix}", node.tcp]
+        assert not oracle.loans[-2].channel.is_open
+        assert loan.channel.is_open
+    assert not known.route.is_local
+
+
+def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
+    oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    oracle.unreachable |= {f"unix:{node.unix}", node.tcp}
+    with pytest.raises(Unreachable):
+        oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert oracle.resources.daemons.unshared.reasons() == {}, "it does not answer at all"
+    oracle.unreachable.remove(node.tcp)
+    for _ in range(3):  # it names its socket file itself, and gets one more chance there
+        oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert oracle.resources.daemons.unshared.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
+    assert len(caplog.records) == 1
+    assert f"node 'n1' of this host is not reached through shared memory: cannot connect to unix:{node.unix}" in caplog.text
+
+
+# --- tickets ---
+
+
+@pytest.fixture
+def guarded(oracle: Oracle, node: OracleNode) -> Oracle:
+    """A cluster whose node takes a ticket, which the master gives out."""
+    oracle.ticket = oracle.issued = b"first"
+    oracle.ticket_ms = 10_000
+    oracle.resources = ClientResources(
+        ClientSettings(master="m:1", tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0
+    )
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    oracle.hellos.clear()
+    return oracle
+
+
+def begin(oracle: Oracle) -> Any:
+    daemons = oracle.resources.daemons
+    known = daemons.nodes.get(1)
+    assert known is not None
+    return oracle.run(daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+
+
+def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None:
+    begin(guarded)
+    [hello] = guarded.hellos
+    assert hello is not None
+    assert (hello.tenant, hello.token, hello.ticket) == ("red", "", b"first")
+    assert hello.name.startswith("client-")
+
+
+def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:
+    now_ns = 0
+    daemons = oracle.resources.daemons
+    daemons._clock_ns = lambda: now_ns
+    oracle.issued, oracle.ticket_ms = b"first", 10_000
+    oracle.run(daemons.refresh_nodes(oracle.deadline()))
+    now_ns = 5_000_000_000 - 1
+    begin(oracle)
+    assert oracle.aside == []
+    now_ns += 1
+    for _ in range(2):
+        begin(oracle)
+    [renewal] = oracle.aside
+    oracle.script[Nodes].append(Unavailable("no master now"))
+    oracle.run(renewal)
+    begin(oracle)
+    assert len(oracle.aside) == 1, "it is tried again after a second"
+    now_ns += 1_000_000_000
+    begin(oracle)
+    oracle.issued = b"second"
+    oracle.run(oracle.aside[1])
+    known = daemons.nodes.get(1)
+    assert known is not None
+    assert known.route.hello is not None
+    assert known.route.hello.ticket == b"second"
+    begin(oracle)
+    assert len(oracle.aside) == 2

@@ -1,0 +1,121 @@
+"""Which address is used, and when."""
+
+import pytest
+
+from kvstore.client.connections.routes import KnownNodes, Route, Unshared, Who
+from kvstore.protocol.master_messages import NodeTable
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.rpc.address import ELSEWHERE, Address, parse_address
+
+TCP = parse_address("there:1")
+UNIX = Address(unix="/run/x")
+NODE = Who(SERVER_NODE, "n", "here")
+
+
+def is_here(unix: str, host_id: str) -> bool:
+    return host_id == "here"
+
+
+UNSHARED = Unshared(lambda unix, host_id: ELSEWHERE)
+"""A client that has nothing to tell."""
+
+
+def welcome(epoch: int, host: str = "here", unix: str = "/run/x", *, name: str = "n", server: int = SERVER_NODE) -> Welcome:
+    return Welcome(server, name, 1, epoch, host, unix)
+
+
+def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: bytes = b"") -> NodeTable:
+    ids, names, hosts, unix, tcp = ([row[i] for row in rows] for i in range(5))
+    return NodeTable(ids, names, hosts, unix, tcp, [revision] * len(rows), [transfer] * len(rows))  # type: ignore[arg-type]
+
+
+def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
+    route = Route(TCP, is_here, NODE)
+    assert (route.address(), route.is_local) == (TCP, False)
+    route.welcomed(welcome(1))
+    assert (route.address(), route.is_local) == (UNIX, True)
+
+
+@pytest.mark.parametrize(("host", "unix"), [("elsewhere", "/run/x"), ("here", "")])
+def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str) -> None:
+    route = Route(TCP, is_here, NODE)
+    route.welcomed(welcome(1, host, unix))
+    assert route.address() == TCP
+
+
+def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
+    route = Route(TCP, is_here, NODE)
+    for address in (TCP, UNIX):
+        assert route.is_meant(address, welcome(1))
+        assert not route.is_meant(address, welcome(1, name="another"))
+        assert not route.is_meant(address, welcome(1, host="next door"))
+        assert not route.is_meant(address, welcome(1, server=SERVER_MASTER))
+
+
+def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
+    route = Route(TCP, is_here)
+    assert not route.is_meant(TCP, welcome(1))
+    for name in ("first", "its successor"):
+        told = welcome(1, name=name, server=SERVER_MASTER)
+        assert route.is_meant(TCP, told)
+        route.welcomed(told)
+        assert route.is_meant(UNIX, told)
+        assert not route.is_meant(UNIX, welcome(1, name="another", server=SERVER_MASTER))
+
+
+def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
+    first = nodes.get(1)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:9")))
+    assert nodes.get(1) is first
+    moved = nodes.get(2)
+    assert moved is not None
+    assert moved.route.primary.port == 9
+    nodes.replace(table())
+    assert (nodes.get(1), nodes.local_id) == (None, 0)
+
+
+def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
+    first = nodes.get(1)
+    nodes.replace(table((1, "n1", "elsewhere", "/run/1", "a:1")))
+    second = nodes.get(1)
+    assert second is not None
+    assert second is not first
+    assert not second.route.is_local
+
+
+def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
+    first = nodes.get(1)
+    assert first is not None
+    first.route.failed(Address(unix="/run/1"), "refused")
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=4, transfer=b"one rail"))
+    second = nodes.get(1)
+    assert second is not None
+    assert (second.transfer, second.revision, second is first) == (b"one rail", 4, False)
+    assert second.route is first.route
+    assert not second.route.is_local
+
+
+def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED, Hello(ROLE_CLIENT, "red", name="me"))
+    first = table((1, "n", "there", "", "there:1"))
+    first.tickets, first.ticket_ms = [b"one"], 1000
+    nodes.replace(first)
+    known = nodes.get(1)
+    assert known is not None
+    said = known.route.hello
+    assert said == Hello(ROLE_CLIENT, "red", name="me", ticket=b"one")
+    nodes.replace(first)
+    assert known.route.hello is said, "nothing is made anew for a ticket that is the same"
+    first.tickets = [b"two"]
+    nodes.replace(first)
+    assert nodes.get(1) is known
+    assert known.route.hello == Hello(ROLE_CLIENT, "red", name="me", ticket=b"two")
+    assert nodes.are_by(known.route)
+    nodes.replace(table((1, "n", "there", "", "there:2")))
+    assert not nodes.are_by(known.route)

@@ -1,0 +1,110 @@
+"""Mappings of real shared memory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.connections.slabs import SlabCache, SlabKey
+from kvstore.protocol.errors import Broken
+
+SIZE = 1 << 16
+
+
+def memfd() -> int:
+    fd = os.memfd_create("slab")
+    os.truncate(fd, SIZE)
+    return fd
+
+
+def read_only(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def key(slab: int, *, epoch: int = 1, node: int = 1, writable: bool = False) -> SlabKey:
+    return SlabKey(node, epoch, slab, writable)
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() -> None:
+    cache, fd = SlabCache(), memfd()
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    cache.map_now([(key(1, writable=True), fd, SIZE), (key(2), memfd(), SIZE), (key(3, epoch=2, node=2), memfd(), SIZE)])
+    assert sorted(cache.held(1, 1)) == [1, 2]
+    others = Path("/proc/self/maps").read_text().count(name) - 2
+    [slab] = cache.get([key(1)])
+    view = slab.part(0, 10)
+    del slab
+    cache.drop(1, 1, [1, 9])
+    assert cache.held(1, 1) == [2]
+    assert cache.has_dropped
+    cache.unmap_dropped()
+    assert len(bytes(view)) == 10
+    del view
+    assert cache.held(2, 2) == [3]
+    assert Path("/proc/self/maps").read_text().count(name) == others + 1
+
+
+def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
+    cache = SlabCache()
+    fds = [memfd(), memfd()]
+    bad = read_only(fds[0])
+    with pytest.raises(Broken):
+        cache.map_now([(key(1, writable=True), fds[0], SIZE), (key(2, writable=True), fds[1], SIZE), (key(3, writable=True), bad, SIZE)])
+    assert not any(map(is_open, [*fds, bad]))
+
+
+def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -> None:
+    cache = SlabCache()
+    fd = memfd()
+    bad = read_only(fd)
+    good_key, bad_key = key(1, writable=True), key(2, writable=True)
+    assert cache.announce([(good_key, fd, SIZE), (bad_key, bad, SIZE)])
+    assert cache.absent([good_key, bad_key, key(3), key(3)]) == [key(3)]
+    waiting = cache.coming([good_key, bad_key, key(3)])
+    assert [one.is_set() for one in waiting] == [False, False]
+    cache.map_announced()
+    assert [one.is_set() for one in waiting] == [True, True]
+    assert cache.missing([good_key, bad_key]) == [bad_key]
+    assert cache.absent([good_key, bad_key]) == [bad_key]
+    assert cache.coming([good_key, bad_key]) == []
+
+
+def test_who_needs_an_announced_slab_first_maps_it() -> None:
+    cache = SlabCache()
+    first, second = key(1, writable=True), key(2, writable=True)
+    cache.announce([(first, memfd(), SIZE), (second, memfd(), SIZE)])
+    waiting = cache.coming([second])
+    taken = cache.take_announced([second, key(3)])
+    assert [one[0] for one in taken] == [second]
+    cache.map_now(taken)
+    assert cache.missing([first, second]) == [first]
+    assert waiting[0].is_set()
+    cache.map_announced()
+    assert cache.missing([first, second]) == []
+
+
+def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:
+    cache, fd = SlabCache(), memfd()
+    cache.announce([(key(1, writable=True), fd, SIZE)])
+    cache.close()
+    assert not is_open(fd)
+
+
+def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(fd: int, *_: object, **__: object) -> None:
+        os.close(fd)
+        raise MemoryError
+
+    monkeypatch.setattr("kvstore.client.connections.slabs.map_slab", no_memory)
+    cache, fds = SlabCache(), [memfd(), memfd()]
+    found = [(key(slab, writable=True), fd, SIZE) for slab, fd in enumerate(fds)]
+    cache.announce(found)
+    waiting = cache.coming([announced for announced, _, _ in found])
+    with pytest.raises(MemoryError):
+        cache.map_announced()
+    assert [one.is_set() for one in waiting] == [True, True]
+    assert not any(map(is_open, fds))

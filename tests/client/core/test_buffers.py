@@ -1,0 +1,79 @@
+"""What is accepted as a value or destination, and what its bytes are."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.client.core.buffers import as_destination, as_parts, as_source
+from kvstore.protocol.errors import InvalidArgument
+
+
+def kind(value: object) -> str:
+    """A name for a case that is the same in every run."""
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        None,
+        12,
+        b"",
+        np.empty((0, 3)),
+        torch.empty(0),
+        memoryview(b"abcdef")[::2],
+        memoryview(b"abcdef")[:0],
+        np.ones((3, 4)).T,
+        np.array([None]),
+        torch.ones(3, 4).t(),
+        torch.ones(3, 4).to_sparse(),
+        torch.tensor([1j]).conj(),
+    ],
+    ids=kind,
+)
+def test_what_is_no_contiguous_buffer_of_at_least_a_byte_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        as_source(value)
+
+
+@pytest.mark.parametrize("buffer", [b"ab", memoryview(b"ab"), bytearray(), np.zeros((2, 3)).T, "x", torch.ones(2, 2).t()], ids=kind)
+def test_a_destination_must_be_writable_contiguous_and_not_empty(buffer: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        as_destination(buffer)
+
+
+def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert bytes(as_source(b"abc")) == b"abc"
+    with pytest.raises(InvalidArgument):
+        as_source(object())
+
+
+if torch.cuda.is_available():
+
+    @pytest.mark.gpu
+    def test_cuda_tensors_are_copied_both_ways() -> None:
+        tensor = torch.arange(8, dtype=torch.bfloat16, device="cuda")
+        value = bytes(as_source(tensor))
+        target = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
+        destination = as_destination(target)
+        destination.parts[0][:] = value
+        assert destination.finish is not None
+        destination.finish()
+        assert torch.equal(tensor, target)
+        with pytest.raises(InvalidArgument):
+            as_destination(torch.ones(2, 3, device="cuda").t())
+
+    @pytest.mark.gpu
+    def test_cuda_tensors_are_parts_beside_memory_of_the_host() -> None:
+        tensors, room = [torch.zeros(4, dtype=torch.uint8, device="cuda") for _ in range(2)], bytearray(2)
+        destination = as_destination([tensors[0], room, tensors[1]])
+        for part, value in zip(destination.parts, (b"abcd", b"ef", b"ghij"), strict=True):
+            part[:] = value
+        assert destination.finish is not None
+        destination.finish()
+        assert b"".join(as_parts([tensors[0], room, tensors[1]])) == b"abcdefghij"

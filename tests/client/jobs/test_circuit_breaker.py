@@ -1,0 +1,80 @@
+"""Promises of breaker.py, on a clock of the test's own."""
+
+import pytest
+
+from kvstore.client.jobs.circuit_breaker import Breaker, BreakerStats, State
+from tests.client.jobs.clock import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def opened(clock: Clock, failures: int = 1) -> Breaker:
+    breaker = Breaker(failures=failures, probe_interval_s=2.0, clock_ns=clock)
+    for _ in range(failures):
+        breaker.failed(breaker.epoch)
+    assert breaker.state is State.OPEN
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row_only(clock: Clock) -> None:
+    breaker = Breaker(failures=3, probe_interval_s=2.0, clock_ns=clock)
+    for _ in range(5):
+        breaker.failed(breaker.epoch)
+        breaker.failed(breaker.epoch)
+        breaker.succeeded(breaker.epoch)
+    assert breaker.admits()
+    for _ in range(3):
+        assert breaker.admits()
+        breaker.failed(breaker.epoch)
+    assert not breaker.admits()
+    assert breaker.stats() == BreakerStats(State.OPEN, opened=1, skipped=1, failures=13)
+
+
+def test_one_probe_begins_once_it_is_due(clock: Clock) -> None:
+    breaker = opened(clock)
+    clock.advance(1.999)
+    assert not breaker.begin_probe()
+    clock.advance(0.001)
+    assert breaker.begin_probe()
+    assert not breaker.begin_probe()
+    assert not breaker.admits()
+    assert breaker.stats().state is State.PROBING
+
+
+def test_a_probe_that_is_answered_closes_it(clock: Clock) -> None:
+    breaker = opened(clock)
+    clock.advance(3)
+    assert breaker.begin_probe()
+    clock.advance(1)
+    breaker.succeeded(breaker.epoch)
+    assert breaker.admits()
+    clock.advance(9)
+    assert breaker.stats() == BreakerStats(State.CLOSED, opened=1, failures=1, probes=1, away_s=4.0)
+
+
+def test_a_probe_that_fails_leaves_the_peer_alone_for_another_interval(clock: Clock) -> None:
+    breaker = opened(clock, failures=2)
+    clock.advance(2)
+    assert breaker.begin_probe()
+    breaker.failed(breaker.epoch)
+    assert not breaker.begin_probe()
+    clock.advance(2)
+    assert breaker.begin_probe()
+    assert breaker.stats() == BreakerStats(State.PROBING, opened=1, failures=3, probes=2, away_s=4.0)
+
+
+def test_how_calls_of_an_earlier_epoch_ended_says_nothing(clock: Clock) -> None:
+    breaker = Breaker(failures=1, probe_interval_s=2.0, clock_ns=clock)
+    before = breaker.epoch
+    breaker.failed(before)
+    breaker.succeeded(before)
+    assert breaker.state is State.OPEN
+    clock.advance(2)
+    assert breaker.begin_probe()
+    breaker.succeeded(breaker.epoch)
+    breaker.failed(before)
+    assert breaker.admits()
+    assert breaker.stats().failures == 1

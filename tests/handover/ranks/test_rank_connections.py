@@ -1,0 +1,209 @@
+"""Promises of links.py: one introduced connection a peer, told of when it breaks; who is not introduced is not listened to."""
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kvstore.handover.description import RankInfo
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
+from kvstore.protocol.handover_messages import Done, Greet, Stop
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.rpc.address import Address, parse_address
+from kvstore.testing.transfer.waiting import eventually
+from tests.handover.link_end import End
+from tests.handover.loop import running
+from tests.ports import free_ports
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    with running() as reactor, ExitStack() as stack:
+        one, other = End(reactor, 1), End(reactor, 2)
+        stack.callback(other.close)
+        stack.callback(one.close)
+        yield one, other
+
+
+def test_both_ends_of_one_connection_ask(ends: tuple[End, End]) -> None:
+    one, other = ends
+    answers = [one.tell(other.info, bytes([number])) for number in range(3)]
+    assert [answer.get(timeout=10) for answer in answers] == [None] * 3
+    assert [other.heard.get(timeout=10) for _ in range(3)] == [(1, Done(bytes([number]))) for number in range(3)]
+    assert other.tell(one.info).get(timeout=10) is None
+    assert one.heard.get(timeout=10) == (2, Done(b"r"))
+    one.reactor.call(lambda: one.links.open(other.info), deadline_s=10)
+    assert (one.links.count, other.links.count) == (1, 1)
+
+
+def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End]) -> None:
+    one, _ = ends
+    info = dataclasses.replace(ends[1].info, control=parse_address(f"127.0.0.1:{free_ports(1)[0]}"))
+    assert isinstance(one.tell(info).get(timeout=10), Unreachable)
+    assert one.gone.get(timeout=10)[0] == 2
+    for wrong in ("no-such-host.invalid:1", "[fe80::1]:1", "255.255.255.255:1"):
+        answers = one.tell(dataclasses.replace(info, control=parse_address(wrong)))
+        assert isinstance(answers.get(timeout=10), Unreachable)
+        assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
+    assert one.links.count == 0
+
+
+class Resolver:
+    """The system's, but for one name, of which it is silent until `release`, and then tells the peer's address or its error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, found: str | OSError) -> None:
+        self._name, self._found, self._real = name, found, socket.getaddrinfo
+        self.is_asked, self._released = threading.Event(), threading.Event()
+        self.release = self._released.set
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, **keywords: Any) -> Any:
+        if host != self._name or keywords.get("flags", 0) & socket.AI_NUMERICHOST:
+            return self._real(host, port, **keywords)
+        self.is_asked.set()
+        assert self._released.wait(10)
+        if isinstance(self._found, OSError):
+            raise self._found
+        return self._real(self._found, port, **keywords)
+
+
+def test_while_a_name_is_looked_up_the_loop_serves_others(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    resolver = Resolver(monkeypatch, "slow-host", other.info.control.host)
+    slow = dataclasses.replace(other.info, control=other.info.control._replace(host="slow-host"))
+    answers = one.tell(slow)
+    assert resolver.is_asked.wait(10)
+    assert other.tell(one.info).get(timeout=10) is None, "while it is silent"
+    resolver.release()
+    assert answers.get(timeout=10) is None
+
+
+def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as reactor, ExitStack() as stack:
+        one = End(reactor, 1, connect_timeout_s=0.05)
+        stack.callback(one.close)
+        resolver = Resolver(monkeypatch, "slow-host", "127.0.0.1")
+        stack.callback(resolver.release)
+        info = dataclasses.replace(one.info, instance=bytes(16), control=one.info.control._replace(host="slow-host"))
+        error = one.tell(info).get(timeout=10)
+        assert isinstance(error, Unreachable)
+        assert "no answer within 0.05 s" in str(error)
+        resolver.release()
+        for thread in threading.enumerate():
+            if thread.name == "resolve":
+                thread.join(10)
+        reactor.call(lambda: None, deadline_s=10)
+        assert one.links.count == 0
+        assert one.gone.get(timeout=10)[0] == 0
+        assert one.gone.empty()
+
+
+def test_a_peer_that_does_not_answer_is_given_up() -> None:
+    with running() as reactor, ExitStack() as stack:
+        one = End(reactor, 1, connect_timeout_s=0.05)
+        stack.callback(one.close)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        full = [socket.create_connection(silent.getsockname()) for _ in range(1)]
+        for sock in full:
+            stack.callback(sock.close)
+        host, port = silent.getsockname()
+        info = dataclasses.replace(one.info, instance=bytes(16), control=parse_address(f"{host}:{port}"))
+        for _ in range(3):  # the first may still be taken into the backlog, and is not greeted
+            assert isinstance(one.tell(info).get(timeout=10), Unreachable | DeadlineExceeded)
+        eventually(lambda: not one.links.count, "all are hung up on")
+
+
+def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_ours_fails() -> None:
+    with running() as reactor, ExitStack() as stack:
+        one, other = End(reactor, 1, connect_timeout_s=60), End(reactor, 2)
+        stack.callback(other.close)
+        stack.callback(one.close)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        unheard = dataclasses.replace(other.info, control=Address(host="127.0.0.1", port=silent.getsockname()[1]))
+        waiting = one.tell(unheard, b"first")
+        taken, _ = silent.accept()
+        assert other.tell(one.info).get(timeout=10) is None
+        assert waiting.get(timeout=10) is None
+        assert other.heard.get(timeout=10) == (1, Done(b"first"))
+        taken.close()
+        eventually(lambda: not one.links._opening, "our own is given up")
+        assert one.tell(unheard).get(timeout=10) is None
+        assert one.gone.empty()
+
+
+def test_another_run_at_the_same_address_is_stale(ends: tuple[End, End]) -> None:
+    one, other = ends
+    earlier = dataclasses.replace(other.info, instance=bytes(16))
+    assert isinstance(one.tell(earlier).get(timeout=10), StaleHandle)
+    assert isinstance(one.gone.get(timeout=10)[1], StaleHandle)
+    assert other.heard.empty()
+
+
+def test_a_connection_that_breaks_is_told_of_at_both_ends_and_made_anew(ends: tuple[End, End]) -> None:
+    one, other = ends
+    assert one.tell(other.info).get(timeout=10) is None
+    other.is_silent = True
+    waiting = one.tell(other.info)
+    other.heard.get(timeout=10), other.heard.get(timeout=10)
+    [session] = other.links.server.sessions
+    other.reactor.call(session.close, deadline_s=10)
+    assert isinstance(waiting.get(timeout=10), Unreachable)
+    assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
+    assert isinstance(other.gone.get(timeout=10)[1], Unreachable)
+    other.is_silent = False
+    assert one.tell(other.info).get(timeout=10) is None
+
+
+class Raw:
+    """A peer that sends what the test says."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self._socket = socket.create_connection((info.control.host, info.control.port), timeout=10)
+
+    def ask(self, message: Message, *, payload: bytes = b"", type_number: int | None = None) -> KVStoreError | None:
+        """The error that it is answered with."""
+        body = message.pack()
+        head = pack_header(type_number or message.TYPE, 7, len(body), len(payload), 1000)
+        self._socket.sendall(head + body + payload)
+        header = unpack_header(self._read(HEADER_BYTES))
+        answer = self._read(header.body_bytes)
+        if header.type == Ok.TYPE:
+            return None
+        failure = Failure.unpack(answer)
+        return KVStoreError(failure.text) if failure.code not in CODES else CODES[failure.code](failure.text)
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            data = self._socket.recv(size - len(found))
+            assert data
+            found += data
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+CODES = {kind.code: kind for kind in (ProtocolError, StaleHandle, InvalidArgument)}
+
+
+def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tuple[End, End]) -> None:
+    one, other = ends
+    raw = Raw(other.info)
+    assert isinstance(raw.ask(Done(b"r")), ProtocolError)
+    assert isinstance(raw.ask(Greet(other.info.instance, b"nonsense")), ProtocolError)
+    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
+    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
+    assert isinstance(raw.ask(Greet(other.info.instance, dataclasses.replace(one.info, instance=bytes(16)).pack())), ProtocolError)
+    assert list(other.links._sessions) == [one.info.instance]
+    assert isinstance(raw.ask(Done(b"r"), type_number=200), ProtocolError)
+    assert isinstance(raw.ask(Stop(b"r", 1, ""), payload=b"payload"), ProtocolError)
+    assert raw.ask(Done(b"r")) is None
+    raw.close()
+    assert other.gone.get(timeout=10)[0] == 1

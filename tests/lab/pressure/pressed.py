@@ -1,0 +1,69 @@
+"""A server with times that can be reckoned by hand, and users who follow a script."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.lab.pressure.load import Generation
+from kvstore.lab.pressure.server import PressedServer
+from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, Server, Strategy
+
+BYTES_PER_TOKEN = 10
+
+
+class RoundTimes:
+    """A prompt token takes 1 s, a decode step 1/8 s whatever its batch."""
+
+    def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
+        return float(input_tokens - prefix_tokens)
+
+    def tbt_s(self, batch: int, context_tokens: int) -> float:
+        assert batch > 0
+        assert context_tokens >= batch
+        return 0.125
+
+
+class Asked(NamedTuple):
+    at_s: float
+    prompt: int
+    output: int
+
+
+class Script:
+    """Askers: a user each request, who never asks again."""
+
+    def __init__(self, *requests: Asked) -> None:
+        self._requests = requests
+        self.asked = 0
+
+    @property
+    def next_s(self) -> float | None:
+        return self._requests[self.asked].at_s if self.asked < len(self._requests) else None
+
+    def ask(self) -> Generation:
+        at_s, prompt, output = self._requests[self.asked]
+        self.asked += 1
+        return Generation(self.asked - 1, self.asked - 1, at_s, prompt, output)
+
+    def answered(self, user: int, *, now_s: float) -> None:
+        assert now_s >= self._requests[user].at_s
+
+
+def strategy(name: str) -> Strategy:
+    return next(each for each in STRATEGIES if each.name == name)
+
+
+def server(cache_tokens: int, *lower: LowerTier) -> Server:
+    return Server(times=RoundTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=lower)
+
+
+def dram(capacity_tokens: int, *, bytes_per_s: float = 80.0) -> LowerTier:
+    return LowerTier(name="DRAM", capacity_bytes=capacity_tokens * BYTES_PER_TOKEN, bytes_per_s=bytes_per_s)
+
+
+def serve(serving: Server, name: str, requests: Sequence[Asked]) -> PressedServer:
+    """To the end, its integrity checked at each step."""
+    pressed = PressedServer(serving, strategy(name), Script(*requests))
+    while pressed.step():
+        pressed.check_integrity()
+    pressed.check_integrity()
+    return pressed

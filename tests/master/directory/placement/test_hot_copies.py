@@ -1,0 +1,348 @@
+"""Promises of hot_copies.py: what other hosts read much is at more nodes, as many as its reads are worth and no more, while they last."""
+
+import pytest
+
+from kvstore.master.directory.bounds import Limits, Spread
+from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.placement import hot_copies as module
+from kvstore.master.directory.placement.copies import CopyOrder, Pace
+from kvstore.master.directory.placement.hot_copies import COST_OF_CHOICE, COST_OF_WARM, RETRY_NS, ROUND_NS
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
+from tests.master.blocks import TENANT, Event, Master, Tier, die
+
+KEYS = [b"a", b"b", b"c"]
+SIZE = 100
+HOT = 10.0
+"""Reads a second that are worth a copy."""
+ROOM = Tier(capacity_bytes=100_000)
+FULL = Tier(capacity_bytes=100_000, used_bytes=95_000)
+"""As full as a node may be that gets no copies."""
+
+
+class Cluster:
+    """The node `one` at host x with a, b and c, each the parent of the next, and what a test adds."""
+
+    def __init__(self, copies: int = 1, pace: Pace | None = None) -> None:
+        self.master = Master(limits=Limits(pace=pace or Pace(), spread=Spread(copies, HOT)))
+        self.hot_copies = self.master.directory.hot_copies
+        parents = [b"", *KEYS]
+        events = [
+            Event(key, generation, parent=parent) for generation, (key, parent) in enumerate(zip(KEYS, parents, strict=False), start=1)
+        ]
+        self.one = self.node("one", "x", *events)
+
+    def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM) -> Member:
+        node, ops = self.master.directory.register(NodeInfo(name, 1, tcp=f"{host}:1"), (tier,), self.master.now_ns)
+        self.master.commit(ops)
+        self.master.sync(node, *events)
+        return node
+
+    def read(self, node: Member | None = None, /, **far_reads_per_s: float) -> None:
+        """What a node tells: as often as that these are read from other hosts, and far more often in all."""
+        heat, node = self.master.directory.heat, node or self.one
+        heat.want(self.master.now_ns)
+        heat.ask(node.node_id, 1, self.master.now_ns)
+        rates = list(far_reads_per_s.values())
+        keys = [key.encode() for key in far_reads_per_s]
+        report = pb.HotBlocks(tenant=TENANT, keys=keys, reads_per_s=[100 * HOT] * len(rates), far_reads_per_s=rates)
+        heat.take(node.node_id, [report], self.master.now_ns)
+
+    def step(self, passed_ns: int = 0) -> list[CopyOrder]:
+        """What is ordered, as the master does it."""
+        self.master.now_ns += passed_ns
+        orders = self.hot_copies.step(self.master.now_ns)
+        for tenant, keys, node_id, source in orders:
+            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
+        self.master.directory.check_integrity()
+        return orders
+
+    def round(self) -> list[CopyOrder]:
+        """The next round, which is over with a step."""
+        return self.step(ROUND_NS)
+
+    def arrive(self, *orders: CopyOrder, has_room: bool = True) -> None:
+        for order in orders:
+            node = self.master.directory.members.get(order.node_id)
+            assert node is not None
+            generations = [1 + KEYS.index(key) for key in order.keys]
+            message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
+            self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
+
+    def spread(self, **far_reads_per_s: float) -> None:
+        """Until all copies have arrived."""
+        self.read(**far_reads_per_s)
+        while orders := self.round():
+            self.arrive(*orders)
+
+    def holders(self, key: bytes = b"a") -> list[int]:
+        return sorted(self.master.directory.queries.lookup(TENANT, [key]).nodes)
+
+    def may_leave(self, *nodes: Member) -> list[bool]:
+        """Whether the block a is the first to leave, at each node."""
+        last_copies = self.master.directory.last_copies
+        return [last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
+
+    def gone(self, node: Member, *keys: bytes) -> None:
+        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_GONE) for key in keys))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_a_block_that_other_hosts_read_much_gets_a_copy_and_the_others_none(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.read(a=HOT, b=HOT - 0.1)
+    [order] = cluster.step()
+    assert order == (TENANT, [b"a"], two.node_id, cluster.one.node_id)
+    assert cluster.round() == [], "it is on its way"
+    cluster.arrive(order)
+    assert cluster.round() == []
+    assert cluster.holders() == [1, 2]
+    assert (cluster.hot_copies.hot_blocks, cluster.hot_copies.copied_blocks, cluster.hot_copies.copied_bytes) == (1, 1, SIZE)
+    assert two.reserved_bytes == SIZE, "until it says itself how much is used"
+
+
+def test_nothing_is_asked_nor_copied_where_the_operator_does_not_want_it() -> None:
+    off = Cluster(copies=0)
+    off.node("two", "y")
+    off.read(a=100 * HOT)
+    assert off.round() == []
+    asked = Cluster(copies=0).master.directory
+    asked.hot_copies.step(0)
+    assert asked.heat.ask(1, 1, 0) == 0
+    on = Cluster().master.directory
+    on.hot_copies.step(0)
+    assert on.heat.ask(1, 1, 0) > 0
+
+
+def test_it_gets_a_copy_for_each_so_many_reads_at_all_nodes_one_after_another_and_no_more_than_the_limit() -> None:
+    cluster = Cluster(copies=2)
+    for name in ("two", "three", "four", "five"):
+        cluster.node(name, name)
+    cluster.read(a=1.5 * HOT)
+    [order] = cluster.step()
+    cluster.arrive(order)
+    assert cluster.round() == []
+    receiver = cluster.master.directory.members.get(order.node_id)
+    cluster.read(receiver, a=0.5 * HOT)
+    [order] = cluster.round()
+    cluster.arrive(order)
+    cluster.read(a=100 * HOT)
+    assert cluster.round() == []
+    assert len(cluster.holders()) == 3
+
+
+def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
+    two, three = cluster.node("two", "y", Event(b"a", 1)), cluster.node("three", "z")
+    cluster.read(a=HOT)
+    assert cluster.step() == []
+    cluster.master.commit(cluster.master.directory.draining.begin("two", "peers"))
+    assert [order.node_id for order in cluster.round()] == [three.node_id], "one that is to be stopped does not"
+    assert two.drain
+
+
+def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -> None:
+    cluster.node("full", "y", tier=FULL)
+    cluster.node("drained", "z")
+    cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
+    die(cluster.master, cluster.node("dead", "w"))
+    cluster.read(a=HOT)
+    assert cluster.step() == []
+    node = cluster.node("two", "y")
+    assert [order.node_id for order in cluster.round()] == [node.node_id]
+
+
+def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+    near = cluster.node("near", "x", tier=Tier(capacity_bytes=10_000_000))
+    cluster.read(a=HOT)
+    assert [order.node_id for order in cluster.step()] == [near.node_id]
+    far = cluster.node("far", "y")
+    cluster.read(a=HOT, b=HOT)
+    assert [(order.keys, order.node_id) for order in cluster.round()] == [([b"b"], far.node_id)]
+
+
+def test_a_chain_goes_where_its_beginning_is_and_what_is_ordered_at_once_together(cluster: Cluster) -> None:
+    together = Cluster()
+    for name in ("two", "three", "four", "five"):
+        cluster.node(name, name)
+        together.node(name, name)
+    cluster.spread(a=2 * HOT)
+    cluster.spread(a=2 * HOT, b=2 * HOT)
+    cluster.spread(a=2 * HOT, b=2 * HOT, c=HOT)
+    [place] = {tuple(cluster.holders(key)) for key in KEYS}
+    assert len(place) == 2
+    together.read(c=2 * HOT, b=2 * HOT, a=2 * HOT)
+    assert [order.keys for order in together.step()] == [KEYS]
+
+
+def test_chains_go_to_different_nodes() -> None:
+    places = set()
+    cluster = Cluster()
+    for name in ("two", "three", "four", "five"):
+        cluster.node(name, name)
+    for generation in range(10, 40):
+        key = b"%d" % generation
+        cluster.master.publish(cluster.one, Event(key, generation))
+        cluster.read(**{key.decode(): HOT})
+        [order] = cluster.round()
+        places.add(order.node_id)
+    assert places == {2, 3, 4, 5}
+
+
+def test_as_long_as_it_is_hot_its_copies_stay_and_when_it_has_cooled_they_leave_first(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.spread(a=HOT)
+    assert cluster.may_leave(cluster.one, two) == [False, False]
+    cluster.read(a=0.5 * HOT)
+    cluster.round()
+    assert cluster.may_leave(cluster.one, two) == [False, False], "not as soon as it falls below what made it hot"
+    cluster.read(a=0.4 * HOT)
+    cluster.round()
+    assert cluster.may_leave(cluster.one, two) == [False, True], "whatever its generation says"
+    assert cluster.hot_copies.hot_blocks == 0
+    assert cluster.holders() == [1, 2], "nobody deletes it"
+    cluster.read(a=0.9 * HOT)
+    cluster.round()
+    assert cluster.may_leave(cluster.one, two) == [False, True]
+    cluster.read(a=HOT)
+    assert cluster.round() == []
+    assert cluster.may_leave(cluster.one, two) == [False, False]
+
+
+def test_of_several_copies_one_after_another_loses_its_protection() -> None:
+    cluster = Cluster(copies=2)
+    two, three = cluster.node("two", "y"), cluster.node("three", "z")
+    cluster.spread(a=2 * HOT)
+    assert len(cluster.holders()) == 3
+    cluster.read(a=0.9 * HOT)
+    cluster.round()
+    assert sorted(cluster.may_leave(cluster.one, two, three)) == [False, False, True]
+    assert not cluster.may_leave(cluster.one)[0]
+    cluster.read(a=0.0)
+    cluster.round()
+    assert cluster.may_leave(cluster.one, two, three) == [False, True, True]
+
+
+def test_a_block_with_replicas_keeps_as_many_when_it_has_cooled(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.spread(a=HOT)
+    cluster.master.commit(cluster.master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
+    cluster.read(a=0.0)
+    cluster.round()
+    assert cluster.may_leave(cluster.one, two) == [False, False]
+
+
+def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_begins_anew(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.spread(a=HOT, b=HOT)
+    cluster.read(a=0.0, b=HOT)
+    cluster.round()
+    cluster.gone(two, b"a")
+    cluster.round()
+    assert list(cluster.hot_copies._hot) == [(TENANT, b"b")]
+    cluster.master.remove(b"b")
+    cluster.master.publish(two, Event(b"b", 9))
+    cluster.round()
+    assert cluster.hot_copies._hot[TENANT, b"b"].made_at == set()
+    cluster.master.remove(*KEYS)
+    cluster.master.directory.tick(cluster.master.now_ns)
+    cluster.round()
+    assert cluster.hot_copies._hot == {}, "of a tenant that is gone, too"
+
+
+def test_what_is_put_anew_in_the_middle_of_a_round_waits_for_the_next(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.node("two", "y")
+    cluster.spread(a=HOT)
+    monkeypatch.setattr(module, "STEP_COST", 1)
+    cluster.round()
+    cluster.step()
+    cluster.master.remove(b"a")
+    cluster.master.publish(cluster.one, Event(b"a", 7))
+    assert [cluster.step(), cluster.step()] == [[], []]
+    found = [order for _ in range(8) for order in cluster.round()]
+    assert [order.keys for order in found] == [[b"a"]]
+
+
+def test_a_node_that_did_not_take_a_copy_is_left_alone_and_the_block_put_off(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.read(a=HOT, b=HOT)
+    [order] = cluster.step()
+    cluster.arrive(order._replace(keys=[b"a"]), has_room=False)
+    cluster.arrive(order._replace(keys=[b"b"]))
+    cluster.read(a=HOT)
+    assert cluster.round() == []
+    cluster.read(a=HOT)
+    cluster.step(RETRY_NS - ROUND_NS - 1)
+    assert cluster.step() == []
+    cluster.read(a=HOT)
+    assert [order.keys for order in cluster.round()] == [[b"a"]]
+    assert cluster.hot_copies.copied_blocks == 1
+
+
+def test_so_much_is_on_its_way_at_once() -> None:
+    cluster = Cluster(pace=Pace(blocks=2))
+    cluster.node("two", "y")
+    cluster.read(a=3 * HOT, b=2 * HOT, c=HOT)
+    [order] = cluster.step()
+    assert order.keys == KEYS[:2], "the hottest first"
+    assert cluster.round() == []
+    cluster.arrive(order)
+    assert [order.keys for order in cluster.round()] == [KEYS[2:]]
+
+
+def test_what_is_on_its_way_to_whomever_is_not_ordered_again(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.node("three", "z")
+    cluster.master.directory.replication.plan(TENANT, [b"a"], node_id=3, source_node_id=1, now_ns=0)
+    cluster.read(a=HOT)
+    assert cluster.step() == []
+
+
+def test_a_step_does_a_part_of_a_round_and_a_choice_among_many_nodes_is_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEP_COST", 1)
+    cluster = Cluster()
+    cluster.node("two", "y")
+    cluster.read(a=3 * HOT, b=2 * HOT, c=HOT)
+    found = [cluster.step() for _ in range(10)]
+    assert [[order.keys for order in orders] for orders in found] == [*6 * [[]], [[b"a"]], [[b"b"]], [[b"c"]], []]
+    monkeypatch.setattr(module, "STEP_COST", 6 + 2 * (COST_OF_WARM + COST_OF_CHOICE + 4))
+    few, many = Cluster(), Cluster()
+    for number in range(20):
+        many.node(f"n{number}", f"h{number}")
+    few.node("two", "y")
+    for each in (few, many):
+        each.read(a=3 * HOT, b=2 * HOT, c=HOT)
+    assert [[len(order.keys) for order in each.step()] for each in (few, many)] == [[3], [2]]
+
+
+def test_no_more_becomes_hot_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_HOT", 1)
+    cluster.node("two", "y")
+    cluster.read(a=2 * HOT, b=HOT)
+    assert [order.keys for order in cluster.step()] == [[b"a"]]
+
+
+def test_what_nobody_has_is_not_hot_and_what_only_a_dead_node_has_is_copied_once_that_is_back(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.read(z=HOT)
+    cluster.step()
+    assert cluster.hot_copies.hot_blocks == 0
+    die(cluster.master, cluster.one)
+    cluster.read(a=HOT)
+    assert cluster.round() == []
+    cluster.node("one", "x", Event(b"a", 1))
+    assert [order.keys for order in cluster.round()] == [[b"a"]]
+
+
+def test_a_copy_whose_node_is_forgotten_did_not_arrive(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.read(a=HOT)
+    [order] = cluster.step()
+    cluster.arrive(order)
+    die(cluster.master, two)
+    cluster.master.forget("two")
+    assert cluster.round() == []
+    assert cluster.hot_copies.copied_blocks == 0

@@ -1,0 +1,99 @@
+"""Promises of last_copies.py: of a block's holders as many keep it as are to, whoever asks and whenever."""
+
+import pytest
+
+from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.placement.hot_copies import HotBlock
+from kvstore.master.directory.placement.last_replica import LastCopies
+from kvstore.master.directory.placement.spilled_blocks import Guest
+from kvstore.protocol.errors import StaleEpoch
+from tests.master.blocks import TENANT, Event, Master, die
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def master() -> Master:
+    """Of each generation from 1 to 6 a block, at all three nodes."""
+    found = Master()
+    for name in NAMES:
+        found.sync(found.register(name), *(Event(bytes((generation,)), generation) for generation in range(1, 7)))
+    return found
+
+
+KEYS = [bytes((generation,)) for generation in range(1, 7)]
+
+
+def node(master: Master, name: str) -> Member:
+    member = master.directory.members.named(name)
+    assert member is not None
+    return member
+
+
+def kept(master: Master) -> list[str]:
+    """Of each key the living nodes that are not told that it may leave."""
+    nodes = master.directory.members.live()
+    flags = {member.info.name: master.directory.last_copies.may_leave(member.node_id, member.epoch, TENANT, KEYS) for member in nodes}
+    return ["".join(name for name in flags if not flags[name][at]) for at in range(len(KEYS))]
+
+
+def test_of_several_holders_one_keeps_a_block_and_each_keeps_some(master: Master) -> None:
+    assert kept(master) == ["b", "c", "a"] * 2
+    master.commit(master.directory.targets.ask(TENANT, KEYS[:2], 2).ops)
+    assert kept(master) == ["bc", "ac", "a", "b", "c", "a"]
+    master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 4).ops)
+    assert kept(master)[0] == "abc", "it is at too few as it is"
+
+
+def test_a_node_that_is_dead_or_to_be_stopped_keeps_nothing_for_others(master: Master) -> None:
+    die(master, node(master, "a"))
+    assert kept(master) == ["c", "b"] * 3
+    master.commit(master.directory.draining.begin("b", "peers"))
+    assert kept(master) == ["c"] * 6
+
+
+def test_what_a_node_has_not_told_yet_counts_for_no_copy(master: Master) -> None:
+    die(master, node(master, "a"))
+    die(master, node(master, "b"))
+    master.register("a")
+    assert kept(master) == ["c"] * 6
+    die(master, node(master, "c"))
+    assert kept(master) == ["a"] * 6
+
+
+def test_of_what_was_spilled_the_source_keeps_nothing_as_long_as_the_others_are_enough(master: Master) -> None:
+    a, b = node(master, "a").node_id, node(master, "b").node_id
+    guests = {(TENANT, KEYS[0]): Guest(a, source_node_id=b), (TENANT, KEYS[1]): Guest(77, source_node_id=b)}
+    last_copies = LastCopies(*master.directory.columns(), master.directory.members, guests, {})
+
+    def may_leave(name: str) -> list[int]:
+        asker = node(master, name)
+        return list(last_copies.may_leave(asker.node_id, asker.epoch, TENANT, KEYS[:2]))
+
+    assert kept(master)[:2] == ["b", "c"], "as it is without guests"
+    assert [may_leave(name) for name in NAMES] == [[1, 1], [1, 1], [0, 0]], "node 77 has nothing"
+    master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
+    assert [may_leave(name)[0] for name in NAMES] == [0, 1, 0]
+    master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 3).ops)
+    assert [may_leave(name)[0] for name in NAMES] == [0, 0, 0]
+
+
+def test_as_many_more_keep_a_hot_block_as_are_to_and_those_that_got_it_for_that_are_the_first_to_give_it_up(master: Master) -> None:
+    a, b = node(master, "a").node_id, node(master, "b").node_id
+    hot = {(TENANT, KEYS[0]): HotBlock(1, 1, {b}), (TENANT, KEYS[1]): HotBlock(2, 0, {a, b}), (TENANT, KEYS[2]): HotBlock(3, 2)}
+    last_copies = LastCopies(*master.directory.columns(), master.directory.members, {}, hot)
+
+    def may_leave(name: str) -> list[int]:
+        asker = node(master, name)
+        return list(last_copies.may_leave(asker.node_id, asker.epoch, TENANT, KEYS[:3]))
+
+    assert kept(master)[:3] == ["b", "c", "a"], "as it is without heat"
+    assert [may_leave(name) for name in NAMES] == [[0, 1, 0], [1, 1, 0], [0, 0, 0]]
+
+
+def test_of_blocks_that_are_not_known_none_may_leave_first_and_an_old_registration_is_refused(master: Master) -> None:
+    asker = node(master, "a")
+    assert master.directory.last_copies.may_leave(asker.node_id, asker.epoch, "other", KEYS) == bytes(6)
+    assert master.directory.last_copies.may_leave(asker.node_id, asker.epoch, TENANT, [b"never put"]) == b"\0"
+    with pytest.raises(StaleEpoch):
+        master.directory.last_copies.may_leave(asker.node_id, asker.epoch + 1, TENANT, KEYS)

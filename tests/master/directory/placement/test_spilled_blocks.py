@@ -1,0 +1,227 @@
+"""Promises of spilling.py: what a node without room offers goes to one that has some, which then keeps it."""
+
+import pytest
+
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.placement import spilled_blocks as module
+from kvstore.master.directory.placement.copies import REFUSED_NS, CopyOrder, Pace
+from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
+from tests.master.blocks import TENANT, Event, Master, Tier, die
+
+KEYS = [b"a", b"b", b"c"]
+SIZE = 100
+FREE_SHARE = 0.5
+ROOM = Tier(capacity_bytes=100_000)
+FULL = Tier(capacity_bytes=100_000, used_bytes=100_000)
+
+
+class Cluster:
+    """The node `one` at host x, which is full and holds a, b and c, and what a test adds."""
+
+    def __init__(self, pace: Pace | None = None, free_share: float = FREE_SHARE) -> None:
+        self.master = Master(limits=Limits(pace=pace or Pace(), spill_free_share=free_share))
+        self.one = self.node("one", "x", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)), tier=FULL)
+        self.old_releases: set[int] = set()
+
+    def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM) -> Member:
+        node, ops = self.master.directory.register(NodeInfo(name, 1, tcp=f"{host}:1"), (tier,), self.master.now_ns)
+        self.master.commit(ops)
+        self.master.sync(node, *events)
+        return node
+
+    def may_leave(self, node: Member | None = None) -> bytes:
+        node = node or self.one
+        return self.master.directory.last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS)
+
+    def offer(self, *keys: bytes, node: Member | None = None) -> None:
+        """What the master does with a Coldest."""
+        node = node or self.one
+        spill = bytes(key in (keys or KEYS) for key in KEYS)
+        self.master.directory.spilling.offered(node.node_id, TENANT, KEYS, spill, self.may_leave(node))
+
+    def step(self, passed_ns: int = 0) -> list[CopyOrder]:
+        """What is ordered, as the master does it."""
+        self.master.now_ns += passed_ns
+        orders = self.master.directory.spilling.step(self.master.now_ns, lambda node_id: node_id not in self.old_releases)
+        for tenant, keys, node_id, source in orders:
+            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
+        self.master.directory.check_integrity()
+        return orders
+
+    def arrive(self, order: CopyOrder, *, has_room: bool = True) -> None:
+        node = self.master.directory.members.get(order.node_id)
+        assert node is not None
+        generations = [1 + KEYS.index(key) for key in order.keys]
+        message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
+        self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
+
+    def spill(self, *keys: bytes) -> None:
+        """Until it has arrived."""
+        self.offer(*keys)
+        for order in self.step():
+            self.arrive(order)
+        assert self.step() == []
+
+    def gone(self, node: Member, *keys: bytes) -> None:
+        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_GONE) for key in keys))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_a_guests_node_keeps_it_and_its_source_may_let_it_go(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.offer()
+    [order] = cluster.step()
+    assert (order.node_id, order.source_node_id, order.keys) == (two.node_id, cluster.one.node_id, KEYS)
+    assert cluster.step() == [], "it is on its way"
+    assert cluster.may_leave() == bytes(3)
+    cluster.arrive(order)
+    assert cluster.step() == []
+    assert (cluster.may_leave(), cluster.may_leave(two)) == (b"\1\1\1", bytes(3)), "whatever the generations say"
+    spilling = cluster.master.directory.spilling
+    assert (spilling.spilled_blocks, spilling.spilled_bytes) == (3, 3 * SIZE)
+    assert two.reserved_bytes == 3 * SIZE, "until it says itself how much is used"
+    cluster.offer()
+    assert cluster.step() == [], "it is elsewhere"
+
+
+def test_what_a_node_offers_is_half_of_what_receivers_keep_free_and_nothing_by_default(cluster: Cluster) -> None:
+    assert cluster.master.directory.spilling.at_share == FREE_SHARE / 2
+    off = Cluster(free_share=0.0)
+    off.node("two", "y")
+    off.offer()
+    assert (off.step(), off.master.directory.spilling.at_share) == ([], 0.0)
+
+
+def test_only_what_is_offered_is_copied(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.offer(b"b")
+    assert [order.keys for order in cluster.step()] == [[b"b"]]
+
+
+def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offered_again(cluster: Cluster) -> None:
+    cluster.node("two", "y", tier=Tier(capacity_bytes=100_000, used_bytes=50_000 - 2 * SIZE))
+    cluster.offer()
+    [order] = cluster.step()
+    assert order.keys == KEYS[:2]
+    cluster.arrive(order)
+    assert cluster.step() == []
+    cluster.offer(b"c")
+    assert cluster.step() == [], "its heartbeat has not told of the first two yet, and they count all the same"
+    cluster.node("three", "z")
+    cluster.offer(b"c")
+    assert [order.keys for order in cluster.step()] == [[b"c"]]
+
+
+def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+    near = cluster.node("near", "x", tier=Tier(capacity_bytes=10_000_000))
+    cluster.offer(b"a")
+    assert [order.node_id for order in cluster.step()] == [near.node_id]
+    far = cluster.node("far", "y")
+    cluster.offer(b"b")
+    assert [order.node_id for order in cluster.step()] == [far.node_id]
+
+
+def test_nodes_that_take_no_blocks_or_know_no_guests_get_none(cluster: Cluster) -> None:
+    old = cluster.node("old", "y")
+    cluster.old_releases.add(old.node_id)
+    cluster.node("drained", "z")
+    cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
+    cluster.offer()
+    assert cluster.step() == []
+
+
+def test_what_did_not_arrive_is_no_guest_and_its_node_full_for_a_while(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.offer(b"a")
+    [order] = cluster.step()
+    cluster.arrive(order, has_room=False)
+    cluster.offer(b"a")
+    assert cluster.step() == []
+    assert cluster.may_leave() == bytes(3)
+    assert cluster.master.directory.spilling.spilled_blocks == 0
+    cluster.offer(b"a")
+    assert len(cluster.step(REFUSED_NS)) == 1
+
+
+def test_so_much_is_on_its_way_at_once() -> None:
+    cluster = Cluster(Pace(blocks=2))
+    cluster.node("two", "y")
+    cluster.offer()
+    [order] = cluster.step()
+    assert order.keys == KEYS[:2]
+    assert cluster.step() == []
+    cluster.arrive(order)
+    assert [order.keys for order in cluster.step()] == [KEYS[2:]]
+    slow = Cluster(Pace(rows=1))
+    slow.node("two", "y")
+    slow.offer()
+    assert [[order.keys for order in slow.step()] for _ in KEYS] == [[[key]] for key in KEYS]
+
+
+def test_what_has_changed_since_it_was_offered_is_left_alone(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.offer()
+    cluster.gone(cluster.one, b"a")
+    cluster.node("three", "z", Event(b"b", 2))
+    cluster.master.directory.replication.plan(TENANT, [b"c"], node_id=2, source_node_id=1, now_ns=0)
+    assert cluster.step() == [], "a is gone, b at another node, c on its way"
+    cluster.offer(b"c")
+    die(cluster.master, cluster.one)
+    assert cluster.step() == []
+
+
+def test_a_tenant_that_is_gone_with_its_blocks_has_nothing_to_spill(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.spill(b"a")
+    cluster.offer(b"b")
+    [order] = cluster.step()
+    cluster.offer(b"c")
+    cluster.master.remove(*KEYS)
+    cluster.master.directory.tick(cluster.master.now_ns)
+    cluster.arrive(order)
+    assert cluster.step() == []
+    assert cluster.master.directory.spilling.spilled_blocks == 1
+
+
+def test_a_node_that_is_forgotten_has_no_guests(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.offer(b"a")
+    [order] = cluster.step()
+    cluster.arrive(order)
+    die(cluster.master, two)
+    cluster.master.forget("two")
+    assert cluster.step() == []
+    assert cluster.master.directory.spilling.spilled_blocks == 0
+
+
+def test_blocks_with_a_replica_target_are_spilled_beside_their_replicas(cluster: Cluster) -> None:
+    cluster.node("two", "y", Event(b"a", 1))
+    three = cluster.node("three", "z")
+    cluster.master.commit(cluster.master.directory.targets.ask(TENANT, [b"a"], 2).ops)
+    cluster.spill(b"a")
+    assert cluster.may_leave()[0] == 1
+    assert cluster.may_leave(three)[0] == 0
+
+
+def test_guests_are_known_while_their_source_has_them_and_no_more_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GUESTS", 2)
+    two = cluster.node("two", "y")
+    cluster.spill()
+    guests = cluster.master.directory.spilling.guests
+    assert list(guests) == [(TENANT, b"b"), (TENANT, b"c")]
+    cluster.gone(cluster.one, b"b")
+    cluster.gone(two, b"c")
+    cluster.step()
+    assert guests == {}
+
+
+def test_no_more_is_taken_on_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OFFERED", 1)
+    cluster.node("two", "y")
+    cluster.offer()
+    assert [order.keys for order in cluster.step()] == [[b"a"]]

@@ -1,0 +1,228 @@
+"""Promises of following.py: the records that a catalog tells of, as a directory needs them."""
+
+import random
+
+import pytest
+
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
+from kvstore.master.directory import records
+from kvstore.master.directory.audit_log import AuditLog
+from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
+from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.membership.members import NodeInfo
+from kvstore.master.directory.records import Description, NodeRecord, tenant_prefix
+from kvstore.master.directory.weights_records import (
+    NamespaceRecord,
+    Weights,
+    WeightsRecord,
+    WeightsVersion,
+    delete_namespace,
+    delete_weights,
+    put_namespace,
+    put_weights,
+)
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Corrupt
+
+RED = tenant_prefix("red")
+S = 1_000_000_000
+
+
+def puts(*keys: bytes, generation: int = 5, holders: tuple[int, ...] = (1,), tenant: str = "red") -> BlockPuts:
+    count = len(keys)
+    return BlockPuts(tenant, keys, [10] * count, [20] * count, [generation] * count, ["ns"] * count, [b""] * count, [holders] * count)
+
+
+def stood_on(followed: Followed, *, wall_ns: int = 1000, now_ns: int = 0) -> Directory:
+    directory = Directory(7, wall_ns=wall_ns, rng=random.Random(1), followed=followed, now_ns=now_ns)
+    directory.check_integrity()
+    return directory
+
+
+def test_blocks_come_and_go_as_the_catalog_says() -> None:
+    followed = Followed()
+    followed.take([puts(b"a", b"b"), puts(), BlockDeletes("red", [b"a", b"unknown"]), BlockDeletes("nobody", [b"a"])])
+    assert followed.blocks() == 1
+    followed.take([puts(b"b", generation=9, holders=(1, 2)), puts(b"c", generation=3)])
+    assert (followed.blocks(), followed.last_generation) == (2, 9)
+    row = followed.tenants.of("red").rows[b"b"]
+    assert (followed.rows.version(row).generation, [node_id for node_id, _state in followed.rows.pairs(row)]) == (9, [1, 2])
+    followed.rows.check_integrity()
+
+
+def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> None:
+    """A block that was put again, one that was deleted, and a cycle of parents of which one has gone since."""
+    followed = Followed()
+    a, b = puts(b"a")._replace(parents=[b"b"]), puts(b"b")._replace(parents=[b"a"])
+    followed.take([a, b, puts(b"c"), puts(b"c", generation=9), BlockDeletes("red", [b"never there"])])
+    followed.take([BlockDeletes("red", [b"a"]), Op(b"n", None), records.put_node("one", 1, 0)])
+    assert followed.blocks() == 2
+    followed.rows.check_integrity()
+    followed.take([BlockDeletes("red", [b"b"])])
+    assert stood_on(followed).blocks_at(1) == 1
+
+
+def test_a_tenant_that_has_nothing_any_more_is_forgotten() -> None:
+    followed = Followed()
+    followed.take([puts(b"a"), BlockDeletes("red", [b"a"])])
+    followed.tick()
+    assert followed.tenants.get("red") is None
+
+
+def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
+    followed = Followed()
+    one, two = Description(bytes(100_000), b"x"), Description(b"[]", b"")
+    followed.take([records.put_node("a", 1, 0), *records.put_description("a", one, Description()), records.put_node("b", 2, 0)])
+    followed.take([*records.put_description("a", two, one), records.put_node("a", 1, 40), records.put_node("b", 2, 50)])
+    followed.take([records.delete_node("b"), records.put_strangers(60, 2)])
+    assert list(followed.nodes()) == [NodeRecord("a", 1, 40)]
+    directory = stood_on(followed)
+    (node,) = directory.members
+    assert (node.info.name, node.floor, node.description, node.is_live) == ("a", 40, two, False)
+    assert directory.register(NodeInfo("c", 1), [], 0)[0].node_id == 3, "no id is given twice"
+
+
+def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to_be_while_another_owned_it() -> None:
+    followed = Followed()
+    followed.take([records.put_node("one", 1, 0), puts(b"a")])
+    followed.rows.sets.set_live([1])
+    directory = stood_on(followed)
+    assert list(directory.queries.exists("red", [b"a"])) == [0], "who asks waits for the node"
+    directory.register(NodeInfo("one", 1), [], 0)
+    assert list(directory.queries.exists("red", [b"a"])) == [1]
+
+
+def test_a_node_that_is_drained_is_so_after_a_change_of_master() -> None:
+    followed = Followed()
+    followed.take(
+        [records.put_drain("a", "nvme"), records.put_node("a", 1, 0), records.put_drain("b", "peers"), records.put_node("b", 2, 0)]
+    )
+    followed.take([records.delete_drain("b")])
+    assert [(node.info.name, node.drain) for node in stood_on(followed).members] == [("a", "nvme"), ("b", "")]
+
+
+def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> None:
+    followed = Followed()
+    followed.take(
+        [records.put_quota("red", {"pins": 1}), records.put_quota("red", {"pins": 2}), records.put_quota("blue", {"blocks": None})]
+    )
+    followed.take([records.delete_quota("blue"), records.delete_quota("nobody")])
+    assert stood_on(followed).operator_quotas.tenants == {"red": {"pins": 2}}
+
+
+def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_before() -> None:
+    followed = Followed()
+    followed.take([records.put_quota("red", {"pins": 1})])
+    first = followed.operator_quotas()
+    followed.take([records.put_node("a", 1, 0), records.delete_node("a"), records.delete_quota("nobody")])
+    assert followed.operator_quotas() is first, "who looks ten times a second makes nothing anew"
+    followed.take([records.put_quota("red", {"pins": 2})])
+    second = followed.operator_quotas()
+    followed.take([records.delete_quota("red")])
+    assert (first, second, followed.operator_quotas()) == ({"red": {"pins": 1}}, {"red": {"pins": 2}}, {})
+
+
+def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:
+    followed = Followed()
+    one = Description(b"{}", b"x")
+    followed.take([*records.put_description("a", one, Description()), *records.put_description("a", Description(), one)])
+    followed.take([Op(b"d\x00nobody", None)])
+    assert followed.description("a") == Description()
+
+
+def test_what_is_removed_and_pinned_is_kept_until_it_is_not() -> None:
+    followed = Followed()
+    followed.take([records.put_node("a", 1, 0), puts(b"a", b"b", b"c"), records.removed(RED, b"x", 70), records.removed(RED, b"y", 80)])
+    followed.take([records.removed(RED, b"y", None), records.pin(RED, b"a"), records.pin(RED, b"b", until_ms=2), records.pin(RED, b"c")])
+    followed.take([records.unpin(RED, b"c"), records.unpin(RED, b"unknown"), records.removed(tenant_prefix("nobody"), b"x", None)])
+    directory = stood_on(followed, wall_ns=1_000_000, now_ns=S)
+    assert (directory.counts().pinned, directory.pins.expire(S + 999_999).ops) == (2, [])
+    (ended,) = directory.pins.expire(S + 1_000_000).ops
+    assert ended == records.unpin(RED, b"b")
+    assert followed.tenants.of("red").removed == {b"x": 70}
+
+
+def test_a_pin_that_is_made_again_is_of_its_last_kind() -> None:
+    followed = Followed()
+    followed.take([records.pin(RED, b"a"), records.pin(RED, b"a", until_ms=2), records.pin(RED, b"b", until_ms=2), records.pin(RED, b"b")])
+    directory = stood_on(followed)
+    assert [op.key for op in directory.pins.expire(1 << 62).ops if isinstance(op, Op)] == [records.unpin(RED, b"a").key]
+
+
+def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -> None:
+    for generation, removed, wall_ns, first in ((5, 3, 1000, 1001), (2000, 3, 1000, 2001), (5, 3000, 1000, 3001)):
+        followed = Followed()
+        followed.take([puts(b"a", generation=generation), records.removed(RED, b"x", removed)])
+        directory = stood_on(followed, wall_ns=wall_ns)
+        node, _ops = directory.register(NodeInfo("n", 1), [], 0)
+        node.tiers = ()
+        assert directory._reservations.last_generation == first - 1
+
+
+def test_generations_and_registrations_are_above_all_that_a_former_owner_may_have_granted() -> None:
+    """Its clock was ahead by an hour, and nothing that it granted was published."""
+    former = stood_on(Followed(), wall_ns=3600 * S)
+    allowed = former.grants_ahead()
+    assert former.grants_ahead() == []
+    followed = Followed()
+    followed.take(allowed)
+    newer = stood_on(followed, wall_ns=1000)
+    assert newer._reservations.last_generation >= former._reservations.last_generation + GENERATIONS_AHEAD
+    node, _ops = newer.register(NodeInfo("n", 1), [], 0)
+    assert node.epoch > former.register(NodeInfo("n", 1), [], 0)[0].epoch
+    former._reservations.saw(former._reservations.last_generation + GENERATIONS_AHEAD // 2)
+    assert former.grants_ahead() != allowed, "more are allowed before they are used up"
+
+
+def test_what_a_forgotten_node_held_is_swept() -> None:
+    followed = Followed()
+    followed.take([records.put_node("a", 1, 0), puts(b"a", b"b", holders=(2,)), puts(b"c", holders=(1, 2)), puts(b"d")])
+    directory = stood_on(followed)
+    assert followed.blocks() == 2
+    for _ in range(3):
+        directory.sweep(1 << 20)
+    assert sorted(key for key, _row in followed.tenants.of("red").rows.items()) == [b"c", b"d"]
+    directory.check_integrity()
+
+
+@pytest.mark.parametrize("op", [Op(b"z", b""), Op(b"n", b"abc"), Op(b"", b"")])
+def test_a_record_of_something_else_is_refused(op: Op) -> None:
+    with pytest.raises(Corrupt):
+        Followed().take([op])
+
+
+def test_a_deletion_of_what_is_not_ours_is_nothing() -> None:
+    followed = Followed()
+    followed.take([records.put_strangers(5, 9), Op(b"z", None), Op(b"f", None)])
+    assert followed.strangers is not None
+
+
+def test_a_replica_target_is_known_after_a_change_of_master_unless_it_has_ended() -> None:
+    followed, prefix = Followed(), records.tenant_prefix("red")
+    followed.take([puts(b"a", b"b"), records.put_target(prefix, b"a", 2), records.put_target(prefix, b"a", 3)])
+    followed.take([records.put_target(prefix, b"b", 2), records.delete_target(prefix, b"b")])
+    assert stood_on(followed).targets.ask("red", [b"a"], 2).ops == []
+    assert followed.tenants.of("red").targets == {b"a": 3}
+
+
+def test_weights_and_their_namespaces_come_and_go() -> None:
+    followed = Followed()
+    namespace = NamespaceRecord("red", bytes(16), bytes(16), "model", b"form")
+    version = WeightsRecord(WeightsVersion(Weights("red", "base")), 1, 2, True, False, ("a",))
+    followed.take([put_namespace(namespace), put_weights(version)])
+    assert (list(followed.weights()), list(followed.namespaces())) == ([version], [namespace])
+    followed.take([delete_namespace("red", bytes(16)), delete_weights(version.key)])
+    assert (list(followed.weights()), list(followed.namespaces())) == ([], [])
+
+
+def test_a_node_that_was_stopped_is_so_after_a_change_of_master() -> None:
+    followed = Followed()
+    nodes = [records.put_node("a", 1, 0), records.put_node("b", 2, 0)]
+    followed.take([records.put_stopped("a"), records.put_stopped("b"), *nodes, records.delete_stopped("b")])
+    assert [(node.info.name, node.state) for node in stood_on(followed).members] == [("a", "stopped"), ("b", "dead")]
+
+
+def test_the_audit_trail_goes_to_the_next_master() -> None:
+    followed, log = Followed(), AuditLog()
+    followed.take(log.add(pb.AuditEntry(action="drain")))
+    assert [entry.action for entry in stood_on(followed).audit.after(0)] == ["drain"]

@@ -1,0 +1,649 @@
+"""Promises of publishing.py: what is seen, when, and what the catalog ends with, in every order of events."""
+
+from collections.abc import Iterable
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.placement import commands
+from kvstore.master.directory.writes import block_events as publishing
+from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, Plan
+from kvstore.master.directory.writes.record_policy import MEMBERSHIP
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Drop,
+    Hold,
+)
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, one_node, publish
+
+
+def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> Plan:
+    made = master.directory.plan_publish(node_id, publish(epoch, events, phase))
+    master.directory.check_integrity()
+    return made
+
+
+def durable(master: Master, *plans: Plan) -> None:
+    for made in plans:
+        master.commit(made.ops)
+    for made in plans:
+        master.commit(master.directory.apply(made).ops)
+        master.directory.check_integrity()
+
+
+def gone(key: bytes, generation: int = 1) -> Event:
+    return Event(key, generation, EVENT_GONE)
+
+
+def blocks(master: Master) -> list[BlockPuts]:
+    return [record for _key, record in sorted(master.catalog.items()) if isinstance(record, BlockPuts)]
+
+
+def holders(master: Master, key: bytes) -> list[int]:
+    return list(master.directory.queries.lookup(TENANT, [key]).nodes)
+
+
+def test_a_commit_is_seen_only_once_it_is_durable() -> None:
+    master = Master()
+    node = master.register("a")
+    made = plan(master, node.epoch, Event(b"k", 5))
+    assert master.exists(b"k") == [0]
+    durable(master, made)
+    assert master.exists(b"k") == [1]
+    assert [(record.keys, record.holders, record.generations) for record in blocks(master)] == [([b"k"], [(1,)], [5])]
+
+
+def test_what_is_gone_is_gone_before_the_catalog_knows() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"))
+    made = plan(master, node.epoch, gone(b"k"))
+    assert master.exists(b"k") == [0]
+    durable(master, made)
+    assert not blocks(master)
+
+
+def test_what_is_gone_in_an_old_generation_leaves_a_newer_one_of_the_same_node() -> None:
+    # A node gives back what it was granted after its put was over; by then it may have put the key anew.
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k", 5))
+    durable(master, plan(master, node.epoch, gone(b"k", 4)))
+    assert master.exists(b"k") == [1]
+    durable(master, plan(master, node.epoch, gone(b"k", 5)))
+    assert master.exists(b"k") == [0]
+
+
+def test_gone_while_the_commit_waits_is_never_seen() -> None:
+    master = Master()
+    node = master.register("a")
+    durable(master, plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, gone(b"k")))
+    assert master.exists(b"k") == [0]
+    assert not blocks(master)
+
+
+def test_commit_gone_and_commit_in_flight_wait_for_the_last_commit() -> None:
+    master = Master()
+    node = master.register("a")
+    first, second, third = (plan(master, node.epoch, event) for event in (Event(b"k"), gone(b"k"), Event(b"k")))
+    durable(master, first, second)
+    assert master.exists(b"k") == [0]
+    durable(master, third)
+    assert master.exists(b"k") == [1]
+    assert len(blocks(master)) == 1
+
+
+def test_commit_gone_and_commit_in_one_message_is_one_block() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"), gone(b"k"), Event(b"k"), Event(b"k"))
+    assert master.exists(b"k") == [1]
+
+
+def test_a_repeated_commit_changes_nothing_and_is_not_answered_before_the_first_is_durable() -> None:
+    master = Master()
+    node = master.register("a")
+    first, again = plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, Event(b"k"))
+    assert again.ops == first.ops
+    durable(master, first)
+    assert master.exists(b"k") == [1]
+    durable(master, again)
+    assert plan(master, node.epoch, Event(b"k")).ops == []
+    assert holders(master, b"k") == [1]
+
+
+def test_gone_of_an_older_generation_is_late_news() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k", 5), gone(b"k", 4), gone(b"unknown"))
+    assert master.exists(b"k") == [1]
+
+
+def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    durable(master, plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2))
+    assert holders(master, b"k") == [1, 2]
+    assert blocks(master)[0].holders == [(1, 2)]
+    master.publish(one, gone(b"k"))
+    assert holders(master, b"k") == [2]
+    assert blocks(master)[0].holders == [(2,)]
+
+
+def test_a_replica_beside_a_durable_block_is_seen_when_durable() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    made = plan(master, two.epoch, Event(b"k"), node_id=2)
+    assert holders(master, b"k") == [1]
+    durable(master, made)
+    assert holders(master, b"k") == [1, 2]
+
+
+def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 5))
+    made = plan(master, two.epoch, Event(b"k", 9, checksum=8), node_id=2)
+    assert holders(master, b"k") == [1]
+    master.commit(made.ops)
+    assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert holders(master, b"k") == [2]
+    assert [record.holders for record in blocks(master)] == [[(2,)]]
+    master.publish(one, gone(b"k", 5))
+    assert holders(master, b"k") == [2]
+
+
+def test_the_lower_generation_is_told_to_drop_at_once() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 9))
+    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert holders(master, b"k") == [1]
+    assert blocks(master)[0].holders == [(1,)]
+
+
+def test_of_two_in_flight_the_higher_generation_stays_whoever_came_first() -> None:
+    for generations in ((5, 9), (9, 5)):
+        master = Master()
+        one, two = master.register("a"), master.register("b")
+        first = plan(master, one.epoch, Event(b"k", generations[0], checksum=1))
+        second = plan(master, two.epoch, Event(b"k", generations[1], checksum=2), node_id=2)
+        durable(master, first, second)
+        winner = 1 + generations.index(9)
+        assert holders(master, b"k") == [winner]
+        assert [record.holders for record in blocks(master)] == [[(winner,)]]
+
+
+def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    slow = plan(master, one.epoch, Event(b"k", 5, checksum=1))
+    fast = plan(master, two.epoch, Event(b"k", 9, checksum=2), node_id=2)
+    master.commit([*slow.ops, *fast.ops])
+    master.directory.apply(fast)
+    effects = master.directory.apply(slow)
+    assert effects.commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert holders(master, b"k") == [2]
+
+
+def test_a_nodes_own_newer_version_replaces_its_older_one() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 5))
+    master.publish(two, Event(b"k", 5))
+    made = plan(master, one.epoch, Event(b"k", 9, checksum=8))
+    assert holders(master, b"k") == [2]
+    newest = plan(master, one.epoch, Event(b"k", 10, checksum=9))
+    durable(master, made, newest)
+    assert holders(master, b"k") == [1]
+    assert master.directory.queries.lookup(TENANT, [b"k"]).generations[0] == 10
+
+
+def test_moved_changes_tiers_in_memory_and_never_the_catalog() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"))
+    moved = plan(
+        master, node.epoch, Event(b"k", 1, EVENT_MOVED, tiers=DRAM | NVME), Event(b"k", 2, EVENT_MOVED), Event(b"x", 1, EVENT_MOVED)
+    )
+    assert moved.ops == []
+    assert master.directory.queries.lookup(TENANT, [b"k"]).tiers == bytes([DRAM | NVME])
+
+
+def test_moved_while_the_commit_waits_counts() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    first, other = plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2)
+    durable(master, first, other, plan(master, one.epoch, Event(b"k", 1, EVENT_MOVED, tiers=NVME)))
+    assert master.directory.queries.lookup(TENANT, [b"k"]).tiers == bytes([NVME, DRAM])
+    made, moved = plan(master, one.epoch, Event(b"n")), plan(master, one.epoch, Event(b"n", 1, EVENT_MOVED, tiers=NVME))
+    durable(master, made, moved)
+    assert master.directory.queries.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
+
+
+def test_a_stale_registration_is_refused_and_its_commits_in_flight_are_void() -> None:
+    master = Master()
+    node = master.register("a")
+    old = node.epoch
+    made = plan(master, old, Event(b"k"))
+    master.register("a")
+    durable(master, made)
+    assert master.exists(b"k") == [0]
+    with pytest.raises(StaleEpoch):
+        plan(master, old, Event(b"k"))
+    assert not blocks(master)
+
+
+def test_a_commit_that_became_durable_after_its_node_was_forgotten_is_void() -> None:
+    master = Master()
+    node = master.register("a")
+    made = plan(master, node.epoch, Event(b"k"))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.directory.tick(100 * S)
+    durable(master, made)
+    assert not blocks(master)
+
+
+def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"kept"), Event(b"lost"), Event(b"streamed"))
+    master.publish(node, Event(b"kept"), phase=PHASE_SYNC_BEGIN)
+    assert master.exists(b"kept", b"lost", b"streamed") == [1, 1, 1]
+    master.publish(node, Event(b"new"), phase=PHASE_SYNC)
+    master.publish(node, Event(b"streamed", 1, EVENT_MOVED, tiers=NVME))
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert node.state == "alive"
+    assert master.exists(b"kept", b"lost", b"streamed", b"new") == [1, 0, 1, 1]
+    master.sweep()
+    assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
+
+
+def test_an_end_without_a_begin_takes_nothing_away() -> None:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, Event(b"k"))
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert master.exists(b"k") == [1]
+
+
+def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_inventory() -> None:
+    master = Master()
+    node = master.register("a", 1)
+    master.publish(node, Event(b"dram"), Event(b"nvme", tiers=NVME), Event(b"both", tiers=DRAM | NVME))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 0, 0]
+    node = master.register("a", 2)
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 1]
+    assert master.directory.queries.lookup(TENANT, [b"both"]).tiers == bytes([NVME])
+    master.sync(node, Event(b"nvme", tiers=NVME))
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 0]
+
+
+def test_the_same_process_keeps_everything_as_hints() -> None:
+    master = Master()
+    master.publish(master.register("a", 1), Event(b"dram"))
+    master.register("a", 1)
+    assert master.exists(b"dram") == [1]
+
+
+def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"), Event(b"other"))
+    master.directory.pins.pin(TENANT, [b"k"], pinned=True)
+    hold = (1, Hold(1, TENANT, [b"k"], 1))
+    assert master.sync(master.register("a"), Event(b"k"), Event(b"other")) == [hold]
+    other = master.register("b")
+    assert master.publish(other, Event(b"k")) == [(2, hold[1])]
+
+
+def test_a_pin_ends_with_its_block_but_not_with_one_of_two_replicas() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.publish(two, Event(b"k"))
+    master.commit(master.directory.pins.pin(TENANT, [b"k"], pinned=True).ops)
+    master.publish(one, gone(b"k"))
+    assert master.directory.counts().pinned == 1
+    master.publish(two, gone(b"k"))
+    assert master.directory.counts().pinned == 0
+    assert [key for key in master.catalog if key.startswith(b"p")] == []
+
+
+def test_a_commit_ends_the_reservation_it_answers() -> None:
+    master = Master()
+    node = master.register("a")
+    grants = master.directory.reserve(TENANT, [b"k", b"other"], [1, 1], now_ns=0)
+    master.publish(node, Event(b"k", grants.generations[0]), Event(b"other", 3))
+    assert master.directory.counts().reserved == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")]
+    + [("generations", [MAX_GENERATION + 1], "nobody can have granted")],
+)
+def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: object, what: str) -> None:
+    master = Master()
+    node = master.register("a")
+    message = publish(node.epoch, [Event(b"k", kind=EVENT_COMMIT)])
+    setattr(message, field, value)
+    with pytest.raises(InvalidArgument, match=what):
+        master.directory.plan_publish(node.node_id, message)
+    message = publish(node.epoch, [Event(b"k", tenant="x" * 129)])
+    with pytest.raises(InvalidArgument, match="128"):
+        master.directory.plan_publish(node.node_id, message)
+    assert master.directory.counts().blocks == 0
+    assert master.register("b", 1, Tier()).node_id == 2
+
+
+def test_generations_that_a_node_makes_up_leave_some_to_grant() -> None:
+    master = Master()
+    node = master.register("a")
+    with pytest.raises(InvalidArgument):
+        master.publish(node, Event(b"k", (1 << 64) - 1))
+    master.publish(node, Event(b"k", MAX_GENERATION))
+    for one in (master, master.restart()):
+        one.register("a")
+        one.commit(one.directory.grants_ahead())
+        [granted] = one.directory.reserve(TENANT, [b"new"], [1], now_ns=0).generations
+        assert granted > MAX_GENERATION
+    with pytest.raises(InvalidArgument):
+        master.publish(node, Event(b"k", granted + 1))
+    master.publish(node, Event(b"new", granted))
+
+
+def test_holders_that_cannot_be_asked_are_taken_off() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.publish(two, Event(b"k"))
+    master.directory.disconnected(1, one.epoch, 0)
+    master.commit(master.directory.removing.plan(TENANT, [b"k", b"none"], force=False).ops)
+    assert blocks(master)[0].holders == [(2,)]
+
+
+def test_more_pinned_blocks_than_a_message_has_room_for_are_all_held_again() -> None:
+    master = Master()
+    node = master.register("a")
+    events = [Event(b"%d" % number, 1) for number in range(10)]
+    master.publish(node, *events)
+    master.directory.pins.pin(TENANT, [event.key for event in events], pinned=True)
+    node = master.register("a")
+    master.publish(node, phase=PHASE_SYNC_BEGIN)
+    master.publish(node, *events, phase=PHASE_SYNC)
+    with patch.object(publishing, "MAX_BATCH", 4), patch.object(commands, "MAX_BATCH", 4):
+        held = [message for _node_id, message in master.publish(node, phase=PHASE_SYNC_END)]
+    assert [len(message.keys) for message in held] == [4, 4, 2]
+    assert [key for message in held for key in message.keys] == [event.key for event in events]
+
+
+def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.directory.pins.pin(TENANT, [b"k"], pinned=True)
+    assert master.sync(two, Event(b"other")) == []
+
+
+def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_newer_one_is_taken() -> None:
+    master = Master()
+    node = master.register("a")
+    master.directory._tenants.of(TENANT).removed[b"k"] = 5
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 5)]))
+    assert (made.ops, made.commits) == ([], [])
+    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5], force=1))]
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 6)]))
+    assert len(made.commits) == 1
+
+
+def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> None:
+    master = Master()
+    node, other = master.register("a"), master.register("b")
+    master.publish(node, Event(b"listed", 3, tiers=NVME), Event(b"elsewhere", 3), Event(b"replaced", 3))
+    master.publish(other, Event(b"elsewhere", 3), Event(b"replaced", 4))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.remove(b"elsewhere")
+    master.publish(other, Event(b"elsewhere", 3))
+    node = master.register("a", instance=2)
+    node.floor = 5
+    had = [Event(key, 3, tiers=NVME) for key in (b"listed", b"elsewhere", b"replaced", b"unknown")]
+    commands = master.sync(node, *had, Event(b"new", 6))
+    assert commands == [(node.node_id, Drop(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
+    assert master.exists(b"listed", b"unknown", b"new") == [1, 0, 1]
+
+
+def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_no_other() -> None:
+    master = Master(limits=Limits(kept_removals=2))
+    node, other = master.register("a"), master.register("b")
+    master.sync(node)
+    master.sync(other, *(Event(b"%d" % number, number + 1) for number in range(4)))
+    granted = master.directory.reserve(TENANT, [b"new", b"late"], [100] * 2, local_node=node.node_id, now_ns=master.now_ns)
+    node.owed = other.owed = 1
+    master.remove(*(b"%d" % number for number in range(4)))
+    generations = list(granted.generations)
+    assert node.floor >= max(generations), "it is not settled: it may have what is removed"
+    [drop] = master.publish(other, Event(b"late", generations[1]))
+    assert drop == (other.node_id, Drop(1, TENANT, [b"late"], [generations[1]], force=1))
+    assert master.publish(node, Event(b"new", generations[0])) == []
+    assert master.exists(b"new", b"late") == [1, 0]
+
+
+def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_registers_again() -> None:
+    master = Master()
+    node = master.register("a")
+    node.floor = 5
+    plans = [master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(key, 5)])) for key in (b"k", b"l")]
+    assert node.owed == 2
+    master.directory.paid(plans[0])
+    assert node.owed == 1
+    node = master.register("a")
+    assert node.owed == 0, "its inventory names it again"
+    master.directory.paid(plans[1])
+    assert node.owed == 0
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.forget("a")
+    master.directory.paid(plans[1])
+
+
+KEYS = st.integers(0, 9).map(lambda number: b"%d" % number)
+EVENTS = st.builds(
+    Event,
+    key=KEYS,
+    generation=st.integers(1, 4),
+    kind=st.sampled_from([EVENT_COMMIT] * 6 + [EVENT_GONE, EVENT_MOVED]),
+    tiers=st.sampled_from([DRAM, DRAM, DRAM, NVME]),
+    tenant=st.sampled_from([TENANT] * 5 + ["blue"]),
+    namespace=st.sampled_from(["ns"] * 5 + ["other"]),
+    parent=st.one_of(st.just(b""), KEYS),
+)
+GONE = st.builds(Event, key=KEYS, generation=st.integers(1, 4), kind=st.just(EVENT_GONE))
+ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
+    st.tuples(st.just("plan"), st.integers(1, 2), st.lists(EVENTS, max_size=5)),
+    st.tuples(st.just("plan"), st.integers(1, 2), st.lists(GONE, min_size=1, max_size=5)),
+    st.tuples(st.just("inventory"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
+    st.tuples(st.just("end"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
+    st.tuples(st.just("durable"), st.integers(1, 3), st.just([])),
+    st.tuples(st.just("remove"), st.integers(0, 9), st.just([])),
+    st.tuples(st.just("register"), st.just(1), st.just([])),
+    st.tuples(st.just("pin"), st.integers(0, 9), st.just([])),
+)
+
+
+def singly(changes: Iterable[Change]) -> list[Change]:
+    """Puts and deletes of one block each."""
+    found: list[Change] = []
+    for change in changes:
+        if isinstance(change, BlockDeletes):
+            found += [BlockDeletes(change.tenant, (key,)) for key in change.keys]
+        elif isinstance(change, BlockPuts):
+            found += [BlockPuts(change.tenant, *([value] for value in block)) for block in zip(*change[1:], strict=True)]
+        else:
+            found.append(change)
+    return found
+
+
+PHASES = {"plan": PHASE_STREAM, "inventory": PHASE_SYNC_BEGIN, "end": PHASE_SYNC_END}
+
+
+class Publisher:
+    """Does what it is told, and says all that came of it."""
+
+    def __init__(self) -> None:
+        self.master = Master()
+        self.epochs = {number: self.master.register(name).epoch for number, name in ((1, "a"), (2, "b"))}
+        self.plans: list[Plan] = []
+
+    def act(self, what: str, number: int, events: list[Event]) -> list[object]:
+        master, told = self.master, list[object]()
+        if what in PHASES:
+            known = self.held_by(number) if what == "inventory" else []
+            made = plan(master, self.epochs[number], *known, *events, node_id=number, phase=PHASES[what])
+            self.plans.append(made)
+            told = [singly(made.ops), list(made.commands.messages()), [(tenant.name, key) for tenant, key in made.commits]]
+        elif what == "durable":
+            for made in self.plans[:number]:
+                master.commit(made.ops)
+                effects = master.directory.apply(made)
+                master.commit(effects.ops)
+                told += [singly(effects.ops), list(effects.commands.messages())]
+            del self.plans[:number]
+        elif what == "remove":
+            told = [master.remove(b"%d" % number)]
+        elif what == "register":
+            self.epochs[number] = master.register("a").epoch
+        else:
+            told = [master.directory.pins.pin(TENANT, [b"%d" % number], pinned=True).flags]
+        master.directory.check_integrity()
+        keys = [b"%d" % key for key in range(10)]
+        found = master.directory.queries.lookup(TENANT, keys)
+        rows, tenants = master.directory.columns()
+        held = [rows.pairs(tenants.asked(TENANT).rows.get(key)) for key in keys]
+        return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts(), held]
+
+    def held_by(self, node_id: int) -> list[Event]:
+        """What the directory thinks that the node has: in NVMe by now, if it is of an even generation."""
+        rows, tenants = self.master.directory.columns()
+        found = [(key, rows.generations[row]) for key, row in tenants.asked(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
+        return [Event(key, generation, tiers=DRAM if generation % 2 else NVME) for key, generation in sorted(found)]
+
+
+@given(st.lists(ACTIONS, max_size=12))
+@settings(max_examples=150)
+def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
+    together, one_by_one = Publisher(), Publisher()
+    for what, number, events in actions:
+        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "FEW", 0):
+            first = together.act(what, number, events)
+        assert first == one_by_one.act(what, number, events)
+
+
+@pytest.mark.parametrize("gone_keys", [[], [b"3"]])
+def test_of_many_blocks_that_a_node_still_has_its_inventory_says_where_they_are(gone_keys: list[bytes]) -> None:
+    named, master = many(20), Master()
+    master.publish(master.register("a"), *named)
+    master.publish(master.register("b"), *named[:10])
+    node = master.register("a")
+    told = [Event(event.key, event.generation, tiers=NVME) for event in named if event.key not in gone_keys]
+    master.sync(node, *told)
+    assert master.directory.blocks_at(node.node_id) == len(told)
+    rows, tenants = master.directory.columns()
+    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.asked(TENANT).rows.items()}
+    assert states == ({NVME, None} if gone_keys else {NVME}), "no hints any more"
+
+
+def many(count: int = MIN_NEW, **options: object) -> list[Event]:
+    return [Event(b"%d" % number, 10 + number, **options) for number in range(count)]  # type: ignore[arg-type]
+
+
+def test_many_new_commits_are_seen_once_they_are_durable_and_their_reservations_are_over() -> None:
+    master = Master()
+    node = master.register("a")
+    reserved = master.directory.reserve(TENANT, [b"0"], [100], now_ns=0)
+    events = [Event(b"0", reserved.generations[0]), *many()[1:]]
+    made = plan(master, node.epoch, *events)
+    assert master.exists(b"3") == [0]
+    assert master.directory.counts().reserved == 0
+    durable(master, made)
+    assert master.exists(*[event.key for event in events]) == [1] * MIN_NEW
+
+
+def test_many_commits_of_which_something_is_known_are_taken_in_one_by_one() -> None:
+    for make in (
+        lambda master, node: master.publish(node, Event(b"1", 5)),
+        lambda master, node: plan(master, node.epoch, Event(b"1", 5)),
+        lambda master, node: master.directory.pins.pin(TENANT, [b"1"], pinned=True),
+    ):
+        master = Master()
+        node = master.register("a")
+        make(master, node)
+        master.publish(node, *many())
+        assert master.exists(*[event.key for event in many()]) == [1] * MIN_NEW
+
+
+def test_what_came_while_many_waited_for_the_catalog_is_not_lost() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    waiting = plan(master, first.epoch, *many())
+    later = plan(master, second.epoch, Event(b"2", 99), node_id=2)
+    durable(master, waiting, later)
+    assert holders(master, b"2") == [2]
+    assert holders(master, b"3") == [1]
+
+
+def test_many_blocks_of_several_tenants_or_tiers_are_entered_each_as_it_is() -> None:
+    master = Master()
+    node = master.register("a")
+    mixed = [Event(event.key, event.generation, tiers=NVME if at else DRAM) for at, event in enumerate(many())]
+    master.publish(node, *mixed)
+    assert master.exists(*[event.key for event in mixed]) == [1] * MIN_NEW
+    apart = [Event(b"x" + event.key, event.generation, tenant="blue" if at else TENANT) for at, event in enumerate(many())]
+    master.publish(node, *apart)
+    assert master.exists(b"x0", b"x1") == [1, 0]
+
+
+def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
+    keys = [b"%03d" % number for number in range(2 * FEW)]
+    master, node = one_node(*keys)
+    other = master.register("b")
+    master.publish(other, *(Event(key) for key in keys[:3]))
+    master.commit(master.directory.pins.pin(TENANT, keys, pinned=True).ops)
+    master.publish(node, *(Event(key, 1, EVENT_GONE) for key in keys))
+    assert master.exists(*keys) == [1] * 3 + [0] * (len(keys) - 3)
+    assert len([key for key in master.catalog if key.startswith(b"p")]) == 3
+    master.directory.check_integrity()
+
+
+def test_a_replica_target_ends_with_its_block() -> None:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, Event(b"k", 1))
+    master.commit(master.directory.targets.ask(TENANT, [b"k"], 2).ops)
+    assert b"t\x03redk" in master.catalog
+    master.publish(node, Event(b"k", 1, kind=EVENT_GONE))
+    assert b"t\x03redk" not in master.catalog
+
+
+@pytest.mark.parametrize("count", [1, MIN_NEW])
+def test_where_blocks_have_no_records_nothing_is_written_for_a_commit(count: int) -> None:
+    master = Master(recorded=MEMBERSHIP)
+    node = master.register("a")
+    keys = [b"%03d" % number for number in range(count)]
+    made = plan(master, node.epoch, *(Event(key, 5, tiers=NVME) for key in keys))
+    assert (made.ops, master.exists(*keys)) == ([], [0] * count)
+    assert master.directory.apply(made).ops == []
+    assert master.exists(*keys) == [1] * count

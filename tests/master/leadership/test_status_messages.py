@@ -1,0 +1,49 @@
+"""Promises of status_messages.py."""
+
+import pytest
+
+from kvstore.master.leadership.status_messages import as_seen_by
+from kvstore.protocol import control_pb2 as pb
+from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+
+NODE = pb.NodeStatus(
+    name="n",
+    node_id=1,
+    tcp="t:1",
+    state="alive",
+    heartbeat_age_s=0.5,
+    blocks=7,
+    tiers=[pb.TierStatus(name="dram", used_bytes=9)],
+    counters={"gets": 3},
+)
+WHOLE = pb.StatusReply(
+    version="1",
+    epoch=3,
+    catalog="etcd://secret-host",
+    catalog_health="ok",
+    blocks=7,
+    reserved=2,
+    pinned=1,
+    rss_bytes=5,
+    records=7,
+    role="owner",
+)
+WHOLE.nodes.append(NODE)
+WHOLE.owner.address = "m:1"
+WHOLE.counters["keys"] = 12
+
+
+@pytest.mark.parametrize("identity", [EVERYBODY, Identity(Kind.OPERATOR, Role.ADMIN), Identity(Kind.TENANT, Role.ADMIN, "red")])
+def test_an_operator_sees_all(identity: Identity) -> None:
+    assert as_seen_by(identity, WHOLE) == WHOLE
+
+
+@pytest.mark.parametrize("identity", [Identity(Kind.TENANT, Role.WRITE, "red"), Identity(Kind.NODE), Identity(Kind.INSTANCE)])
+def test_anybody_else_sees_where_the_cluster_is_and_nothing_of_what_others_do_there(identity: Identity) -> None:
+    seen = as_seen_by(identity, WHOLE)
+    node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive", heartbeat_age_s=0.5)
+    assert seen == pb.StatusReply(version="1", epoch=3, catalog_health="ok", role="owner", owner=WHOLE.owner, nodes=[node])
+
+
+def test_a_cluster_without_an_owner_is_seen_without_one() -> None:
+    assert not as_seen_by(Identity(Kind.NODE), pb.StatusReply(role="following")).HasField("owner")

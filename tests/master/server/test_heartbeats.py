@@ -1,0 +1,153 @@
+"""Promises of heartbeats.py: what a node tells of itself, over its link."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
+from kvstore.protocol.session_messages import Failure
+from kvstore.testing.transfer.waiting import eventually
+from tests.master.blocks import TENANT, Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=60.0) as found:
+        yield found
+
+
+@pytest.fixture
+def node(places: Places) -> Iterator[NodeSide]:
+    side = NodeSide(places)
+    yield side
+    side.close()
+
+
+def beat(node: NodeSide, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+    return said_raw(node, request.SerializeToString())
+
+
+def said_raw(node: NodeSide, said: bytes) -> pb.HeartbeatReply:
+    """Raises what the master answers."""
+    header, body = node.ask(Heartbeat(said))
+    if header.type == Failure.TYPE:
+        failure = Failure.unpack(memoryview(body))
+        raise from_code(failure.code, failure.text)
+    return pb.HeartbeatReply.FromString(Heard.unpack(memoryview(body)).said)
+
+
+def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:
+    registration = node.registration
+    return pb.HeartbeatRequest(node_id=registration.node_id, registration_epoch=registration.registration_epoch, **told)  # type: ignore[arg-type]
+
+
+def test_what_a_node_tells_is_shown_and_it_hears_what_it_is_to_know(places: Places, node: NodeSide) -> None:
+    tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
+    rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
+    told = {"tiers": [tier], "counters": {"gets": 7}, "rates": [rate], "links": [pb.LinkFlow(device="eth0", in_bytes=5)]}
+    heard = beat(node, of(node, topology=b"topology", transfer=b"engine", **told))
+    assert heard.master_epoch == node.registration.master_epoch
+    assert heard.HasField("quotas"), "the node has none yet"
+    assert not beat(node, of(node, quotas_version=heard.quotas.version)).HasField("quotas")
+    with places.stub() as stub:
+        (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
+        (described,) = stub.Topologies(pb.TopologiesRequest(), timeout=TIMEOUT_S)
+    assert (list(shown.tiers), described.topology) == ([], b"topology"), "the last heartbeat told of no tiers"
+
+
+def test_a_node_hears_which_namespaces_are_retired_once(places: Places, node: NodeSide) -> None:
+    with places.stub() as stub:
+        for version in ("", "v1"):
+            revision = f"base@{version}" if version else "base"
+            found = Namespace(model="m", revision=revision, dtype="bf16", block_tokens=16)
+            form = pb.NamespaceForm(id=found.id, form=found.canonical())
+            stub.ReportWeights(pb.WeightsReport(tenant="red", engine="e", base="base", namespaces=[form]), timeout=TIMEOUT_S)
+    heard = beat(node, of(node))
+    [retired] = heard.retired.tenants
+    assert (retired.tenant, len(retired.namespaces)) == ("red", 1)
+    assert not beat(node, of(node, retired_version=heard.retired.version)).HasField("retired")
+
+
+def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, node: NodeSide) -> None:
+    node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="y"))
+    beat(node, of(node, reads=[pb.NamespaceReads(tenant=TENANT, namespace="x", age_s=5.0)]))
+    with places.stub() as stub:
+        found = stub.Contents(pb.ContentsRequest(tenant=TENANT), timeout=TIMEOUT_S).namespaces
+    ages = {one.namespace: one.read_age_s if one.HasField("read_age_s") else None for one in found}
+    assert ages["y"] is None
+    assert ages["x"] is not None
+    assert 5 <= ages["x"] < 5 + TIMEOUT_S
+    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+        beat(node, of(node, reads=[pb.NamespaceReads(age_s=-1.0)]))
+
+
+def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:
+    other = NodeSide(places, name="two")
+    try:
+        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* came over the link of node 1 under"):
+            beat(node, of(other))
+        beat(other, of(other))
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(b"\xff", ProtocolError), (pb.HeartbeatRequest(node_id=1, registration_epoch=1).SerializeToString(), StaleEpoch)],
+)
+def test_what_cannot_be_read_or_is_of_another_registration_is_refused_and_the_node_lives_on(
+    node: NodeSide, said: bytes, kind: type[KVStoreError]
+) -> None:
+    with pytest.raises(kind):
+        said_raw(node, said)
+    beat(node, of(node))
+
+
+def test_what_cannot_be_is_refused_and_what_was_known_stays(places: Places, node: NodeSide) -> None:
+    beat(node, of(node, rates=[pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)]))
+    with pytest.raises(InvalidArgument):
+        beat(node, of(node, rates=[pb.PeerRate(node_id=2, bytes_per_s=-1, basis_bytes=9)]))
+    with places.stub() as stub:
+        (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
+    assert [rate.bytes_per_s for rate in shown.rates] == [3e9]
+
+
+def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, node: NodeSide) -> None:
+    assert places.master is not None
+    master = places.master
+    directory = master.partitions[0].standing.leading().directory
+
+    def dead() -> None:
+        directory.disconnected(node.registration.node_id, node.registration.registration_epoch, master.reactor.now_ns())
+
+    master.reactor.call(dead, deadline_s=TIMEOUT_S)
+    with pytest.raises(StaleEpoch):
+        beat(node, of(node))
+
+
+def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for_another_one(places: Places, node: NodeSide) -> None:
+    assert places.master is not None
+    leading = places.master.partitions[0].standing.leading()
+    places.master.reactor.call(lambda: leading.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
+    with pytest.raises(Unavailable, match="cut off from its catalog, which another one may own by now: the lease ran out"):
+        beat(node, of(node))
+
+
+def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Places, node: NodeSide) -> None:
+    """What it told last stays."""
+    tier = pb.TierStatus(name="dram", capacity_bytes=100)
+    beat(node, of(node, tiers=[tier]))
+    beat(node, of(node, stopped=True))
+    node.close()
+    with places.stub() as stub:
+        eventually(lambda: stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "stopped", "its link breaks")
+        assert list(stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].tiers) == [tier]
+    again = NodeSide(places, instance=2)
+    with places.stub() as stub:
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "syncing"
+    again.close()

@@ -1,0 +1,149 @@
+"""Promises of comparing.py: a node whose link broke hears which of its runs the master knows; who leaves meanwhile delays nobody."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.master.directory.index.inventory_comparison import Comparison
+from kvstore.master.leadership.leader import Leading
+from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests
+from kvstore.protocol.frames import pack_header
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.session_messages import Failure, Flags
+from kvstore.testing.transfer.waiting import eventually
+from tests.master.blocks import Event
+from tests.master.directory.index.test_inventory_comparison import digests, events
+from tests.master.running import NodeSide, Places, ask, master_in_thread
+
+HELD = events(100)
+
+
+@pytest.fixture(params=["all", "outliving"])
+def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=3600.0, records=request.param) as found:
+        first = NodeSide(found)
+        first.sync(*HELD)
+        first.close()
+        eventually(lambda: not leading(found).linked_nodes(), "the link is gone")
+        yield found
+
+
+def leading(places: Places) -> Leading:
+    assert places.master is not None
+    return places.master.partitions[0].standing.leading()
+
+
+def compared(places: Places) -> int:
+    return leading(places).frames.counters["compared"]
+
+
+def made(node: NodeSide, *held: Event, runs_a_message: int = 1000) -> list[Digests]:
+    return digests(node.registration.registration_epoch, held, runs_a_message=runs_a_message)
+
+
+def exists(places: Places, *keys: bytes) -> list[int]:
+    client = places.client()
+    try:
+        return list(ask(client, Exists([*keys]), Flags).flags)
+    finally:
+        client.close()
+
+
+def send(node: NodeSide, request_id: int, message: Digests) -> None:
+    body = message.pack()
+    node.sock.sendall(pack_header(Digests.TYPE, request_id, len(body), 0, 10_000) + body)
+
+
+def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_right(places: Places) -> None:
+    node = NodeSide(places)
+    assert node.registration.known_blocks == 100
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    left = HELD[:-1]
+    for number, message in enumerate(made(node, *left, runs_a_message=2)):
+        send(node, 7 + number, message)
+    answers = [node.read() for _ in range(2)]
+    assert [(header.request_id, Flags.unpack(body).flags) for header, body in answers] == [(7, b"\1\1"), (8, b"\1\0")]
+    node.publish(*left[96:], phase=PHASE_SYNC)
+    node.publish(phase=PHASE_SYNC_END)
+    assert exists(places, *(event.key for event in HELD)) == [1] * 99 + [0]
+    assert compared(places) == 96
+    node.close()
+
+
+def test_digests_outside_an_inventory_or_of_too_many_runs_are_refused_and_the_next_are_compared(places: Places) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    good = made(node, *HELD)[0]
+    send(node, 6, Digests(good.epoch, 1, 1, [1], b"\1", [1], b"\2"))
+    many = 201
+    header, body = node.ask(Digests(good.epoch, 1, 0, list(range(2, many + 2)), b"\1" * many, [0] * many, b"\2" * many))
+    assert header.type == Failure.TYPE, body
+    assert "at most 200" in Failure.unpack(body).text
+    assert Flags.unpack(node.ask(good)[1]).flags == b"\1" * 4
+    node.publish(phase=PHASE_SYNC_END)
+    header, body = node.ask(good)
+    assert header.type == Failure.TYPE, body
+    assert exists(places, HELD[0].key) == [1]
+    node.close()
+
+
+def test_who_leaves_while_his_inventory_is_compared_is_answered_no_more_and_the_next_is(places: Places) -> None:
+    gone = NodeSide(places)
+    gone.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(gone, *HELD)
+    comparing = leading(places).frames.nodes._comparing
+    other = NodeSide(places, "two", 2)
+    other.sync(*events(10, first=1000))
+    other.close()
+    again = NodeSide(places, "two", 2)
+    again.publish(phase=PHASE_SYNC_BEGIN)
+    (second,) = made(again, *events(10, first=1000))
+    send(gone, 5, message)
+    gone.close()
+    assert Flags.unpack(again.ask(second)[1]).flags == b"\1"
+    eventually(lambda: not comparing._turns and not comparing._asked, "nothing is left to be compared")
+    again.close()
+
+
+def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_compared(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(node, *HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "_sum", lambda self, begin: 1 // 0)
+        assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
+    assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
+    node.close()
+
+
+def test_an_inventory_whose_records_cannot_be_committed_is_named_whole_and_the_next_is_compared(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(node, *HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "_confirm", lambda self, begin: ["an operation"])
+        patch.setattr(leading(places).frames.nodes._comparing._committer, "commit", lambda ops: 1 // 0)
+        assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
+    assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
+    node.close()
+
+
+def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(node, *HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "flags", lambda self: 1 // 0)
+        send(node, 5, message)
+        assert node.sock.recv(1) == b""
+    node.close()
+    eventually(lambda: not leading(places).linked_nodes(), "the link is gone")
+    again = NodeSide(places)
+    again.publish(phase=PHASE_SYNC_BEGIN)
+    assert Flags.unpack(again.ask(made(again, *HELD)[0])[1]).flags == b"\1" * 4
+    again.close()

@@ -1,0 +1,405 @@
+"""Promises of arrivals.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.master.server.recovery_barrier import Arrivals
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
+from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import (
+    Exists,
+    Grants,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    Reserve,
+)
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
+from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
+from kvstore.rpc.client.channel import Channel
+from kvstore.security.actor import THIS_MASTER
+from kvstore.testing.transfer.waiting import eventually
+from tests.master.blocks import TENANT, Event, publish
+from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
+from tests.rpc.wires import frame, read_frame
+
+FOR_EVER = {"takeover_wait_s": 60.0}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a master whose catalog names a node with the blocks a and b, and a node `two` with c."""
+    settings = {"catalog": f"lmdb:{tmp_path / 'catalog'}", "node_ttl_s": 60.0}
+    with master_in_thread(tmp_path, **settings) as places:
+        for name, keys in (("one", b"ab"), ("two", b"c")):
+            node = NodeSide(places, name)
+            node.sync(*(Event(bytes((key,))) for key in keys))
+            node.close()
+    return settings
+
+
+@pytest.fixture
+def places(tmp_path: Path, catalog: dict[str, Any]) -> Iterator[Places]:
+    """The next owner, which would wait for ever."""
+    with master_in_thread(tmp_path, **catalog, **FOR_EVER) as found:
+        yield found
+
+
+class Asking(threading.Thread):
+    """A question to a master, asked in a thread of its own."""
+
+    def __init__(self, places: Places, message: Message, answer: type[Any]) -> None:
+        super().__init__()
+        self._channel: Channel = places.client()
+        self._question = message, answer
+        self.answer: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = ask(self._channel, *self._question)
+        except Unavailable as error:
+            self.answer = error
+        finally:
+            self._channel.close()
+
+    def result(self) -> Any:
+        self.join(TIMEOUT_S)
+        assert not self.is_alive()
+        return self.answer
+
+
+def come(places: Places, name: str = "one") -> NodeSide:
+    """A node that has registered and begins its inventory. The answer to that may come behind commands: `command` passes it by."""
+    node = NodeSide(places, name)
+    message = publish(node.registration.registration_epoch, (), PHASE_SYNC_BEGIN)
+    node.sock.sendall(frame(message, 1))
+    return node
+
+
+def command(node: NodeSide) -> Header:
+    """What the master has the node do."""
+    header, _body = node.read()
+    return header if header.type != Ok.TYPE else node.read()[0]
+
+
+def await_waiting(places: Places, count: int) -> None:
+    """Until so many questions wait."""
+    master = places.master
+    assert master is not None
+
+    def waiting() -> int:
+        return master.reactor.call(lambda: len(master.partitions[0].standing.leading()._arrivals._waiting), deadline_s=TIMEOUT_S)
+
+    eventually(lambda: waiting() == count, f"{count} questions that wait")
+
+
+def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_once_they_have(places: Places) -> None:
+    asked = [
+        Asking(places, Exists([b"none", b"a"]), Flags),
+        Asking(places, MatchPrefix([b"a", b"b", b"none"]), Count),
+        Asking(places, Lookup([b"b"]), Locations),
+    ]
+    of_both = [Asking(places, Exists([b"a", b"c"]), Flags), Asking(places, Nodes(), NodeTable)]
+    await_waiting(places, 5)
+    one = come(places)
+    assert [question.result() for question in asked[:2]] == [Flags(b"\0\1"), Count(2)]
+    assert list(asked[2].result().nodes) == [one.registration.node_id]
+    await_waiting(places, 2)
+    two = come(places, "two")
+    assert of_both[0].result() == Flags(b"\1\1")
+    assert sorted(of_both[1].result().names) == ["one", "two"]
+    for node in (one, two):
+        node.close()
+
+
+def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new_block_does_not_wait(places: Places) -> None:
+    """That it is there is said once its node's inventory has named it; until then the writer asks again."""
+    of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), Grants)
+    await_waiting(places, 1)
+    client = places.client()
+    two = come(places, "two")
+    assert ask(client, Reserve([b"newer"], [1]), Grants).statuses == bytes([GRANTED])
+    one = NodeSide(places)
+    one.publish(phase=PHASE_SYNC_BEGIN)
+    assert of_both.result().statuses == bytes([BUSY, GRANTED])
+    one.sync(Event(b"a"))
+    assert ask(client, Reserve([b"a", b"b"], [1, 1]), Grants).statuses == bytes([PRESENT, GRANTED])
+    client.close()
+    for node in (one, two):
+        node.close()
+
+
+@pytest.mark.parametrize(
+    "question", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
+)
+def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Places, question: Message) -> None:
+    """It would be told that the block is not there, and a pin would not be made."""
+    asked = Asking(places, question, Flags)
+    await_waiting(places, 1)
+    node = come(places)
+    if question != Pin([b"a", b"none"], pinned=0):  # the node is told
+        header = command(node)
+        node.answer(header, Flags(b"\1"))
+    assert asked.result() == Flags(b"\1\0")
+    node.close()
+
+
+@pytest.mark.parametrize("action", ["pin_all", "remove_all"])
+def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(places: Places, action: str) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    given = {"pinned": True} if action == "pin_all" else {}
+    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
+    nodes = []
+    for name, count in (("one", 2), ("two", 1)):
+        assert not done.done()
+        node = come(places, name)
+        nodes.append((node, count))
+    for node, count in nodes:
+        header = command(node)
+        node.answer(header, Flags(b"\1" * count))
+    assert done.result(TIMEOUT_S) == 3
+    for node, _count in nodes:
+        node.close()
+
+
+@pytest.mark.parametrize(
+    "question", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
+)
+def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(
+    places: Places, question: Message
+) -> None:
+    """Registered nodes count as holders, so that what only reads is answered."""
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    with places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
+    client = places.client()
+    assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
+    asked = Asking(places, question, Flags)
+    await_waiting(places, 1)
+    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert asked.answer is None
+    node = come(places)
+    if not isinstance(question, Replicate):
+        header = command(node)
+        node.answer(header, Flags(b"\1"))
+        assert asked.result() == Flags(b"\1\0")
+    else:
+        there, absent = asked.result().flags
+        assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
+    client.close()
+    node.close()
+
+
+def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    two = come(places, "two")
+    with places.stub() as stub:
+        registration = stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
+    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert leading._arrivals.awaited == {registration.node_id}
+    assert not done.done()
+    one = come(places)
+    for node, count in ((one, 2), (two, 1)):
+        header = command(node)
+        node.answer(header, Flags(b"\1" * count))
+        node.close()
+    assert done.result(TIMEOUT_S) == 3
+
+
+def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(places: Places) -> None:
+    asked = Asking(places, RemoveMatching("", 1, "*", 0), Count)
+    await_waiting(places, 1)
+    nodes = [come(places, name) for name in ("one", "two")]
+    for node, count in zip(nodes, (2, 1), strict=True):
+        header = command(node)
+        node.answer(header, Flags(b"\1" * count))
+    assert asked.result() == Count(3)
+    for node in nodes:
+        node.close()
+
+
+def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leading.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
+    with pytest.raises(Unavailable):
+        done.result(TIMEOUT_S)
+    assert leading._arrivals._actions == []
+
+
+def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(places: Places) -> None:
+    """Who reads the Welcome gives the socket to somebody else, and has nobody to whom more could be told."""
+    asked = Asking(places, Remove([b"a"]), Flags)
+    await_waiting(places, 1)
+    node = NodeSide(places)
+    heartbeat = pb.HeartbeatRequest(node_id=node.registration.node_id, registration_epoch=node.registration.registration_epoch)
+    header, _body = node.ask(Heartbeat(heartbeat.SerializeToString()))
+    assert header.type == Heard.TYPE, "that is the next word after the Welcome"
+    node.sock.sendall(frame(publish(node.registration.registration_epoch, (), PHASE_SYNC_BEGIN), 1))
+    node.answer(command(node), Flags(b"\1"))
+    assert asked.result() == Flags(b"\1")
+    node.close()
+
+
+def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error that nobody expects, too; it is no answer to the node that came."""
+    assert places.master is not None
+    directory = places.master.partitions[0].standing.leading().directory
+    monkeypatch.setattr(directory.queries, "match_prefix", lambda tenant, keys: 1 // 0)
+    sock = places.client().detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(MatchPrefix([b"a"]), 1))
+    await_waiting(places, 1)
+    asked = Asking(places, Exists([b"a"]), Flags)
+    await_waiting(places, 2)
+    nodes = [NodeSide(places, name) for name in ("two", "one")]
+    for node in nodes:
+        node.publish(phase=PHASE_SYNC_BEGIN)
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Failure)
+    assert "ZeroDivisionError" in answer.text
+    assert asked.result() == Flags(b"\1")
+    for node in nodes:
+        node.close()
+    sock.close()
+
+
+def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_nodes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked ten times a second, of a thousand nodes as of two."""
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    with places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
+    monkeypatch.setattr(leading.directory.members, "live", lambda: 1 // 0)
+    concerned = partial(leading._arrivals._are_concerned, TENANT, is_told=True)
+    waits = [reactor.call(partial(concerned, keys), deadline_s=TIMEOUT_S) for keys in ([b"a"], [b"none"], [b"c"])]
+    assert waits == [True, False, True]
+
+
+def test_while_nobody_comes_what_waits_is_not_asked_anew(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places.master is not None
+    reactor, arrivals = places.master.reactor, places.master.partitions[0].standing.leading()._arrivals
+    asked = Asking(places, Exists([b"a"]), Flags)
+    await_waiting(places, 1)
+    looked = 0
+    concerned = Arrivals._are_concerned
+
+    def counting(of: Arrivals, tenant: str, keys: Sequence[bytes], *, is_told: bool) -> bool:
+        nonlocal looked
+        looked += 1
+        return concerned(of, tenant, keys, is_told=is_told)
+
+    monkeypatch.setattr(Arrivals, "_are_concerned", counting)
+    for _ in range(3):
+        reactor.call(lambda: arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert looked == 0
+    node = come(places)
+    assert asked.result() == Flags(b"\1")
+    node.close()
+
+
+def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:
+    asked = Asking(places, Replicate([b"a", b"none"], 2), Flags)
+    await_waiting(places, 1)
+    node = come(places)
+    there, absent = asked.result().flags
+    assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
+    node.close()
+
+
+def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
+        assert isinstance(Asking(places, Reserve([b"a"], [1]), Grants).result(), Unavailable), (
+            "no node has come to which it could be written"
+        )
+
+
+def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) -> None:
+    node, client = come(places), places.client()
+    assert ask(client, Exists([b"none", b"a"]), Flags) == Flags(b"\0\1")
+    node.close()
+    eventually(lambda: ask(client, Exists([b"a"]), Flags) == Flags(b"\0"), "a node that has come and is gone again is not waited for")
+    client.close()
+
+
+def test_of_a_node_that_does_not_come_in_time_the_blocks_are_misses(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
+        client = places.client()
+        assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
+        assert ask(client, Nodes(), NodeTable).names == []
+        client.close()
+
+
+def test_without_such_a_time_nothing_is_waited_for(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.0) as places:
+        client = places.client()
+        eventually(lambda: ask(client, Exists([b"a", b"c"]), Flags) == Flags(b"\0\0"), "an answer")
+        client.close()
+
+
+def test_more_than_so_many_keys_do_not_wait(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.master.server.recovery_barrier.MAX_WAITING_KEYS", 3)
+    waiting = Asking(places, Exists([b"a", b"b"]), Flags)
+    await_waiting(places, 1)
+    client = places.client()
+    assert ask(client, Exists([b"b", b"a"]), Flags) == Flags(b"\0\0")
+    client.close()
+    node = come(places)
+    assert waiting.result() == Flags(b"\1\1")
+    node.close()
+
+
+def test_who_has_hung_up_is_not_answered(places: Places) -> None:
+    sock = places.client().detach()
+    sock.sendall(frame(Exists([b"a"]), 1))
+    await_waiting(places, 1)
+    sock.close()
+    node = come(places)
+    await_waiting(places, 0)
+    node.close()
+
+
+def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, **FOR_EVER) as places:
+        asked = Asking(places, Exists([b"a"]), Flags)
+        await_waiting(places, 1)
+    assert isinstance(asked.result(), Unavailable)
+
+
+def test_an_owner_that_is_no_longer_sends_who_would_wait_to_the_next_one_until_the_time_is_over(places: Places) -> None:
+    master, client = places.master, places.client()
+    assert master is not None
+    arrivals = master.partitions[0].standing.leading()._arrivals
+
+    def tell(until_ns: int) -> None:
+        arrivals._until_ns = until_ns
+
+    master.reactor.call(lambda: arrivals.end("another owns it"), deadline_s=TIMEOUT_S)
+    assert ask(client, Exists([b"none"]), Flags) == Flags(b"\0")
+    with pytest.raises(Unavailable):
+        ask(client, Exists([b"a"]), Flags)
+    client.close()
+    master.reactor.call(lambda: tell(0), deadline_s=TIMEOUT_S)
+    client = places.client()
+    assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
+    client.close()

@@ -1,0 +1,216 @@
+"""Promises of client_protocol.py: what a request looks like, and which frames answer it."""
+
+import array
+import os
+import socket
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, TooManyConnections
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
+from kvstore.rpc.address import Address
+from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, refusal, take_descriptors
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.frame_reader import FrameReader
+from tests.rpc.traced import sampled
+from tests.rpc.wires import frame
+
+EXISTS = Exists([b"key"])
+
+
+@pytest.fixture
+def protocol() -> ClientProtocol:
+    """One that has asked its first request, of id 1."""
+    protocol = ClientProtocol(Address(unix="/the/peer"))
+    protocol.request(EXISTS, Deadline(10))
+    return protocol
+
+
+def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[Header, memoryview]:
+    body = message.pack()
+    return Header(message.TYPE, request_id, 0, len(body), payload_bytes), memoryview(body)
+
+
+def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None:
+    data = b"".join(ClientProtocol(Address(unix="/the/peer")).request(EXISTS, Deadline(5), [b"four", memoryview(b"five5")]))
+    header = unpack_header(data)
+    assert (header.type, header.request_id, header.payload_bytes) == (Exists.TYPE, 1, 9)
+    assert 4_900 < header.deadline_ms <= 5_001
+    assert header.body_bytes == len(data) - HEADER_BYTES - 9
+    assert Exists.unpack(data[HEADER_BYTES:-9]) == EXISTS
+    assert data.endswith(b"fourfive5")
+
+
+def test_a_packed_request_is_the_frame_that_the_message_makes() -> None:
+    one, other = ClientProtocol(Address(unix="/the/peer")), ClientProtocol(Address(unix="/the/peer"))
+    message = Hello(1, "red")
+    packed = one.packed_request(Hello.TYPE, message.pack(), 5, Deadline(5))
+    asked = b"".join(other.request(message, Deadline(5), [b"value"]))[:-5]
+    header, expected = unpack_header(packed), unpack_header(asked)
+    assert header._replace(deadline_ms=0) == expected._replace(deadline_ms=0)
+    assert packed[HEADER_BYTES:] == asked[HEADER_BYTES:]
+    assert header.deadline_ms == 5_001
+    far = one.packed_request(Exists.TYPE, b"", 0, Deadline(1e9))
+    assert (unpack_header(far).deadline_ms, unpack_header(far).request_id) == (MAX_DEADLINE_MS, 2)
+    one.payload_left = 1
+    with pytest.raises(ProtocolError, match="not read"):
+        one.packed_request(Exists.TYPE, b"", 0, Deadline(5))
+
+
+def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
+    with sampled() as call:
+        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
+    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert asked[TAKES_TRACES][len(call.frame) :] == asked[0]
+    assert call.requests == 4
+
+
+def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(protocol: ClientProtocol) -> None:
+    body = Flags(b"\7").pack()
+
+    def flag(
+        body: bytes = body,
+        kind: int = Flags.TYPE,
+        request_id: int = 1,
+        payload_bytes: int = 0,
+        magic: bytes = b"kV",
+        version: int = VERSION,
+    ) -> int | None:
+        data = HEADER.pack(magic, version, kind, request_id, 0, len(body), payload_bytes) + body
+        return protocol.flag(memoryview(data + b"what lies behind"), len(data))
+
+    assert flag() == 7
+    others = [flag(Flags(b"\7\7").pack()), flag(Flags(b"").pack()), flag(b"\2\0\0\0\7"), flag(kind=Failure.TYPE), flag(request_id=2)]
+    others += [flag(payload_bytes=1), flag(magic=b"HT"), flag(version=VERSION - 1), flag(version=VERSION + 1)]
+    assert others == [None] * len(others)
+    cut = HEADER.pack(b"kV", VERSION, Flags.TYPE, 1, 0, 4, 0) + body
+    assert protocol.flag(memoryview(cut), len(cut)) is None, "the body is to be a byte shorter, and another message follows"
+
+
+def greeted(takes: int) -> ClientProtocol:
+    """One whose peer has said in its Welcome what it takes."""
+    protocol = ClientProtocol(Address(unix="/the/peer"))
+    protocol.request(Hello(1), Deadline(10))
+    body = Welcome(SERVER_NODE, "n").pack()
+    protocol.answer(Header(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
+    return protocol
+
+
+def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
+    with sampled() as call:
+        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, TAKES_TRACES)}
+    assert unpack_header(asked[0]).type == unpack_header(asked[2]).type == Exists.TYPE
+    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert unpack_header(call.frame).type == Trace.TYPE
+    assert unpack_header(asked[TAKES_TRACES], len(call.frame)).type == Exists.TYPE
+    assert len(asked[TAKES_TRACES]) == len(asked[0]) + len(call.frame)
+    assert call.requests == 6, "three times a Hello and a question"
+    assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
+
+
+def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:
+    protocol._request_id = MAX_REQUEST_ID - 1
+    ids = [unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id for _ in range(3)]
+    assert ids == [MAX_REQUEST_ID, 1, 2]
+
+
+def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(protocol: ClientProtocol) -> None:
+    with pytest.raises(DeadlineExceeded):
+        protocol.request(EXISTS, Deadline(0))
+    request_id = unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id
+    assert protocol.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
+
+
+def test_the_peers_typed_error_is_the_answer_too(protocol: ClientProtocol) -> None:
+    error = protocol.answer(*arrived(Failure(Full.code, "no room")), Flags)
+    assert isinstance(error, Full)
+    assert str(error) == "no room"
+    protocol.request(EXISTS, Deadline(10))
+    assert protocol.answer(*arrived(Flags(b""), 2), Flags) == Flags(b"")
+
+
+def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -> None:
+    with pytest.raises(Full, match="too many"):
+        protocol.answer(*arrived(Failure(Full.code, "too many"), 0), Flags)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (arrived(Count(1)), "unix:/the/peer answered with a message of type 6 where Flags belongs"),
+        (arrived(Flags(b"\1"), 2), "type 5 where Flags belongs"),
+        (arrived(Flags(b"\1"), 0), "type 5 where Flags belongs"),
+        (arrived(Failure(Full.code, "another's"), 9), "type 3 where Flags belongs"),
+        (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 where Flags belongs"),
+        ((Header(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "ends where"),
+        ((Header(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
+    ],
+)
+def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tuple[Header, memoryview], why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        protocol.answer(*frame, Flags)
+
+
+def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
+    protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
+    assert protocol.payload_left == 5
+    with pytest.raises(ProtocolError, match="payload was not read"):
+        protocol.request(EXISTS, Deadline(10))
+    protocol.payload_left -= 5
+    protocol.request(EXISTS, Deadline(10))
+
+
+def test_a_descriptor_belongs_to_each_slab_that_is_there(protocol: ClientProtocol) -> None:
+    assert protocol.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
+    wrong = protocol.wrong_descriptors(SlabFds([4096, 0]), 2)
+    assert str(wrong) == "unix:/the/peer sent 2 descriptors for slabs of [4096, 0] bytes"
+
+
+def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:
+    fds = array.array("i")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(theirs, [b"x"], [ours.fileno(), theirs.fileno()])
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_LEN(2 * fds.itemsize))
+        take_descriptors(ancillary, fds)
+    assert len(fds) == 2
+    for fd in fds:
+        os.close(fd)
+    take_descriptors([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [7]).tobytes() + b"\1\2")], fds)
+    assert fds[2:].tolist() == [7]
+
+
+def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert not has_hung_up(here)
+        there.send(b"x")
+        assert not has_hung_up(here)
+        assert here.recv(2) == b"x"
+        there.close()
+        assert has_hung_up(here)
+    assert has_hung_up(here), "nor can a closed one be asked"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (frame(Failure(TooManyConnections.code, "16 are in use"), 0), TooManyConnections),
+        (frame(Failure(TooManyConnections.code, "of a request"), 1), None),
+        (frame(Count(1), 0), None),
+        (frame(Failure(TooManyConnections.code, "cut"), 0)[:-1], None),
+        (b"no frame of ours at all, of 24 bytes", None),
+    ],
+)
+def test_the_refusal_of_a_peer_that_has_closed_is_read(data: bytes, kind: type[TooManyConnections] | None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        assert refusal(ours, FrameReader()) is None, "nothing has come"
+        with theirs:
+            theirs.sendall(data)
+        found = refusal(ours, FrameReader())
+        assert type(found) is (kind or type(None))

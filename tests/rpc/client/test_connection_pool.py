@@ -1,0 +1,219 @@
+"""The pool of a blocking client against a real daemon."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from kvstore.client.config import ClientSettings
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, TooManyConnections, Unauthorized, Unavailable
+from kvstore.protocol.master_messages import Nodes
+from kvstore.protocol.session_messages import Hello, Ok
+from kvstore.rpc.address import Address
+from kvstore.rpc.client.channel import Channel
+from kvstore.rpc.client.connection_pool import Loan, Pool, connect_failed
+from kvstore.rpc.deadline import Deadline
+from tests.rpc.daemon_child import Daemon, running
+from tests.rpc.wires import Item, Looks
+
+HELLO = Hello(1, "tenant", "token", "me")
+A = Address("a", 1)
+
+
+def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> None:
+    for is_settled, error, stays in (
+        (True, None, True),
+        (True, DeadlineExceeded(""), True),
+        (True, ValueError(), False),
+        (False, None, False),
+    ):
+        item = Item(A)
+        item.is_settled = is_settled
+        kept: list[Item] = []
+        loan = Loan(item, kept.append, reused=True)
+        loan.give_back(error)
+        loan.give_back(error)
+        assert (item.is_open, kept) == (stays, [item])
+
+
+def test_an_attempt_that_ran_out_of_time_is_the_operations_end_only_if_its_deadline_is_over() -> None:
+    error = DeadlineExceeded("slow")
+    assert connect_failed(error, A, Deadline(0.0)) is error
+    assert isinstance(connect_failed(error, A, Deadline(5.0)), Unavailable)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
+    with running(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
+    yield pool
+    pool.close()
+
+
+Started = tuple[Daemon, Address, Address]
+
+
+def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) -> None:
+    for _ in range(3):
+        with pool.take(daemon[1], Deadline(20)) as loan:
+            assert loan.channel.call(Nodes(), Ok, Deadline(20)) == Ok()
+    assert loan.reused
+    assert [(hello.tenant, hello.token, hello.name) for hello in daemon[0].hellos] == [("tenant", "token", "me")]
+    assert loan.channel.welcome.epoch == 42
+
+
+def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: Pool) -> None:
+    other = Hello(1, "tenant", name="me", ticket=b"a ticket")
+    for _ in range(2):
+        pool.take(daemon[1], Deadline(20), other).give_back()
+    assert daemon[0].hellos == [other], "one that is open has said it"
+
+
+def test_channels_of_a_pool_learn_together_when_to_look(daemon: Started, pool: Pool) -> None:
+    pool._busy_poll = looks = Looks(50)
+    with pool.take(daemon[1], Deadline(5)) as first, pool.take(daemon[1], Deadline(5)) as second:
+        for loan in (first, second):
+            assert loan.channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+    assert len(looks.told) == 4, "a Hello and a call each"
+
+
+def test_a_kvstore_error_keeps_the_channel_and_any_other_closes_it(daemon: Started, pool: Pool) -> None:
+    with pytest.raises(InvalidArgument), pool.take(daemon[1], Deadline(20)):
+        raise InvalidArgument("the caller's")
+    assert pool.counts(daemon[1]) == (0, 1)
+    with pytest.raises(KeyboardInterrupt), pool.take(daemon[1], Deadline(20)):
+        raise KeyboardInterrupt
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, pool: Pool) -> None:
+    first, second = pool.take(daemon[2], Deadline(20)), pool.take(daemon[2], Deadline(20))
+    taken: list[Loan[Channel]] = []
+    waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(20))))
+    waiter.start()
+    while not pool._shelf.waiting(daemon[2]):
+        assert waiter.is_alive()
+    first.give_back()
+    waiter.join()
+    [third] = taken
+    assert third.reused
+    with pytest.raises(DeadlineExceeded):
+        pool.take(daemon[2], Deadline(0.01))
+    second.give_back()
+    third.give_back()
+
+
+def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) -> None:
+    loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pool.take(daemon[2], Deadline(20))
+        except Closed as error:
+            heard.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not pool._shelf.waiting(daemon[2]):
+        assert waiter.is_alive()
+    pool.close()
+    waiter.join()
+    assert len(heard) == 1
+    for loan in loans:
+        loan.give_back()
+        assert not loan.channel.is_open
+
+
+def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) -> None:
+    daemon[0].refusal = Unauthorized("no")
+    for _ in range(5):
+        with pytest.raises(Unauthorized):
+            pool.take(daemon[1], Deadline(20))
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
+        pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
+    pool.close()
+
+
+def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: Pool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineExceeded):
+        pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(0.02))
+
+
+def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: Pool) -> None:
+    assert pool.borrow(daemon[1]) is None
+    pool.take(daemon[1], Deadline(20)).give_back()
+    borrowed = pool.borrow(daemon[1])
+    assert borrowed is not None
+    assert pool.counts(daemon[1]) == (1, 0)
+    assert pool.borrow(daemon[1]) is None
+    turn, channel = borrowed
+    pool.give_back(turn, channel)
+    assert pool.counts(daemon[1]) == (0, 1)
+
+
+def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: Pool) -> None:
+    pool.take(daemon[1], Deadline(20)).give_back()
+    turn, channel = pool.borrow(daemon[1]) or (None, None)
+    assert turn is not None
+    assert channel is not None
+    pool.lent(turn, channel).give_back(KeyboardInterrupt())
+    assert not channel.is_open
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
+    """More threads than channels, each as fast as it can: all go on until each has had a channel several times."""
+    threads_count, times = 12, 5
+    done = [0] * threads_count
+    errors: list[Exception] = []
+
+    def run(number: int) -> None:
+        try:
+            while min(done) < times and not errors:
+                with pool.take(daemon[2], Deadline(30)) as loan:
+                    loan.channel.call(Nodes(), Ok, Deadline(30))
+                done[number] += 1
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(threads_count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert min(done) >= times
+
+
+def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
+    """The daemon refuses the third: its caller waits for one of the two that there are."""
+    pool = Pool(HELLO, ClientSettings(max_channels=9, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
+    loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
+    daemon[0].refusal = TooManyConnections("all 2 connections are in use")
+    taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
+    waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(60))))
+    waiter.start()
+    while not pool._shelf.waiting(daemon[2]):
+        assert waiter.is_alive()
+    loans.pop().give_back()
+    loans.append(taken.get(timeout=20))
+    waiter.join()
+    with pytest.raises(TooManyConnections):
+        pool.take(daemon[1], Deadline(20))
+    for loan in loans:
+        loan.give_back()
+    pool.close()

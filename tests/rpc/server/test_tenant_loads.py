@@ -1,0 +1,120 @@
+"""Promises of tenant_loads.py."""
+
+import pytest
+
+from kvstore.protocol.errors import ProtocolError, QuotaExceeded
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.node_messages import Release
+from kvstore.rpc.server.tenant_loads import MAX_HELD_BYTES, MAX_UNANSWERED, InFlight, TenantLoads
+from kvstore.security.quotas.quota import Quota, Quotas
+
+
+def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
+    loads = TenantLoads()
+    loads.hold_to(Quotas(tenants={"red": Quota(connections=2)}))
+    assert loads.enter("a", "red") is loads.enter("b", "red")
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 connections here, all that its quota gives it \(connections\)"):
+        loads.enter("c", "red")
+    loads.enter("d", "blue")
+    loads.enter("e", "blue")
+    assert loads.enter("a", "red").connections == 2, "who says so again is no other one"
+    loads.check_integrity()
+    assert loads.tenants() == {"red", "blue"}
+    assert (loads.of("red"), loads.of("blue"), loads.of("green")) == ((2, 0), (2, 0), (0, 0))
+    loads.leave("a")
+    loads.leave("c")
+    loads.enter("c", "red")
+    assert loads.refused() == {"connections": 1, "requests_in_flight": 0}
+
+
+def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybody_looks() -> None:
+    loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
+    load = loads.enter("a", "red")
+    assert load.limit is None
+    loads.hold_to(quotas)
+    loads.hold_to(quotas)
+    load.begin()
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 1 requests in flight here, all that its quota gives it \(requests_in_fl"):
+        load.begin()
+    assert (loads.of("red"), loads.refused()["requests_in_flight"]) == ((1, 1), 1)
+    load.requests -= 1
+    load.begin()
+    loads.leave("a")
+    assert loads.refused() == {"connections": 0, "requests_in_flight": 1}
+
+
+def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> Header:
+    return Header(kind, request_id, 0, body_bytes, 0)
+
+
+def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    mine.check(asked(0))
+    mine.begin(asked(1))
+    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
+    mine.belong_to(red)
+    mine.check(asked(0, Release.TYPE))
+    for request in (asked(1), asked(0, Release.TYPE), asked(2)):
+        mine.begin(request)
+    assert red.requests == 2, "what gets no answer is no request"
+    with pytest.raises(QuotaExceeded):
+        mine.begin(asked(3))
+    mine.end(3)
+    mine.end(1)
+    assert red.requests == 1
+    mine.belong_to(blue)
+    mine.end(2)
+    assert (red.requests, blue.requests) == (0, 0)
+    mine.begin(asked(4))
+    mine.belong_to(None)
+    mine.begin(asked(5))
+    assert blue.requests == 0
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_request_that_would_count_nowhere_is_none(number: int) -> None:
+    """One without a number, and one with the number of another that waits: their ends could be told of nobody."""
+    loads, mine = TenantLoads(), InFlight()
+    mine.belong_to(loads.enter("a", "red"))
+    mine.begin(asked(7))
+    with pytest.raises(ProtocolError, match=f"a request has a number of its own, from 1 on, until it is answered: {number} is none"):
+        mine.check(asked(number))
+    mine.end(7)
+    mine.check(asked(7))
+
+
+def test_a_connection_is_full_of_requests_or_of_their_bytes_until_one_is_answered() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    mine.belong_to(loads.enter("a", "red"))
+    for number in range(1, MAX_UNANSWERED):
+        mine.begin(asked(number))
+    assert not mine.is_full
+    mine.begin(asked(MAX_UNANSWERED))
+    assert mine.is_full
+    assert mine.end(1)
+    assert not mine.is_full
+    assert not mine.end(2), "there was room before"
+    mine.belong_to(loads.enter("a", "blue"))
+    mine.begin(asked(1, body_bytes=MAX_HELD_BYTES))
+    assert not mine.is_full
+    mine.begin(asked(2))
+    mine.begin(asked(3))
+    assert mine.is_full
+    assert not mine.end(2)
+    assert mine.end(1)
+    assert not mine.is_full
+
+
+def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quota_says_how_much_may() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    assert not mine.is_uncounted, "nobody's"
+    mine.belong_to(loads.enter("a", "red"))
+    assert mine.is_uncounted
+    mine.begin(asked(1))
+    assert not mine.is_uncounted
+    mine.end(1)
+    assert mine.is_uncounted
+    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    assert not mine.is_uncounted

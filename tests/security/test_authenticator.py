@@ -1,0 +1,105 @@
+"""Promises of guard.py."""
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, Unauthorized
+from kvstore.security.authenticator import Guard
+from kvstore.security.identity import FELLOW, Identity, Kind
+
+TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(TEXT)
+    return path
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
+    clock = Clock()
+    guard = Guard(str(file), wall_s=clock)
+    blue = guard.identify("blue", "short")
+    assert not guard.lets_everybody_in
+    assert guard.holds(blue)
+    clock.now_s = blue.expires_s
+    assert not guard.holds(blue)
+    with pytest.raises(Unauthorized):
+        guard.identify("blue", "short")
+
+
+@pytest.mark.parametrize(("name", "token"), [("n1", "one"), ("n1", "join"), ("n2", "join")])
+def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, token: str) -> None:
+    assert Guard(str(file)).identify_node(name, token).kind is Kind.NODE
+
+
+@pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
+def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
+    guard = Guard(str(file))
+    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
+        guard.identify_node(name, token)
+    assert guard.refused == 1
+
+
+def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
+    guard, other = Guard(str(file)), Guard(str(file))
+    assert guard.identify_master(guard.master_key) is FELLOW
+    for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
+        with pytest.raises(Unauthorized, match="master's key"):
+            guard.identify_master(wrong)
+    assert guard.refused == 4
+
+
+def test_a_node_joins_by_its_certificate_under_its_own_name_only(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    guard, certificate = Guard(str(file), nodes_have_certificates=True), Identity(Kind.NODE, name="n1")
+    assert guard.identify_node("n1", "", certificate) == certificate
+    with pytest.raises(Unauthorized):
+        guard.identify_node("n2", "", certificate)
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(file: Path) -> None:
+    guard = Guard(str(file))
+    red = guard.identify("red", "secret")
+    assert not guard.has_changed()
+    file.write_text(TEXT.replace("secret", "another"))
+    assert guard.has_changed()
+    assert guard.reread() == [red]
+    assert not guard.has_changed()
+    assert not guard.holds(red)
+    assert guard.identify("red", "another").name == "red"
+
+
+@pytest.mark.parametrize("bad", ["[tenants\n", None], ids=["malformed", "missing"])
+def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None) -> None:
+    guard = Guard(str(file))
+    red, before = guard.identify("red", "secret"), guard.identities()
+    file.unlink() if bad is None else file.write_text(bad)
+    assert guard.has_changed()
+    with pytest.raises(ConfigError):
+        guard.reread()
+    assert not guard.has_changed()
+    assert guard.holds(red)
+    assert guard.identities() == before
+    file.write_text(TEXT.replace("secret", "another"))
+    assert guard.reread() == [red]
+    assert {one.name for one in guard.identities() - before} == {one.name for one in before - guard.identities()} == {"red"}
+
+
+def test_who_guesses_is_counted_and_keeps_nobody_out(file: Path) -> None:
+    guard = Guard(str(file))
+    for number in range(1000):
+        with pytest.raises(Unauthorized):
+            guard.identify("red", str(number))
+    assert guard.refused == 1000
+    assert guard.identify("red", "secret").name == "red"

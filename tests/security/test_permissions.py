@@ -1,0 +1,101 @@
+"""Promises of rules.py. That daemons keep to them: tests/security/test_matrix.py."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from kvstore.protocol.errors import Denied, InvalidArgument, Unauthorized
+from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.master_messages import Lookup, Remove
+from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
+from kvstore.protocol.node_messages import Put, Read
+from kvstore.protocol.session_messages import Hello
+from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, Kind, Role
+from kvstore.security.permissions import (
+    COMMANDS,
+    MASTER_FRAMES,
+    MASTERS,
+    NODE_FRAMES,
+    OPEN,
+    OPERATES,
+    READS,
+    REPORTS,
+    RPCS,
+    WRITES,
+    Rule,
+    allowed,
+    check,
+    check_complete,
+    refusal,
+)
+
+READER, WRITER, ADMIN = (Identity(Kind.TENANT, role, "red") for role in (Role.READ, Role.WRITE, Role.ADMIN))
+OPERATOR, NODE, INSTANCE = (Identity(kind) for kind in (Kind.OPERATOR, Kind.NODE, Kind.INSTANCE))
+BETWEEN_RANKS = {kind.TYPE for kind in (Ask, Done, Greet, Part, Report, Show, Stop, Verdict)}
+"""Hand-over: ranks of engines say these to one another, and nobody to a master or a node."""
+
+
+def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
+    requests = set(MESSAGES) - NO_REQUESTS - BETWEEN_RANKS
+    assert set(MASTER_FRAMES) | set(NODE_FRAMES) == requests
+    assert set(MASTER_FRAMES) & set(NODE_FRAMES) == {Hello.TYPE}
+
+
+@pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
+def test_a_stranger_may_say_who_he_is_and_nothing_else(frames: Mapping[int, Rule]) -> None:
+    assert allowed(frames, STRANGER) == {Hello.TYPE}
+
+
+def test_a_reader_changes_nothing() -> None:
+    assert {Lookup.TYPE} <= allowed(MASTER_FRAMES, READER)
+    assert {Read.TYPE} <= allowed(NODE_FRAMES, READER)
+    assert not {Remove.TYPE, Put.TYPE} & (allowed(MASTER_FRAMES, READER) | allowed(NODE_FRAMES, READER))
+
+
+@pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
+def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Rule]) -> None:
+    assert allowed(frames, STRANGER) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
+    assert allowed(frames, ADMIN) < allowed(frames, EVERYBODY) | {number for number, rule in frames.items() if rule is COMMANDS}
+
+
+def test_neither_an_operator_nor_a_node_nor_an_instance_gets_at_blocks_at_a_master() -> None:
+    data = {number for number, rule in MASTER_FRAMES.items() if rule in (READS, WRITES)}
+    for identity in (OPERATOR, NODE, INSTANCE):
+        assert not data & allowed(MASTER_FRAMES, identity)
+        assert not {Put.TYPE} & allowed(NODE_FRAMES, identity)
+
+
+def test_only_its_master_commands_a_node() -> None:
+    commands = {number for number, rule in NODE_FRAMES.items() if rule is COMMANDS}
+    assert commands <= allowed(NODE_FRAMES, MASTER)
+    for identity in (STRANGER, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, EVERYBODY):
+        assert not commands & allowed(NODE_FRAMES, identity)
+
+
+def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
+    check_complete(RPCS, ["/kvstore.v1.Control/Status"])
+    with pytest.raises(InvalidArgument, match=r"^no rule in security/permissions.py says who may say /kvstore.v1.Control/New, /x$"):
+        check_complete(RPCS, ["/kvstore.v1.Control/New", "/kvstore.v1.Control/Status", "/x"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "identity", "error", "text"),
+    [
+        (OPERATES, STRANGER, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
+        (OPERATES, WRITER, Denied, r"^tenant 'red' with role write may not drain a node: it needs a token of \[admins\], or .*$"),
+        (REPORTS, WRITER, Denied, r"instance's token"),
+    ],
+)
+def test_who_may_not_is_told_what_it_needs(rule: Rule, identity: Identity, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        check(rule, identity, "Drain")
+    assert isinstance(refusal(rule, identity, "Drain"), error)
+
+
+def test_where_no_credentials_are_configured_everybody_may_all() -> None:
+    for rule in set(RPCS.values()) - {MASTERS}:
+        check(rule, EVERYBODY, "it")
+    with pytest.raises(Denied, match="another master"):
+        check(MASTERS, EVERYBODY, "RecordAudit")
+    for rule in (OPEN, OPERATES):
+        check(rule, ADMIN, "it")

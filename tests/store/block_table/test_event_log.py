@@ -1,0 +1,204 @@
+"""Promises of events.py: what a recorder is told of a tenant's blocks, alone and through a node's real sockets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.catalog_messages import Drop
+from kvstore.protocol.errors import Denied, InvalidArgument
+from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, Events
+from kvstore.protocol.node_messages import MAPPED
+from kvstore.protocol.session_messages import ROLE_NODE, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.client.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.store.block_table import event_log as events
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.event_log import EventLog
+from tests.store.made import made
+from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
+
+KIB = 1024
+KINDS = {STORED: "stored", READ: "read", REMOVED: "removed"}
+Told = list[tuple[str, str]]
+
+
+class Clock:
+    now_us = 0
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(clock: Clock) -> EventLog:
+    return EventLog(clock)
+
+
+def block(name: str, *, tenant: str = "red", parent: str = "") -> Block:
+    return made(tenant, name.encode(), 100 + len(name), 1, "ns", parent.encode())
+
+
+def blocks(names: str, *, tenant: str = "red") -> list[Block]:
+    return [block(name, tenant=tenant) for name in names]
+
+
+def told(batch: EventBatch) -> Told:
+    """(kind, names of the blocks) of each event."""
+    keys = iter(batch.keys)
+    return [
+        (KINDS[kind], "".join(next(keys).decode() for _ in range(count))) for kind, count in zip(batch.kinds, batch.blocks, strict=True)
+    ]
+
+
+def ask(log: EventLog, cursor: int, *, tenant: str = "red", asker: object = "recorder", max_events: int = 1000) -> EventBatch:
+    return log.answer(asker, tenant, Events(cursor, max_events))
+
+
+# --- the log alone ---
+
+
+def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_parents(log: EventLog, clock: Clock) -> None:
+    log.stored("red", blocks("x"))
+    first = ask(log, 0)
+    clock.now_us = 5
+    log.stored("red", [block("a"), block("bb", parent="a")])
+    clock.now_us = 7
+    log.read("red", blocks("a"), is_far=False)
+    log.removed(block("bb", parent="a"))
+    batch = ask(log, first.next_cursor)
+    assert told(first) == []
+    assert told(batch) == [("stored", "abb"), ("read", "a"), ("removed", "bb")]
+    assert (list(batch.times_us), list(batch.sizes), batch.parents) == ([5, 7, 7], [101, 102, 101, 102], [b"", b"a", b"", b"a"])
+    assert (batch.lost, told(ask(log, batch.next_cursor))) == (0, [])
+
+
+def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: EventLog) -> None:
+    assert not log.is_recording
+    cursor = ask(log, 0).next_cursor
+    assert log.is_recording
+    log.stored("blue", blocks("a", tenant="blue"))
+    log.removed(block("b", tenant="blue"))
+    log.read("red", [], is_far=False)
+    assert told(ask(log, cursor)) == []
+    log.forget_asker("recorder")
+    assert not log.is_recording
+
+
+def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: EventLog) -> None:
+    (read,) = blocks("a")
+    log.read("red", [read], is_far=False)
+    assert log.hottest(5, 0) == []
+    assert log.is_recording
+    log.read("red", [read, read], is_far=False)
+    log.stored("red", [read])
+    assert log.hottest(5, 1_000_000_000) == [(read, 2.0, 0.0)]
+    ask(log, 0)
+    log.hottest(0, 100_000_000_000)
+    assert log.is_recording, "somebody records yet"
+    log.forget_asker("recorder")
+    assert not log.is_recording
+
+
+def test_what_nothing_is_known_of_is_lost_wherever_it_comes(log: EventLog) -> None:
+    cursor = ask(log, 0).next_cursor
+    log.missed("red", 2)
+    log.read("red", blocks("ab"), is_far=False)
+    log.missed("red", 3)
+    log.read("red", blocks("c"), is_far=False)
+    log.missed("red", 4)
+    log.missed("blue", 100)
+    heard = []
+    for _ in range(3):
+        batch = ask(log, cursor)
+        heard.append((batch.lost, told(batch)))
+        cursor = batch.next_cursor
+    assert heard == [(5, [("read", "ab"), ("read", "c")]), (4, []), (0, [])]
+
+
+def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "RING_EVENTS", 5)
+    cursor = ask(log, 0).next_cursor
+    for names in ("ab", "cd", "ef", "g"):
+        log.stored("red", blocks(names))
+    batch = ask(log, cursor)
+    assert (batch.lost, told(batch)) == (2, [("stored", "cd"), ("stored", "ef"), ("stored", "g")])
+    assert ask(log, batch.next_cursor).lost == 0
+
+
+@pytest.mark.parametrize(("asker", "cursor", "tenant"), [("other", 1, "red"), ("recorder", 99, "red"), ("recorder", 1, "blue")])
+def test_a_cursor_that_this_connection_was_not_given_is_refused(log: EventLog, asker: str, cursor: int, tenant: str) -> None:
+    ask(log, 0)
+    with pytest.raises(InvalidArgument, match=f"cursor {cursor} is none of this connection's"):
+        ask(log, cursor, asker=asker, tenant=tenant)
+
+
+# --- through a node ---
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20) as node:
+        yield node
+
+
+class Recorder:
+    """One connection that records."""
+
+    def __init__(self, node: Served, *, tenant: str = "red") -> None:
+        self.client = node.connect(tenant=tenant)
+        self.cursor = 0
+        assert self.told() == []
+
+    def told(self) -> Told:
+        batch = self.client.ask(Events(self.cursor), EventBatch)
+        assert batch.lost == 0
+        self.cursor = batch.next_cursor
+        return told(batch)
+
+
+@pytest.fixture
+def recorder(node: Served) -> Iterator[Recorder]:
+    recorder = Recorder(node)
+    yield recorder
+    recorder.client.close()
+
+
+def test_puts_on_both_ways_reads_and_deletions_are_told(node: Served, client: Client, recorder: Recorder) -> None:
+    client.put({"a": b"1" * KIB, "b": b"2" * KIB})
+    opened = client.open({"a": KIB, "c": KIB})
+    client.write(opened, 1, b"3" * KIB)
+    client.commit(opened, [b"", b"3" * KIB])
+    client.read("c", "x", "a")
+    with node.link() as sock:
+        Master(sock).ask(Drop(0, "red", [b"b"], [9]))
+    assert recorder.told() == [("stored", "ab"), ("stored", "c"), ("read", "ca"), ("removed", "b")]
+
+
+def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Served, client: Client, recorder: Recorder) -> None:
+    other = node.connect(tenant="blue")
+    other.put({"z": b"1"})
+    client.put({"a": b"1"})
+    peer = Client(Channel.open(parse_address(f"unix:{node.unix}"), Hello(ROLE_NODE, "red", "", "n", 0), Deadline(TIMEOUT_S)))
+    assert peer.read("a", inline_bytes=KIB)[1] == [b"1"]
+    assert list(peer.ask_blocks("a").statuses) == [MAPPED], "a place alone: nodes get no slabs"
+    with pytest.raises(Denied):
+        peer.ask(Events(0), EventBatch)
+    assert recorder.told() == [("stored", "a")]
+    for one in (peer, other):
+        one.close()
+
+
+def test_recording_ends_with_the_connection_that_asked(node: Served, client: Client) -> None:
+    recorder = Recorder(node)
+    assert node.call(lambda: node.store.table.events.is_recording)
+    recorder.client.close()
+    until(node, lambda: not node.store.table.events.is_recording)
+    client.put({"a": b"1"})
+    assert client.read("a")[1] == [b"1"]

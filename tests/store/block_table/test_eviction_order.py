@@ -1,0 +1,246 @@
+"""Promises of eviction.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+
+from kvstore.store.block_table import eviction_order as eviction
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.eviction_order import EvictionOrder
+from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.interface import EvictionPolicy
+from kvstore.tiers.policies.lru import LRU
+from tests.store.integrity import check
+from tests.store.made import made
+
+
+def block(name: str, last_access: int) -> Block:
+    return made("red", name.encode(), 100, 1, last_access=last_access)
+
+
+def anyone(block: Block) -> bool:
+    return True
+
+
+class Visible(EvictionOrder):
+    """As in a table of blocks: what is inserted is visible, by tenant and key."""
+
+    def __init__(self, make: Callable[[], EvictionPolicy[bytes]], max_remembered: int | None = None) -> None:
+        self.blocks: defaultdict[str, dict[bytes, Block]] = defaultdict(dict)
+        super().__init__(make, self.blocks.__getitem__, max_remembered=max_remembered)
+
+    def insert(self, block: Block, group: int) -> None:
+        self.blocks[block.tenant][block.key] = block
+        super().insert(block, group)
+
+
+@pytest.fixture
+def order() -> EvictionOrder:
+    return Visible(lambda: make_policy("lru"))
+
+
+def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrder) -> None:
+    old, new = block("old", 1), block("new", 2)
+    order.insert(old, 0)
+    order.insert(new, 0)
+    order.insert(block("other", 0), 1)
+    assert order.victim(0, anyone) is old
+    assert order.victim(0, lambda one: one is not old) is new
+    order.touch(old, 0)
+    assert order.victim(0, anyone) is new
+
+
+def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: EvictionOrder) -> None:
+    told: list[tuple[str, bytes]] = []
+
+    class Listening(LRU[bytes]):
+        def insert(self, key: bytes, parent: bytes | None = None) -> None:
+            told.append(("insert", key))
+            super().insert(key, parent)
+
+        def touch(self, key: bytes) -> None:
+            told.append(("touch", key))
+            super().touch(key)
+
+        def remove(self, key: bytes) -> None:
+            told.append(("remove", key))
+            super().remove(key)
+
+    order = Visible(Listening)
+    a, b, c = block("a", 1), block("b", 2), block("c", 3)
+    order.insert(a, 0)
+    order.insert(b, 1)
+    told.clear()
+    order.touch(b, 1)
+    order.touch(a, 0)
+    assert told == []
+    order.insert(c, 0)
+    order.touch(c, 0)
+    order.remove(c, 0)
+    order.touch(a, 0)
+    order.tell()
+    order.tell()
+    assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
+    asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), lambda: check(order)]
+    for ask in asks:
+        told.clear()
+        order.touch(a, 0)
+        ask()
+        assert told == [("touch", b"a")]
+    told.clear()
+    for _ in range(eviction.MAX_UNTOLD + 1):
+        order.touch(a, 0)
+    assert len(told) == eviction.MAX_UNTOLD
+
+
+def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
+    mine, cold, warm = block("mine", 1), block("cold", 2), block("warm", 3)
+    for group, one in enumerate((mine, cold, warm)):
+        order.insert(one, group)
+    assert order.coldest_elsewhere(0, anyone) is cold
+    assert order.coldest_elsewhere(0, lambda one: one is not cold) is warm
+    assert order.coldest_elsewhere(0, lambda one: one is mine) is None
+    assert order.coldest(anyone) is mine
+
+
+def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_none(
+    order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 3)
+    blocks = [block(str(number), last_access) for number, last_access in enumerate((9, 8, 7, 1, 2, 3, 4, 5, 6))]
+    for group, one in enumerate(blocks):
+        order.insert(one, group)
+    assert [order.coldest(anyone) for _ in range(4)] == [blocks[2], blocks[3], blocks[6], blocks[2]]
+    assert order.coldest_elsewhere(3, lambda one: one is blocks[1]) is blocks[1]
+    assert order.coldest(lambda one: False) is None
+    check(order)
+
+
+@pytest.mark.parametrize("tenant", [None, "red", "blue"])
+@pytest.mark.parametrize("count", [1, 2, 9, 40, 1000])
+def test_the_next_coldest_are_those_that_come_one_after_the_other(order: EvictionOrder, tenant: str | None, count: int) -> None:
+    rng = Random(count)
+    blocks = [made(rng.choice(["red", "blue"]), b"%d" % number, 100, 1, last_access=rng.randrange(1000)) for number in range(100)]
+    for number, one in enumerate(blocks):
+        order.insert(one, 2 * (number % 3) + (one.tenant == "red"))
+    moving = set(blocks[::7])
+    there = [one for one in blocks if one not in moving and tenant in (None, one.tenant)]
+    found = order.next_coldest(lambda block: block not in moving, count, tenant)
+    expected = list[Block]()
+    for _ in found:
+        coldest = order.coldest if tenant is None else partial(order.coldest_of, tenant)
+        next_one = coldest(lambda block: block not in moving)
+        assert next_one is not None
+        expected.append(next_one)
+        moving.add(next_one)
+    assert found == expected
+    assert 0 < len(found) <= count
+    assert count < 1000 or len(found) == len(there)
+
+
+def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
+    order.insert(block("mine", 1), 0)
+    asked: list[int] = []
+
+    def slab_bytes() -> int:
+        asked.append(1)
+        return 300
+
+    assert [order.owe(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
+    assert len(asked) == 2
+    assert order.owe(0, 300, slab_bytes)
+    check(order)
+
+
+def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
+    """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
+    order = Visible(lambda: make_policy("lhd"))
+    order.insert(block("stays", 1), 0)
+    first = block("back", 2)
+    order.insert(first, 0)
+    order.remove(first, 0)
+    again = block("back", 3)
+    order.insert(again, 0)
+    new = block("new", 4)
+    order.insert(new, 0)
+    assert order.holds(again, 0)
+    assert not order.holds(first, 0)
+    order.remove(order.victim(0, anyone) or again, 0)
+    assert order.victim(0, anyone) is new
+    check(order)
+
+
+def leave(order: EvictionOrder, group: int, count: int) -> None:
+    """So many blocks come to a group and leave it."""
+    for number in range(count):
+        one = block(f"{group} {number}", number)
+        order.insert(one, group)
+        order.remove(one, group)
+
+
+def remembered(order: EvictionOrder) -> list[int]:
+    return [members.policy.remembered for _, members in sorted(order._groups.items())]
+
+
+def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
+    order = Visible(lambda: make_policy("prefix"), 100)
+    for group in range(2):
+        order.insert(block(f"stays {group}", 0), group)
+    leave(order, 0, 1000)
+    assert 96 <= order.remembered <= 100
+    leave(order, 1, 1000)
+    assert 92 <= order.remembered <= 100
+    assert all(45 <= count <= 55 for count in remembered(order)), "each has its share"
+    order.insert_all([block(f"0 {number}", 0) for number in (998, 999)], 0)
+    check(order)
+    leave(order, 2, 1000)
+    assert sum(remembered(order)) == order.remembered, "who is gone remembers nothing"
+    check(order)
+
+
+def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: EvictionOrder) -> None:
+    blocks = [block(str(number), number) for number in range(5)]
+    for one in blocks:
+        order.insert(one, 0)
+    order.insert(block("other", 0), 1)
+    assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == blocks[1:3]
+    assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == []
+    assert order.take_victims(9, 3, anyone, anyone) == []
+    check(order)
+    assert order.take_victims(0, 9, anyone, anyone) == [blocks[0], *blocks[3:]]
+    assert order.coldest(anyone) is not None
+    assert len(order) == 1
+    check(order)
+
+
+def of_values(block: int, *values: int, parent: int | None = None) -> list[Block]:
+    """Values of a block that was stored in several: under one label, with keys of namespaces of their own."""
+    above = b"" if parent is None else bytes([values[0]]) * 16 + b"hash %d" % parent
+    return [made("red", bytes([value]) * 16 + b"hash %d" % block, 100, 1, "ab" * 16, above) for value in values]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_values_of_a_block_leave_together(*, at_once: bool) -> None:
+    """Those of two ranks, each of which stored its own of all blocks, beside blocks of one value."""
+    order = Visible(lambda: make_policy("prefix"))
+    order.insert(block("alone", 0), 0)
+    for rank in ((0, 1), (2, 3)):
+        values = [value for number in range(3) for value in of_values(number, *rank, parent=number - 1 if number else None)]
+        if at_once:
+            for value in values:
+                order.blocks["red"][value.key] = value
+            order.insert_all(values, 0)
+        else:
+            for value in values:
+                order.insert(value, 0)
+    check(order)
+    assert len(order) == 13
+    left = order.take_victims(0, 12, lambda one: one.key != b"alone", anyone)
+    hashes = [one.key[16:] for one in left]
+    assert hashes[:4] == [b"hash 2"] * 4
+    assert hashes == sorted(hashes, reverse=True)
+    check(order)

@@ -1,0 +1,144 @@
+"""Promises of slab_limits.py, by themselves and by the block table around them: how much memory a tenant of few bytes keeps from others."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.block_table import tier_view as level
+from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.limits import SlabLimits
+from kvstore.tiers.dram import DramTier
+from tests.store.integrity import check
+from tests.store.tables import Store
+
+MakeStore = Callable[..., Store]
+
+
+@pytest.fixture
+def tier() -> Iterator[DramTier]:
+    opened = DramTier(1000, slab_bytes=100)
+    yield opened
+    opened.close()
+
+
+def limit(store: Store, tenant: str = "red", **limits: int) -> None:
+    store.table.quotas.set(Quotas(tenants={tenant: Quota(**limits)}))
+
+
+def test_a_tenant_lacks_a_slab_where_it_has_as_many_as_it_may_and_no_slot_in_them(tier: DramTier) -> None:
+    limits = SlabLimits(tier)
+    limits.set({"red": 2, "green": None}, 1)
+    slots = [tier.allocate(size_bytes, tenant="red") for size_bytes in (100, 50)]
+    assert limits.held() == {"red": 2}
+    assert [limits.lacks(size_bytes, "red") for size_bytes in (100, 50, 10)] == [True, False, True], "a slot of 50 is left"
+    assert [limits.lacks(100, tenant) for tenant in ("green", "blue")] == [False, False]
+    tier.allocate(100, tenant="blue")
+    assert limits.lacks(100, "blue")
+    tier.quarantine(slots[0])
+    assert limits.lacks(100, "red"), "somebody may be reading it"
+    tier.release(slots[0])
+    assert (limits.lacks(100, "red"), limits.held()) == (False, {"red": 1, "blue": 1})
+
+
+def test_a_tenant_of_few_bytes_and_many_sizes_keeps_no_more_memory_from_others_than_its_limit(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_slabs=3, dram_bytes=1000)
+    for size_bytes in (11, 12, 13):
+        store.put(f"{size_bytes}", size_bytes).pinned = True
+    assert store.try_put("14", 14) is None
+    assert [store.put(name, tenant="blue").dram is not None for name in "abcdefg"] == [True] * 7, "all that is left is blue's"
+    assert len(list(store.table.blocks())) == 10
+    assert {tenant: use.slabs for tenant, use in store.table.quotas.use().items()} == {"red": (0, 3), "blue": (0, 7)}
+    check(store.table)
+
+
+def test_a_tenant_at_its_limit_empties_its_own_coldest_slab_for_a_value_of_another_size(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_slabs=2)
+    store.put("z", tenant="blue")
+    for name, size_bytes in (("a", 50), ("b", 50), ("c", 30), ("d", 30)):
+        store.put(name, size_bytes)
+    for name in "ab":
+        store.read("red", name.encode(), 0)
+    store.put("e", 20)
+    assert store.names() == "abez", "what was read least lately has left with all of its slab"
+    assert [counts.quota_evictions for _, _, counts, _ in store.table.levels()] == [2]
+    check(store.table)
+
+
+def test_a_slab_that_cannot_be_emptied_stays_and_one_of_that_size_leaves(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_slabs=2)
+    store.put("a", 30)
+    store.put("b", 30).pinned = True
+    store.put("c", 100).pinned = True
+    assert store.try_put("d", 100) is None, "nothing of that size may leave, and nobody leaves for nothing"
+    assert store.names() == "abc"
+    limit(store, dram_slabs=3)
+    store.put("d", 100)
+    store.put("e", 100)
+    assert store.names() == "abce"
+
+
+def test_blocks_go_down_for_a_slab_where_there_is_a_tier_below(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, dram_slabs=1)
+    store.put("a", 50)
+    store.put("b", 50)
+    assert store.try_put("c", 30) is None
+    assert store.table.slots.free_slots("red", 30, 1) == []
+    assert [move.block.key for move in store.table.room._moves] == [b"a", b"b"]
+    store.settle()
+    store.put("c", 30)
+    assert store.names() == "abc"
+    assert store.table.quotas.use()["red"].slabs == (0, 1)
+
+
+@pytest.mark.parametrize("nvme_bytes", [0, 1000])
+def test_slabs_above_a_lowered_limit_are_emptied_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+    store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
+    store.put("z", tenant="blue")
+    for name, size_bytes in (("a", 50), ("b", 50), ("c", 30), ("d", 20)):
+        store.put(name, size_bytes)
+    limit(store, dram_slabs=1)
+    for _ in range(4):
+        store.table.relieve()
+        store.settle()
+    assert store.table.quotas.use()["red"].slabs == (0, 1)
+    assert store.names() == ("abcdz" if nvme_bytes else "dz")
+    assert store.table._landing.slab_limits.surplus == set()
+
+
+def test_whoever_has_more_slabs_than_it_may_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+    store = make_store(400, slab_bytes=100)
+    for name, tenant in (("y", "blue"), ("z", "blue"), ("a", "red"), ("b", "red")):
+        store.put(name, tenant=tenant)
+    limit(store, dram_slabs=1)
+    store.put("x", tenant="blue")
+    assert store.names() == "bxyz"
+
+
+def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_nobody(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(2000, slab_bytes=100)
+    for number in range(10):
+        store.put(f"{2 * number}", 50)
+        store.put(f"{2 * number + 1}", 50).pinned = True
+    store.put("a", 100)
+    limit(store, dram_slabs=11)
+    asked: list[str] = []
+    may_leave = store.table._landing.may_leave_now()
+
+    def asking(block: Block) -> bool:
+        asked.append(block.key.decode())
+        return may_leave(block)
+
+    monkeypatch.setattr(store.table._landing, "may_leave_now", lambda: asking)
+    monkeypatch.setattr(level, "MAX_WALKED", 4)
+    assert store.try_put("b", 30) is None
+    assert len(asked) <= 8, "two slabs, and who is coldest"
+    monkeypatch.undo()
+    store.put("b", 30)
+    assert store.table.find("red", b"a") is None

@@ -1,0 +1,306 @@
+"""Promises of quotas.py, by the block table around it: what a tenant may have, out of whose blocks room is made, and what it is told."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.errors import QuotaExceeded
+from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.block_table import evictor as room
+from kvstore.store.block_table.block import NVME
+from kvstore.store.block_table.quotas import Use
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from tests.store.integrity import check
+from tests.store.made import made
+from tests.store.tables import Store
+
+MakeStore = Callable[..., Store]
+
+
+def limit(store: Store, tenant: str = "red", **limits: int) -> None:
+    store.table.quotas.set(Quotas(tenants={tenant: Quota(**limits)}))
+
+
+def dropped_for_quota(store: Store) -> list[int]:
+    return [counts.quota_evictions for _, _, counts, _ in store.table.levels()]
+
+
+def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    blue = store.put("z", tenant="blue")
+    limit(store, dram_bytes=300)
+    for name in "abc":
+        store.put(name)
+    store.read("red", b"a", 0)
+    store.put("d")
+    assert store.names() == "acdz"
+    assert store.table.find("blue", b"z") is blue
+    assert dropped_for_quota(store) == [1]
+    assert store.dram.tenant_bytes == {"red": 300, "blue": 100}
+    check(store.table)
+
+
+def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200)
+    store.put("z", tenant="blue")
+    store.put("a").pinned = True
+    held = store.put("b")
+    store.table.copies.acquire(held)
+    assert store.try_put("c") is None
+    exceeded = store.table.quotas.exceeded("red", 100)
+    assert exceeded is not None
+    assert "tenant 'red' has all that its quota gives it at this node, 200 B in DRAM (dram_bytes)" in str(exceeded)
+    assert store.table.quotas.exceeded("blue", 100) is None
+    store.table.copies.release(held)
+    store.put("c")
+    assert store.names() == "acz"
+
+
+def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_slabs=1)
+    store.put("a", 50).pinned = True
+    assert store.try_put("b", 30) is None
+    exceeded = store.table.quotas.exceeded("red", 30)
+    assert exceeded is not None
+    assert "1 slabs of DRAM (dram_slabs), none with room for 30 B" in str(exceeded)
+    assert store.table.quotas.exceeded("red", 50) is None, "there is a slot for it"
+    assert store.table.quotas.exceeded("blue", 30) is None
+    limit(store, dram_slabs=0)
+    with pytest.raises(QuotaExceeded, match=r"may have no dram slabs here \(dram_slabs\)"):
+        store.table.check_room(1, "red")
+
+
+def test_open_puts_count(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200, blocks=2)
+    puts = [store.open("a"), store.open("b")]
+    assert None not in puts
+    assert store.open("c") is None
+    assert store.table.quotas.use() == {"red": Use((0, 200, 0), 2, (0, 2))}
+    first = puts[0]
+    assert first is not None
+    store.table.abort(first)
+    assert store.open("c") is not None
+
+
+def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200)
+    store.table.check_room(200, "red")
+    store.table.check_room(500, "blue")
+    with pytest.raises(QuotaExceeded, match=r"a value of 201 B is larger than what tenant 'red' may have in DRAM, 200 B \(dram_bytes\)"):
+        store.table.check_room(201, "red")
+    limit(store, blocks=0)
+    with pytest.raises(QuotaExceeded, match="may have no blocks here"):
+        store.table.check_room(1, "red")
+
+
+def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    store.put("z", tenant="blue")
+    limit(store, blocks=2)
+    low = store.put("a")
+    store.table.room.evict(low, store.table._landing)
+    store.settle()
+    store.put("b")
+    store.put("c")
+    assert store.names() == "bcz", "the one in the lowest tier left"
+    assert dropped_for_quota(store) == [0, 1]
+    for name in ("b", "c"):
+        block = store.table.find("red", name.encode())
+        assert block is not None
+        block.pinned = True
+    assert store.try_put("d") is None
+    exceeded = store.table.quotas.exceeded("red", 100)
+    assert exceeded is not None
+    assert "2 blocks (blocks)" in str(exceeded)
+
+
+def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_has_no_room_there(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, dram_bytes=200, nvme_bytes=100)
+    store.put("a")
+    store.put("b")
+    assert store.try_put("c") is None
+    assert store.try_put("c") is None
+    (move,) = store.table.room.take_moves()
+    assert (move.block.key, move.target) == (b"a", NVME), "one is enough, however often asked"
+    store.finish(move)
+    store.put("c")
+    assert store.names() == "abc"
+    assert store.try_put("d") is None
+    store.settle()
+    store.put("d")
+    assert store.names() == "bcd", "NVMe holds one of its blocks"
+    limit(store, dram_bytes=200, nvme_bytes=0)
+    store.table.relieve()
+    store.put("e")
+    assert store.names() == "de"
+    assert store.tiers[NVME].tenant_bytes == {}
+
+
+def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, dram_bytes=100)
+    block = made("red", b"a", 100, UNDECIDED)
+    slot = store.table.place(block)
+    assert slot is not None
+    store.table.copies.show_placed(block, store.dram.locate(slot))
+    store.table.enter_placed(block)
+    assert store.try_put("b") is None
+    limit(store, dram_bytes=0)
+    store.table.relieve()
+    assert store.table.room.take_moves() == []
+    store.table.decide(block, 7)
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert [move.block for move in store.table.room.take_moves()] == [block]
+
+
+@pytest.mark.parametrize("nvme_bytes", [0, 1000])
+def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+    store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
+    for name in "abcd":
+        store.put(name)
+    store.put("z", tenant="blue")
+    limit(store, dram_bytes=150)
+    check(store.table)
+    store.table.relieve()
+    store.table.relieve()
+    moves = store.table.room.take_moves()
+    assert [move.block.key for move in moves] == ([b"a", b"b", b"c"] if nvme_bytes else [])
+    for move in moves:
+        store.finish(move)
+    store.table.relieve()
+    assert store.dram.tenant_bytes == {"red": 100, "blue": 100}
+    assert store.names() == ("abcdz" if nvme_bytes else "dz")
+    assert store.table._landing.limits.surplus == set()
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_batch: bool
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcdefgh":
+        store.put(name)
+    limit(store, dram_bytes=200)
+
+    def is_put() -> bool:
+        if not is_batch:
+            return store.try_put("x") is not None
+        slots = store.table.slots.free_slots("red", 100, 1)
+        store.table.slots.give_back(slots)
+        return len(slots) == 1
+
+    left = []
+    while not is_put():
+        left.append(store.names())
+        assert store.table.room.next_turn()
+    assert left == ["defgh", "gh"], "each time one for the newcomer, and two of those that are too many"
+    assert store.names() == ("hx" if not is_batch else "h")
+    assert not store.table.room.next_turn()
+
+
+def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_was_lowered(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    store = make_store(100, nvme_bytes=1000, slab_bytes=100)
+    for name in "abcdefgh":
+        while store.try_put(name) is None:
+            store.settle()
+    limit(store, nvme_bytes=100)
+    assert store.try_put("x") is None
+    assert store.names() == "defgh", "and not h, the only one that is in memory"
+    while store.try_put("x") is None:
+        store.settle()
+        store.table.room.next_turn()
+    assert store.names() == "hx"
+
+
+def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+    store = make_store(400, slab_bytes=100)
+    store.put("y", tenant="blue")
+    store.put("z", tenant="blue")
+    store.put("a")
+    store.put("b")
+    limit(store, dram_bytes=100)
+    store.put("x", tenant="blue")
+    assert store.names() == "bxyz"
+
+
+def test_a_place_is_made_by_the_coldest_of_all_where_only_all_together_are_limited(make_store: MakeStore) -> None:
+    store = make_store(1000, max_blocks=2, slab_bytes=100)
+    store.put("a", tenant="blue")
+    store.put("b")
+    assert store.table.slots.spare_slots("red", 100, 5) == []
+    store.put("c")
+    assert store.names() == "bc"
+    for block in store.table.blocks():
+        block.pinned = True
+    assert store.try_put("d") is None
+
+
+def test_a_hold_ends_where_nothing_else_can_leave_for_the_next(make_store: MakeStore) -> None:
+    store = make_store(1000, max_blocks=2, slab_bytes=100)
+    store.put("a").pinned = True
+    held = store.put("b")
+    assert store.holds.add("owner", "red", 1, [held], until_ns=10, now_ns=0) == [True]
+    store.put("c")
+    assert (store.names(), store.holds.yielded) == ("ac", 1)
+
+
+def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    store.put("z", tenant="blue")
+    for name in "abcd":
+        store.put(name)
+    store.read("red", b"a", 0)
+    first = store.table.find("red", b"b")
+    assert first is not None
+    first.pinned = True
+    store.table.quotas.set(Quotas(tenants={"red": Quota(blocks=1), "blue": Quota(blocks=1)}))
+    store.table.relieve()
+    assert store.names() == "bz"
+    assert store.table.quotas.crowded == set()
+    assert store.table.slots.spare_slots("red", 100, 3) == []
+
+
+def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    for name in "ab":
+        store.put(name).pinned = True
+    store.table.quotas.set(Quotas(Quota(blocks=1)))
+    store.table.relieve()
+    assert (store.names(), store.table.quotas.crowded) == ("ab", {"red"})
+    store.table.blocks_of("red")[0].pinned = False
+    store.table.relieve()
+    assert len(store.names()) == 2, "they are looked at once a tick"
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert (len(store.names()), store.table.quotas.crowded) == (1, set())
+
+
+def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn_and_waits(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcdefg":
+        store.put(name)
+    store.table.quotas.set(Quotas(Quota(blocks=2)))
+    assert store.try_put("x") is None
+    assert store.names() == "defg"
+    assert store.try_put("x") is None
+    assert store.names() == "defg", "no more in this turn"
+    assert store.table.room.next_turn(), "somebody wants more"
+    assert store.try_put("x") is not None
+    assert store.names() == "gx"
+    for name in "pqrst":
+        store.put(name)
+    assert store.names() == "st", "one for one counts for nothing"
+    assert not store.table.room.next_turn()

@@ -1,0 +1,73 @@
+"""Promises of room.py, with the table over it, about HBM, the tier above the one where puts land."""
+
+from collections.abc import Callable
+
+from kvstore.store.block_table.block import DRAM, HBM, Block
+from tests.store.integrity import check
+from tests.store.tables import Store, value_of
+
+MakeStore = Callable[..., Store]
+
+
+def warmed(store: Store, name: str) -> Block:
+    """A block that was put and copied up."""
+    block = store.put(name)
+    for _ in range(2):
+        store.read("red", name.encode(), 0)
+    store.table.room.warm(block)
+    store.settle()
+    return block
+
+
+def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: MakeStore) -> None:
+    store = make_store(300, hbm_bytes=100)
+    block = store.put("a")
+    store.read("red", b"a", 0)
+    store.table.room.warm(block)
+    assert store.table.room.take_moves() == []
+    store.read("red", b"a", 0)
+    store.table.room.warm(block)
+    store.table.room.warm(block)
+    store.settle()
+    assert block.tier_mask() == 3
+    assert store.bytes_of(block, HBM) == value_of(block)
+    second = warmed(store, "b")
+    assert (block.tier_mask(), second.tier_mask()) == (2, 3), "the copy that is in DRAM too leaves at once"
+    assert [(index, counts.promotions) for index, _, counts, _ in store.table.levels()] == [(HBM, 2), (DRAM, 0)]
+
+
+def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
+    store = make_store(200, hbm_bytes=100)
+    block = warmed(store, "a")
+    store.put("b")
+    store.put("c")
+    store.read("red", b"a", 0)
+    store.read("red", b"a", 0)
+    assert store.table.wants_promotion(block)
+    store.table.copies.acquire(block)
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.table.finish_move(block, HBM, DRAM, slot, is_done=True)
+    store.table.copies.release(block)
+    assert block.tier_mask() == 3
+    check(store.table)
+    dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
+    assert dram.promotions == 1
+
+
+def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_store: MakeStore) -> None:
+    store = make_store(200, hbm_bytes=200, nvme_bytes=1000, high=0.4, low=0.0)
+    first = warmed(store, "a")
+    store.table.copies.drop_copy(first, DRAM)
+    blocks = [store.put(name) for name in "bc"]
+    for block in blocks:
+        block.pinned = True
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == [], "DRAM has no room for it now"
+    assert store.names() == "abc"
+    blocks[0].pinned = False
+    store.table.room.relieve()
+    store.settle()
+    store.table.room.relieve()
+    store.settle()
+    assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]

@@ -1,0 +1,244 @@
+"""Promises of table.py, over real tiers: what is visible, what leaves for what, and which slots nobody else may get."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.store.block_table.block import DRAM, NVME
+from kvstore.store.block_table.quotas import TABLE_BYTES
+from kvstore.store.storage import readable_blocks
+from tests.store.integrity import check
+from tests.store.tables import PUT_TTL_NS, Store, value_of
+
+MakeStore = Callable[..., Store]
+
+
+def kinds(store: Store) -> list[tuple[int, str, int]]:
+    """The events since the last call, as (kind, key, tier mask)."""
+    said = [(kind, block.key.decode(), mask) for kind, block, mask in store.events]
+    store.events.clear()
+    return said
+
+
+# --- puts ---
+
+
+def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    assert store.table.find("red", b"a") is None
+    assert store.table.puts.of_key("red", b"a") is put
+    block = store.commit(put)
+    assert store.table.find("red", b"a") is block
+    assert store.table.find("blue", b"a") is None
+    assert store.table.puts.of_key("red", b"a") is None
+    assert store.bytes_of(block, DRAM) == value_of(block)
+    assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
+
+
+def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    store.table.abort(put)
+    store.table.disown(put.block, 42)
+    assert kinds(store) == [(EVENT_GONE, "a", 0)]
+    assert put.block.generation == 42
+
+
+@pytest.mark.parametrize("size_bytes", [1, 100, 4096, 5000])
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_tier_of_n_blocks_bytes_holds_n_blocks_before_any_leaves(make_store: MakeStore, size_bytes: int, count: int) -> None:
+    store = make_store(count * size_bytes)
+    for number in range(count):
+        store.put(str(number), size_bytes)
+    assert len(list(store.table.blocks())) == count
+    store.put("one more", size_bytes)
+    assert len(list(store.table.blocks())) == count
+    assert [block.key for kind, block, _ in store.events if kind == EVENT_GONE] == [b"0"]
+
+
+def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(make_store: MakeStore) -> None:
+    store = make_store(200)
+    put = store.open("a", owner="slow")
+    store.put("b")
+    assert put is not None
+    assert store.table.expire(now_ns=PUT_TTL_NS - 1) == 0
+    assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+    assert not store.table.puts.holds(put)
+    assert store.table.puts.of_key("red", b"a") is None
+    other = store.open("a", owner="quick", now_ns=PUT_TTL_NS)
+    assert other is not None
+    assert other.slot.index != put.slot.index
+    assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is None
+    store.table.forget_owner("slow")
+    assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
+
+
+def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_store: MakeStore) -> None:
+    store = make_store(100)
+    put = store.open("a", owner="slow")
+    assert put is not None
+    store.table.expire(now_ns=PUT_TTL_NS)
+    store.table.settle(put.put_id, "another")
+    assert store.open("b") is None
+    store.table.settle(put.put_id, "slow")
+    store.table.settle(put.put_id, "slow")
+    assert store.open("b") is not None
+
+
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_still_land(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    writer.begin()
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.table.puts.of_key("red", b"a") is None, "another may write the key"
+    store.table.expire(now_ns=PUT_TTL_NS)
+    assert store.open("b", now_ns=PUT_TTL_NS) is None
+    assert store.dram.quarantined_bytes == 100
+    writer.scribble()
+    writer.end()
+    assert store.table.expire(now_ns=PUT_TTL_NS) == 0
+    assert store.dram.quarantined_bytes == 0
+    assert store.try_put("b") is not None
+
+
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_that_nobody_writes_is_free_at_once_when_its_remote_put_ends(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+        store.table.settle(put.put_id, "far")  # its writer is told, and has nothing to give back
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.dram.free_bytes == 100
+    assert store.try_put("b") is not None
+
+
+# --- reads ---
+
+
+def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_go(make_store: MakeStore) -> None:
+    store = make_store(200)
+    pinned, read = store.put("a"), store.put("b")
+    pinned.pinned = True
+    store.table.copies.acquire(read)
+    assert store.open("c") is None
+    store.table.copies.release(read)
+    assert store.open("c") is not None
+    assert store.names() == "a"
+
+
+# --- groups ---
+
+
+def test_a_newcomers_group_does_not_empty_slabs_that_would_stay_occupied(make_store: MakeStore) -> None:
+    """A lease in every slab of the others: their other blocks would leave for nothing."""
+    store = make_store(4 * 400, slab_bytes=400)
+    blocks = [store.put(f"{number:02}") for number in range(16)]
+    for leased in blocks[::4]:
+        store.table.copies.acquire(leased)
+    assert store.open("big", 300) is None
+    assert len(list(store.table.blocks())) == 16
+    store.table.copies.release(blocks[8])
+    assert store.open("big", 300) is not None
+    assert [block.key for block in store.table.blocks()] == [b"%02d" % number for number in (*range(8), *range(12, 16))]
+
+
+def test_memory_follows_the_load_a_slab_at_a_time(make_store: MakeStore) -> None:
+    store = make_store(4 * 1000, slab_bytes=1000)
+    for number in range(30):
+        store.put(f"old{number}", 100)
+    for number in range(200):
+        store.put(f"new{number}", 100, tenant="blue")
+        assert sum(block.tenant == "red" for block in store.table.blocks()) % 10 == 0, "whole slabs change hands"
+    assert sum(block.tenant == "red" for block in store.table.blocks()) == 0
+    assert sum(block.tenant == "blue" for block in store.table.blocks()) == 40
+
+
+# --- the whole ---
+
+
+def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    blocks = [store.block(name) for name in ("a", "b", "a", "b")]
+    for block in blocks:
+        block.set_slot(NVME, store.tiers[NVME].allocate(100))
+    assert store.table.recover([blocks[0], blocks[3], blocks[2], blocks[1]]) == 2
+    assert set(store.table.blocks()) == {blocks[2], blocks[3]}
+    assert store.tiers[NVME].used_bytes == 200
+
+
+def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store: MakeStore) -> None:
+    """Many more tenants than whole slabs: each has slabs of its own, which nobody else may map."""
+    store = make_store(64 << 20)
+    blocks = [store.put("only", 1024, tenant=f"tenant {number}") for number in range(300)]
+    assert [block.is_gone for block in blocks] == [False] * 300
+    assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
+    assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.dram) is not None}) == 300
+    check(store.table)
+
+
+# --- the table's own memory ---
+
+
+def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: MakeStore) -> None:
+    store = make_store(100_000, max_blocks=3)
+    for name in "abc":
+        store.put(name)
+    store.read("red", b"a", 0)
+    store.put("d", tenant="blue")
+    assert store.names() == "acd"
+    assert store.table.table_bytes == 3 * TABLE_BYTES
+    assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
+
+
+def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:
+    store = make_store(100_000, max_blocks=2)
+    block = store.put("a")
+    store.table.copies.acquire(block)
+    put = store.open("b")
+    assert put is not None
+    assert store.open("c") is None
+    store.table.copies.release(block)
+    assert store.open("c") is not None
+    assert store.names() == ""
+
+
+def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=10_000)
+    for name in "abcd":
+        store.table.room.evict(store.put(name), store.table._landing)
+        store.settle()
+    store.tiers[NVME].close()
+    again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
+    assert again.table.recover(readable_blocks(again.tiers[NVME], again.table.rows)) == 2
+    assert again.names() == "cd"
+
+
+def test_a_guest_gets_a_slot_that_nobody_leaves_for_now_or_by_a_watermark(make_store: MakeStore) -> None:
+    alone, demoting = make_store(1000, slab_bytes=100), make_store(1000, nvme_bytes=5000, high=0.8, low=0.5, slab_bytes=100)
+    for store, count in ((alone, 10), (demoting, 8)):
+        for number in range(count - 1):
+            store.put(str(number), 100)
+        slot = store.table.slots.guest_slot("red", 100)
+        assert slot is not None
+        put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
+        store.commit(put)
+        assert store.table.slots.guest_slot("red", 100) is None
+        store.settle()
+        assert len(list(store.table.blocks())) == count
+    assert demoting.table.room.take_moves() == []

@@ -1,0 +1,311 @@
+"""Promises of the block table about many blocks at once, against a table that is given the same blocks one after the other."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from tests.store.integrity import check
+from tests.store.made import made
+from tests.store.tables import LocalClient, Store
+
+SIZE = 500
+OWNER = "writer"
+
+
+class Table(Store):
+    """DRAM for 20 blocks, and a client that looks at what is shown."""
+
+    def __init__(self, *, max_blocks: int | None = None) -> None:
+        super().__init__(20 * SIZE, slab_bytes=7 * SIZE, policy="leaf_lru", max_blocks=max_blocks)
+        self.local: LocalClient = self.client()
+
+
+def block(key: bytes, parent: bytes = b"", namespace: str = "") -> Block:
+    return made("red", key, SIZE, UNDECIDED, namespace, parent)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Table, Table]]:
+    both = Table(), Table()
+    yield both
+    for one in both:
+        one.close()
+
+
+def put_at_once(table: Table, blocks: list[Block]) -> None:
+    """As many at a time as there are spare slots; where there are none, one for which room is made."""
+    number = 0
+    while number < len(blocks):
+        slots = table.table.slots.spare_slots("red", SIZE, len(blocks) - number)
+        new = blocks[number : number + len(slots)]
+        assert table.table.are_new("red", [one.key for one in new])
+        for one, slot in zip(new, slots, strict=True):
+            one.set_slot(DRAM, slot)
+        puts = table.table.puts.add_all(new, OWNER, now_ns=1) if new else []
+        assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
+        if not puts:
+            put = table.table.open(blocks[number], OWNER, now_ns=1)
+            assert put is not None
+            puts = [put]
+        table.table.commit_all_undecided(puts, range(number, number + len(puts)))
+        number += len(puts)
+
+
+def put_each(table: Table, blocks: list[Block]) -> None:
+    for number, one in enumerate(blocks):
+        put = table.table.open(one, OWNER, now_ns=1)
+        assert put is not None
+        table.table.commit_undecided(put, number)
+
+
+def order(table: Table) -> list[bytes]:
+    """The keys in the order in which they would leave; the table is empty then."""
+    keys = []
+    while (coldest := table.table._landing.order.coldest(lambda _: True)) is not None:
+        keys.append(coldest.key)
+        table.table.copies.drop(coldest)
+    return keys
+
+
+def state(table: Table) -> list[object]:
+    check(table.table)
+    check(table.showing)
+    return [
+        sorted(
+            (one.key, one.checksum, one.last_access, one.parent, table.local.find(one.key.decode()) is not None)
+            for one in table.table.blocks()
+        ),
+        (table.dram.used_bytes, table.table.open_puts, len(table.table.undecided)),
+    ]
+
+
+def found_in(table: Table, numbers: set[int]) -> list[Block]:
+    found = (table.table.find("red", b"%d" % number) for number in sorted(numbers))
+    return [block for block in found if block is not None]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 30)), min_size=1, max_size=25, unique_by=lambda step: step[0]),
+        st.integers(0, 30),
+        st.sets(st.integers(0, 30), min_size=1),
+    ),
+    max_size=8,
+)
+
+
+@given(STEPS)
+@settings(max_examples=60)
+def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
+    at_once, each = Table(), Table()
+    try:
+        for step in steps:
+            if isinstance(step, int):
+                for one in (at_once, each):
+                    found = one.table.find("red", b"%d" % step)
+                    if found is not None:
+                        one.table.copies.drop(found)
+                continue
+            if isinstance(step, set):
+                at_once.table.copies.drop_each(found_in(at_once, step))
+                for gone in found_in(each, step):
+                    each.table.copies.drop(gone)
+                continue
+            new = [(b"%d" % key, b"" if parent < 0 else b"%d" % parent) for key, parent in step]
+            new = [(key, parent) for key, parent in new if each.table.find("red", key) is None]
+            put_at_once(at_once, [block(key, parent) for key, parent in new])
+            put_each(each, [block(key, parent) for key, parent in new])
+            assert state(at_once) == state(each)
+        claims = [[one.key for one in table.table.undecided.take(1000)] for table in (at_once, each)]
+        assert claims[0] == claims[1]
+        assert order(at_once) == order(each)
+    finally:
+        at_once.close()
+        each.close()
+
+
+def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(two: tuple[Table, Table]) -> None:
+    table, other = two
+    for one in two:
+        put_each(one, [block(b"%d" % number) for number in range(18)])
+        found = one.table.find("red", b"0")
+        assert found is not None
+        one.table.hit(found)
+    slots = table.table.slots.free_slots("red", SIZE, 9)
+    assert len(slots) == len(set(slots)) == 9
+    new = [block(b"new-%d" % number) for number in range(9)]
+    for opened, slot in zip(new, slots, strict=True):
+        opened.set_slot(DRAM, slot)
+    table.table.commit_all_undecided(table.table.puts.add_all(new, OWNER, now_ns=1), range(9))
+    puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
+    for number, put in enumerate(puts):
+        assert put is not None
+        other.table.commit_undecided(put, number)
+    assert state(table) == state(other)
+    assert order(table) == order(other)
+
+
+def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table, Table]) -> None:
+    table, _ = two
+    put_each(table, [block(b"%d" % number) for number in range(20)])
+    for number in range(15):
+        one = table.table.find("red", b"%d" % number)
+        assert one is not None
+        table.table.copies.acquire(one)
+    slots = table.table.slots.free_slots("red", SIZE, 9)
+    assert len(slots) == 5
+    table.table.slots.give_back(slots)
+    assert table.names() == "".join(sorted(str(number) for number in range(15)))
+    check(table.table)
+
+
+def test_blocks_of_several_namespaces_are_claimed_apart(two: tuple[Table, Table]) -> None:
+    table, other = two
+    names = [(b"a", "x"), (b"b", "y"), (b"c", "x")]
+    put_each(table, [block(b"first")])
+    put_each(other, [block(b"first")])
+    put_at_once(table, [block(key, namespace=namespace) for key, namespace in names])
+    put_each(other, [block(key, namespace=namespace) for key, namespace in names])
+    claims = [[{one.key for one in each.table.undecided.take(9)} for _ in range(4)] for each in two]
+    assert sorted(map(sorted, claims[0])) == sorted(map(sorted, claims[1])) == [[], [b"a", b"c"], [b"b"], [b"first"]]
+
+
+def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[Table, Table]) -> None:
+    table, _ = two
+    put_each(table, [block(b"%d" % number) for number in range(20)])
+    look = table.local.look("0")
+    assert look is not None
+    for number in range(40):
+        one = block(b"new-%d" % number)
+        slot = table.table.place(one)
+        assert slot is not None
+        table.table.copies.show_placed(one, table.dram.locate(slot))
+        table.table.enter_placed(one)
+        assert table.table.find("red", b"0") is not None
+        assert bytes(look[0]) == bytes(SIZE)
+    assert state(table)[1] == (20 * SIZE, 0, 20)
+
+
+ROOM_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("room"), st.sampled_from(["red", "blue"]), st.sampled_from([SIZE, SIZE, 2 * SIZE]), st.integers(1, 24)),
+        st.tuples(st.just("hit"), st.integers(0, 60)),
+        st.tuples(st.just("use"), st.integers(0, 60)),
+        st.tuples(st.just("look"), st.integers(0, 60)),
+        st.tuples(st.just("warm"), st.integers(0, 60)),
+        st.tuples(st.just("spare"), st.integers(0, 60)),
+    ),
+    max_size=14,
+)
+
+
+class Crowded(Store):
+    """A full node with clients of two tenants; with HBM some blocks have another copy there."""
+
+    def __init__(self, policy: str, *, hbm_bytes: int, at_once: bool) -> None:
+        super().__init__(20 * SIZE, hbm_bytes=hbm_bytes, slab_bytes=4 * SIZE, policy=policy)
+        self.clients = {tenant: self.client(tenant, tenant) for tenant in ("red", "blue")}
+        if not at_once:
+            self.table.room._free_coldest = lambda *_: 0  # type: ignore[method-assign]
+        self.count = 0
+        self.put_slots: list[int] = []
+        self.used: list[Block] = []
+        self.looks: list[object] = []
+        """Views, which end when nobody has them."""
+
+    def make_room(self, tenant: str, size_bytes: int, count: int) -> None:
+        """Put as many blocks as there are slots for, every other one decided about."""
+        for slot in self.table.slots.free_slots(tenant, size_bytes, count):
+            self.put_slots.append(slot.index)
+            one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
+            self.table.commit_all_undecided(self.table.puts.add_all([one], OWNER, now_ns=1), [self.count])
+            if self.count % 2:
+                self.table.decide(one, self.count)
+            self.count += 1
+
+    def step(self, what: str, *rest: object) -> None:
+        if what == "room":
+            self.make_room(*rest)  # type: ignore[arg-type]
+            return
+        [number] = rest
+        assert isinstance(number, int)
+        for tenant in ("red", "blue"):
+            one = self.table.find(tenant, b"%d" % number)
+            if one is None:
+                continue
+            if what == "hit":
+                self.table.hit(one)
+            elif what == "use":
+                self.used.append(one)
+                self.table.copies.acquire(one)
+            elif what == "look":
+                self.looks.append(self.clients[tenant].look(one.key.decode()))
+            elif what == "spare" and one.dram is not None:
+                spares = self.table.lowest.spares
+                spares.told(one.dram.group, [(one, one.last_access)], b"\x01", now_ns=0)
+            elif what == "warm":
+                one.hits = 2
+                self.table.room.warm(one)
+                self.settle()
+
+    def state(self) -> list[object]:
+        check(self.table)
+        check(self.showing)
+        level = self.table._landing
+        groups = sorted(level.order._groups)
+        return [
+            [(one.tenant, one.key, one.last_access, one.tier_mask()) for one in self.table.blocks()],
+            [(tenant, key) for tenant in self.clients for key in range(self.count) if self.clients[tenant].find(str(key)) is not None],
+            [(kind, one.tenant, one.key, mask) for kind, one, mask in self.events],
+            (self.put_slots, self.dram.used_bytes, self.dram.quarantined_bytes),
+            (level.counts.evictions, level.counts.evicted, sorted(level.spares._due)),
+            [[one.key for one in level.order.next_victims(group, lambda _: True, 100)] for group in groups],
+        ]
+
+    def shut(self) -> None:
+        for one in self.used:
+            self.table.copies.release(one)
+        check(self.table)
+        self.close()
+
+
+@given(st.sampled_from(["lru", "leaf_lru", "sieve"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
+@settings(max_examples=80)
+def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
+    policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]
+) -> None:
+    at_once, each = (Crowded(policy, hbm_bytes=hbm_bytes, at_once=at_once) for at_once in (True, False))
+    try:
+        for step in (("room", "red", SIZE, 20), *steps):
+            for one in (at_once, each):
+                one.step(*step)  # type: ignore[arg-type]
+            assert at_once.state() == each.state()
+    finally:
+        at_once.shut()
+        each.shut()
+
+
+def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks after the node has seen that nobody does, and before the block is hidden."""
+    table = Crowded("lru", hbm_bytes=0, at_once=True)
+    table.make_room("red", SIZE, 20)
+    looks = table.showing.looks_at_any
+    seen: list[object] = []
+
+    def look_afterwards(tenant: str) -> bool:
+        found = looks(tenant)
+        if not seen:
+            seen.append(table.clients["red"].look("4"))
+        return found
+
+    monkeypatch.setattr(table.showing, "looks_at_any", look_afterwards)
+    slots = table.table.slots.free_slots("red", SIZE, 6)
+    assert table.dram.quarantined_bytes == SIZE
+    assert len(slots) == 6, "of one more block, which left for it"
+    assert table.table.find("red", b"4") is None
+    table.table.slots.give_back(slots)
+    table.shut()

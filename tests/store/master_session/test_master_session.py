@@ -1,0 +1,96 @@
+"""Promises of mastering.py: over a new link to the master all is said that it knows, and nothing that it does not."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
+from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.store.master_session.master_session import MasterSession
+from kvstore.store.replication.last_replica import LastCopies
+from kvstore.store.tuning import NodeTuning
+from kvstore.testing.transfer.waiting import eventually
+from tests.rpc.wires import read_frame
+from tests.store.served import TIMEOUT_S, Served, served
+
+SIZE = 64 << 10
+
+
+class Linked:
+    """A node, and the master's ends of the links that it was given one after the other."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        node.last_copies = self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        self.reactor = node.reactor
+        self.session = MasterSession(self, node, node.service, node.admission, NodeTuning(peer_timeout_s=TIMEOUT_S))
+
+    def synced(self) -> None:
+        return
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        return
+
+    def begin(self, epoch: int, *, spill_at_share: float = 0.0) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(TIMEOUT_S)
+        reply = pb.RegisterReply(node_id=5, registration_epoch=epoch)
+        reply.spill_at_share = spill_at_share
+        self.node.call(lambda: self.session.begin(ours, reply, takes_traces=False))
+        return theirs
+
+    def evict_and_ask(self) -> None:
+        """One more block than there is room for; then what is due is asked."""
+
+        def put() -> None:
+            for name in "abcdefghijklmnopq":
+                self.node.store.put(name, SIZE)
+            self.last_copies.step()
+            self.node.publisher.flush_now()
+
+        self.node.call(put)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Iterator[Linked]:
+    with served(tmp_path) as node:
+        yield Linked(node)
+
+
+def said_until_commits(master: socket.socket) -> set[int]:
+    """The types of what came up to the commits of the blocks, which are said last."""
+    found = set[int]()
+    while True:
+        header, message, _payload = read_frame(master)
+        found.add(header.type)
+        if isinstance(message, Publish) and message.keys:
+            return found
+
+
+def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked) -> None:
+    with linked.begin(1), linked.begin(2) as master:
+        linked.evict_and_ask()
+        found = said_until_commits(master)
+    assert {Publish.TYPE, Coldest.TYPE} <= found
+
+
+def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
+    heard: list[Heard | KVStoreError] = []
+
+    def beat() -> None:
+        linked.node.call(lambda: linked.session.beat(b"said", heard.append, TIMEOUT_S))
+
+    beat()
+    assert isinstance(heard.pop(), Unavailable)
+    with linked.begin(1) as master:
+        beat()
+        while True:
+            _header, message, _payload = read_frame(master)
+            if isinstance(message, Heartbeat):
+                break
+        assert message.said == b"said"
+    eventually(lambda: bool(heard), "the connection is gone")
+    assert isinstance(heard.pop(), Unavailable)

@@ -1,0 +1,671 @@
+"""Promises of publisher.py: the inventory first, then events in order; whoever waits hears when the master has made it durable, and not
+before, over however many links."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from unittest.mock import patch
+
+import pytest
+
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Digests,
+    Publish,
+)
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import CALL, Call
+from kvstore.store.block_table.block import DRAM, NVME, Block
+from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.replication.event_replicator import Publisher, Publishers
+from kvstore.store.replication.inventory_comparison import Comparison
+from kvstore.tiers.tier import Slot
+from tests.rpc.traced import Part, Spans
+from tests.store.made import made
+
+Answer = Callable[[KVStoreError | None], None]
+
+FROM = 64
+"""Blocks that are known, from which on inventories are compared."""
+
+Answered = Callable[[KVStoreError | None], None]
+
+COUNT = 3
+
+BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
+
+
+class Link:
+    """One link to a master that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[Publish] = []
+        self.answers: list[Answer] = []
+
+    def send(self, message: Publish, answered: Answer) -> None:
+        self.sent.append(Publish.unpack(message.pack()))
+        self.answers.append(answered)
+
+    def answer(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.answers.pop(0)(None)
+
+    def answer_all(self) -> None:
+        while self.answers:
+            self.answers.pop(0)(None)
+
+    def said(self) -> list[tuple[int, str]]:
+        """(phase, keys) of each message so far."""
+        said = [(message.phase, b"".join(message.keys).decode()) for message in self.sent]
+        self.sent.clear()
+        return said
+
+
+class Node:
+    """A publisher, the blocks it is to know, and what it called back."""
+
+    def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2, holds_back: bool = False) -> None:
+        self.blocks: dict[str, Block] = {}
+        self.timers: list[Callable[[], None]] = []
+        """What is to be called when events have waited for long enough."""
+        self.publisher = Publisher(
+            self.parts,
+            batch_events=batch_events,
+            max_in_flight=max_in_flight,
+            later=self.timers.append if holds_back else None,
+        )
+        self.synced = 0
+        self.heard: list[str] = []
+        self.refusals: list[KVStoreError] = []
+        self.publisher.on_refused = self.refusals.append
+
+    def parts(self) -> Iterator[list[Block]]:
+        return iter([list(self.blocks.values())])
+
+    def link_up(self, epoch: int = 1) -> Link:
+        link = Link()
+        self.publisher.link_up(link.send, epoch, self._on_synced)
+        return link
+
+    def synced_link(self) -> Link:
+        link = self.link_up()
+        link.answer_all()
+        link.sent.clear()
+        return link
+
+    def commit(self, name: str, tenant: str = "red", namespace: str = "ns") -> Block:
+        block = made(tenant, name.encode(), 10, 1, namespace, b"p", checksum=7)
+        block.set_slot(DRAM, Slot(1, 1, 10))
+        self.blocks[name] = block
+        self.publisher.emit(EVENT_COMMIT, block)
+        return block
+
+    def gone(self, name: str) -> None:
+        block = self.blocks.pop(name)
+        block.is_gone = True
+        self.publisher.emit(EVENT_GONE, block)
+
+    def wait_for(self, name: str, seq: int | None = None) -> None:
+        seq = self.publisher.last_seq if seq is None else seq
+        self.publisher.when_published(seq, lambda error: self.heard.append(name if error is None else f"{name}: {type(error).__name__}"))
+
+    def _on_synced(self) -> None:
+        self.synced += 1
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def blocks(*names: str) -> list[Block]:
+    """New ones, of these keys."""
+    return [made("red", name.encode(), 10, 0) for name in names]
+
+
+def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim_its_key() -> None:
+    node = Node(batch_events=1, max_in_flight=1)
+    link = node.synced_link()
+    for name in "abc":
+        node.commit(name)
+    node.gone("b")
+    node.publisher.say_gone(blocks("a", "c"))
+    assert link.said() == [(PHASE_STREAM, "a")], "of these nothing is to be said"
+    node.commit("d")
+    node.publisher.say_gone(blocks("a", "b"))
+    assert link.said() == [(PHASE_STREAM, name) for name in "bcb"]
+    node.publisher.say_gone(blocks("b"))
+    assert link.said() == []
+    link.answer_all()
+    node.publisher.flush_now()
+    assert link.said() == [(PHASE_STREAM, "d")]
+
+
+def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_not_name_it_then() -> None:
+    node = Node(max_in_flight=2)
+    for name in "abcdefg":
+        node.commit(name)
+    link = node.link_up()
+    node.gone("a")
+    node.gone("d")
+    node.publisher.say_gone(blocks("b", "new"))
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
+    node.publisher.say_gone(blocks("d"))
+    assert link.said() == [(PHASE_STREAM, "ad")]
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
+
+
+def test_events_for_which_nobody_waits_wait_for_others() -> None:
+    node = Node(holds_back=True)
+    link = node.synced_link()
+    assert node.timers == [], "an inventory waits for nothing"
+    for name in "ab":
+        node.commit(name)
+        node.publisher.flush()
+    assert link.said() == []
+    assert not node.publisher.has_said_all
+    assert len(node.timers) == 1
+    node.timers.pop()()
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "ab")]
+    node.commit("c")
+    node.publisher.flush()
+    assert link.said() == [], "and so do the next ones"
+    assert len(node.timers) == 1
+
+
+def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> None:
+    node = Node(holds_back=True)
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    waited_for = node.commit("b")
+    answers: list[KVStoreError | None] = []
+    node.publisher.when_published(waited_for.event_seq, answers.append)
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "ab")]
+    node.commit("c")
+    node.publisher.flush_now()
+    assert link.said() == [(PHASE_STREAM, "c")]
+    link.answer_all()
+    assert answers == [None]
+
+
+def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
+    link = node.link_up(epoch=9)
+    link.answer_all()
+    first, second = node.commit("a"), node.commit("b", "blue", "other")
+    second.set_slot(NVME, Slot(2, 1, 10))
+    link.sent.clear()
+    node.publisher.flush()
+    assert link.sent == [
+        Publish(
+            epoch=9,
+            phase=PHASE_STREAM,
+            tenants=["red", "blue"],
+            namespaces=["ns", "other"],
+            keys=[b"a", b"b"],
+            kinds=bytes((EVENT_COMMIT, EVENT_COMMIT)),
+            tenant_indexes=link.sent[0].tenant_indexes,
+            namespace_indexes=link.sent[0].namespace_indexes,
+            sizes=link.sent[0].sizes,
+            checksums=link.sent[0].checksums,
+            generations=link.sent[0].generations,
+            tiers=bytes((2, 6)),
+            parents=[b"p", b"p"],
+        )
+    ]
+    message = link.sent[0]
+    assert list(message.tenant_indexes) == list(message.namespace_indexes) == [0, 1]
+    assert (list(message.sizes), list(message.checksums), list(message.generations)) == ([10] * 2, [7] * 2, [1] * 2)
+    assert first.event_seq == 1
+    assert second.event_seq == 2
+
+
+def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_then(node: Node) -> None:
+    """However long the master takes nothing: a node does not grow by each move."""
+    link = node.link_up()
+    link.answer_all()
+    said = node.commit("a")
+    node.publisher.flush()
+    unsaid = node.commit("b")
+    for slot in (Slot(2, 1, 10), None) * 50 + (Slot(2, 1, 10),):
+        for block in (said, unsaid):
+            block.set_slot(NVME, slot)
+            node.publisher.emit(EVENT_MOVED, block)
+    assert node.publisher.backlog == 3
+    link.sent.clear()
+    link.answer_all()
+    node.publisher.flush()
+    told = [(message.keys, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
+    assert told == [([b"b", b"a"], bytes((EVENT_COMMIT, EVENT_MOVED)), b"\6\6")]
+    assert said.event_seq == 3
+
+
+def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its_end(node: Node) -> None:
+    node.commit("a")
+    node.wait_for("a")
+    link = node.link_up()
+    for name in "bc":
+        node.commit(name)
+        node.wait_for(name)
+    node.publisher.when_published(3, lambda _error: node.heard.append("a to c"), oldest=1)
+    link.answer(2)
+    assert link.said()[2:] == [(PHASE_STREAM, "bc"), (PHASE_SYNC_END, "")]
+    assert node.heard == []
+    link.answer()
+    assert node.heard == ["b", "c"]
+    assert (node.publisher.is_published(3, 2), node.publisher.is_published(2, 1), node.publisher.backlog) == (True, False, 3)
+    link.answer()
+    assert node.heard == ["b", "c", "a", "a to c"]
+    assert node.publisher.backlog == 0
+
+
+def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node) -> None:
+    """A put that was under way when an owner vanished waited until its node of ten million blocks had been compared with the next one."""
+    known, waited_for, gone = (node.commit(name) for name in "abc")
+    told: list[tuple[str, KVStoreError | None]] = []
+    for name, of in (("put", [waited_for, gone]), ("put of what is gone", [gone])):
+        seqs = [block.event_seq for block in of]
+        node.publisher.when_published(max(seqs), lambda error, name=name: told.append((name, error)), oldest=min(seqs), blocks=of)  # type: ignore[misc]
+    node.gone("c")
+    link = node.link_up()
+    assert known.event_seq < waited_for.event_seq
+    link.answer()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_STREAM, "b"), (PHASE_SYNC, "ab")]
+    link.answer()
+    assert told == [("put", None)]
+    link.answer_all()
+    assert told == [("put", None), ("put of what is gone", None)]
+
+
+def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.commit("b")
+    node.publisher.flush()
+    node.wait_for("b")
+    node.wait_for("a", seq=1)
+    assert node.publisher.backlog == 2
+    link.answer()
+    assert node.heard == ["a"]
+    link.answer()
+    assert node.heard == ["a", "b"]
+    node.wait_for("at once", seq=2)
+    assert node.heard[-1] == "at once"
+
+
+def test_an_answer_ahead_of_its_predecessors_makes_nothing_durable(node: Node) -> None:
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.commit("b")
+    node.publisher.flush()
+    node.wait_for("both")
+    link.answers.pop(1)(None)
+    assert node.heard == []
+    assert node.publisher.backlog == 2
+    link.answer()
+    assert node.heard == ["both"]
+
+
+def test_without_a_link_events_are_not_kept_and_who_waits_is_told_by_the_next_inventory(node: Node) -> None:
+    node.commit("a")
+    node.wait_for("a")
+    node.publisher.flush()
+    assert node.heard == []
+    link = node.link_up()
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "a"), (PHASE_SYNC_END, "")]
+    assert node.heard == ["a"]
+
+
+def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
+    old = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.wait_for("a")
+    node.publisher.link_down()
+    assert not node.publisher.is_synced
+    old.answer_all()
+    assert node.heard == []
+    new = node.link_up()
+    new.answer_all()
+    assert node.heard == ["a"]
+    assert node.synced == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_however_often_the_link_breaks(seed: int) -> None:
+    choice = random.Random(seed)
+    node = Node(batch_events=choice.randint(1, 4), max_in_flight=choice.randint(1, 3))
+    link = node.link_up()
+    known: dict[str, int] = {}
+    named: set[str] = set()
+    durable_names: set[str] = set()
+    in_sync = False
+
+    def believe(message: Publish) -> None:
+        nonlocal in_sync
+        if message.phase == PHASE_SYNC_BEGIN:
+            in_sync = True
+            named.clear()
+        for key, kind, mask in zip(message.keys, message.kinds, message.tiers, strict=True):
+            name = key.decode()
+            if kind == EVENT_GONE:
+                known.pop(name, None)
+            else:
+                known[name] = mask
+                named.add(name)
+        if message.phase == PHASE_SYNC_END:
+            in_sync = False
+            for name in known.keys() - named:
+                del known[name]
+
+    def take(count: int) -> None:
+        for _ in range(min(count, len(link.answers))):
+            believe(link.sent.pop(0))
+            link.answers.pop(0)(None)
+
+    for step in range(200):
+        match choice.choice(("commit", "commit", "gone", "flush", "take", "take", "break")):
+            case "commit":
+                name = f"{step}"
+                node.commit(name)
+                node.wait_for(name)
+            case "gone" if node.blocks:
+                node.gone(choice.choice(list(node.blocks)))
+            case "flush":
+                node.publisher.flush()
+            case "take":
+                take(choice.randint(1, 3))
+            case "break" if choice.random() < 0.2:
+                node.publisher.link_down()
+                link = node.link_up()
+        durable_names = set(node.heard)
+        assert not in_sync or not node.publisher.is_synced
+        assert all(name in known for name in durable_names if name in node.blocks)
+    for _ in range(200):
+        node.publisher.flush()
+        take(9)
+    assert known.keys() == node.blocks.keys()
+    assert node.publisher.backlog == 0
+    assert len(node.heard) == len(set(node.heard))
+    assert set(node.heard) >= set(node.blocks)
+
+
+# --- traces ---
+class TracedLink(Link):
+    """It notes for whom each message is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[bytes] = []
+
+    def send(self, message: Publish, answered: Answer) -> None:
+        super().send(message, answered)
+        call = CALL.get()
+        self.calls.append(call.frame if call is not None else b"")
+
+
+def announced(*span_ids: int) -> bytes:
+    return b"".join(Call(TraceParent(7, span_id)).frame for span_id in span_ids)
+
+
+def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> None:
+    node, spans, link = Node(batch_events=2, max_in_flight=9), Spans(), TracedLink()
+    publisher = node.publisher
+    publisher.link_up(link.send, 1, lambda: None)
+    link.answer_all()
+    link.calls.clear()
+    waits = [Part(spans, "", place=TraceParent(7, number)) for number in range(1, 5)]
+    for name, span in zip("abc", waits, strict=False):
+        block = made("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
+        publisher.emit(EVENT_COMMIT, block)
+        publisher.when_published(publisher.last_seq, lambda _error: None, span)
+    publisher.when_published(publisher.last_seq, lambda _error: None)
+    publisher.flush()
+    assert link.calls == [announced(1, 2), announced(3)]
+    publisher.when_published(publisher.last_seq, lambda _error: None, waits[3])
+    publisher.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
+    publisher.flush()
+    assert link.calls[2:] == [b""], "what the last one waits for had been said before"
+    link.answer_all()
+    heard = list[object]()
+    publisher.when_published(publisher.last_seq, heard.append, waits[0])
+    assert heard == [None], "nothing is left to wait for"
+
+
+class Compared:
+    """A node of so many blocks with a new link, whose master compares when it is told to."""
+
+    def __init__(self, count: int, known_blocks: int) -> None:
+        self.node = Node()
+        self.turns: list[Callable[[], None]] = []
+        self.node.publisher = Publisher(
+            self.node.parts, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
+        )
+        self.node.publisher.on_refused = self.node.refusals.append
+        for at in range(count):
+            self.node.commit(f"<{at}>").generation = at + 1
+        self.link = Link()
+        self.digests: list[Digests] = []
+        self.answers: list[Callable[[Flags | KVStoreError], None]] = []
+        self.node.publisher.link_up(self.link.send, 1, self.node._on_synced, compare=self.compare, known_blocks=known_blocks)
+
+    def compare(self, message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
+        self.digests.append(message)
+        self.answers.append(answered)
+
+    def run(self) -> None:
+        while self.turns:
+            self.turns.pop(0)()
+
+
+def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named() -> None:
+    found = Compared(80, FROM)
+    assert found.link.said() == [(PHASE_SYNC_BEGIN, "")]
+    found.run()
+    found.link.answer_all()
+    assert found.link.said() == []
+    found.answers[0](Flags(b"\1\1\0"))
+    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(64, 80))), (PHASE_SYNC_END, "")]
+    found.link.answer_all()
+    assert found.node.synced == 1
+
+
+def test_events_do_not_wait_for_the_comparison() -> None:
+    found = Compared(80, FROM)
+    found.link.answer_all()
+    found.link.said()
+    found.node.gone("<0>")
+    found.node.commit("new")
+    found.node.wait_for("new")
+    assert not found.node.publisher.has_said_all
+    found.node.publisher.flush()
+    assert found.link.said() == [(PHASE_STREAM, "<0>new")]
+    assert found.node.publisher.has_said_all
+    found.link.answer_all()
+    assert found.node.heard == ["new"]
+    found.run()
+    found.answers[0](Flags(b"\1\0\1"))
+    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(33, 65))), (PHASE_SYNC_END, "")]
+
+
+def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_anew() -> None:
+    broken, refused = Compared(80, 80), Compared(80, 80)
+    broken.node.publisher.link_down()
+    broken.run()
+    assert not broken.digests
+    refused.run()
+    refused.answers[0](InvalidArgument("no"))
+    assert [type(error) for error in refused.node.refusals] == [InvalidArgument]
+    assert not refused.node.publisher.has_said_all
+
+
+def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends() -> None:
+    found = Compared(80, FROM)
+    with patch.object(Comparison, "_order_all", side_effect=MemoryError):
+        found.run()
+    found.link.answer_all()
+    assert found.link.said() == [
+        (PHASE_SYNC_BEGIN, ""),
+        (PHASE_SYNC, "".join(f"<{at}>" for at in range(80))),
+        (PHASE_SYNC_END, ""),
+    ]
+    assert found.node.synced == 1
+
+
+def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_link_made_anew(node: Node) -> None:
+    """The blocks that it had not come to would not be there any more."""
+    read = node.parts
+
+    def parts() -> Iterator[list[Block]]:
+        yield from read()
+        raise MemoryError
+
+    node.publisher._parts = parts
+    for name in "abcd":
+        node.commit(name)
+    link = node.link_up()
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
+    assert [type(error) for error in node.refusals] == [KVStoreError]
+    node.publisher._parts = read
+    node.synced_link()
+    assert node.publisher.is_synced
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_events_for_which_there_was_no_memory_are_told_by_the_inventory_of_a_link_that_is_made_anew(is_claimed: bool) -> None:
+    """Else they would be said by nobody, and what comes after them would never be durable."""
+    node = Node(max_in_flight=1)
+    node.commit("a")
+    link = node.synced_link()
+    if is_claimed:
+        node.commit("b")
+        node.publisher.flush_now()  # the window is full
+    node.gone("a")
+    node.commit("c")
+    node.wait_for("c")
+    with patch("kvstore.store.replication.event_replicator._message", side_effect=MemoryError):
+        if is_claimed:
+            node.publisher.say_gone(blocks("a"))
+        else:
+            node.publisher.flush()
+    assert [type(error) for error in node.refusals] == [KVStoreError]
+    link.answer_all()
+    assert node.heard == []
+    new = node.link_up()
+    new.answer_all()
+    assert [keys for _phase, keys in new.said()] == ["", "bc" if is_claimed else "c", ""]
+    assert node.heard == ["c"]
+
+
+class Told:
+    """Publishers of `COUNT` partitions, and what each one's master hears."""
+
+    def __init__(self, count: int = COUNT, *, moved_before: Sequence[Block] = ()) -> None:
+        """Some moved before anything was known of partitions."""
+        self.partitioning = Partitioning()
+        self.held: list[Block] = list(moved_before)
+        self.publishers = Publishers(
+            lambda: self.held, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=100)
+        )
+        for block in moved_before:
+            self.publishers.emit(EVENT_MOVED, block)
+        self.partitioning.tell(count)
+        self.publishers.cut()
+        self.heard: list[list[bytes]] = [[] for _ in range(count)]
+        self.unanswered: list[list[Answered]] = [[] for _ in range(count)]
+
+    def link_up(self) -> None:
+        for partition in range(self.partitioning.count):
+            self.publishers[partition].link_up(self._send(partition), 1, lambda: None)
+
+    def _send(self, partition: int) -> Callable[[Publish, Answered], None]:
+        def send(message: Publish, answered: Answered) -> None:
+            self.heard[partition] += message.keys
+            self.unanswered[partition].append(answered)
+
+        return send
+
+    def answer(self, partition: int) -> None:
+        answers, self.unanswered[partition] = self.unanswered[partition], []
+        for answered in answers:
+            answered(None)
+
+    def keys(self, partition: int) -> list[bytes]:
+        return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
+
+
+def test_each_master_hears_of_its_own_blocks_alone() -> None:
+    told = Told()
+    told.held = BLOCKS[:10]
+    told.link_up()
+    for block in BLOCKS[10:]:
+        told.publishers.emit(EVENT_COMMIT, block)
+    assert told.publishers.backlog == 10
+    told.publishers.flush()
+    for partition in range(COUNT):
+        told.answer(partition)
+        assert told.heard[partition] == told.keys(partition)
+    assert told.publishers.backlog == 0
+    assert told.publishers.is_synced
+
+
+def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
+    told = Told(moved_before=[made("red", b"recovered-%d" % number, 1, 1) for number in range(20)])
+    told.link_up()
+    for partition in range(COUNT):
+        told.answer(partition)
+        told.heard[partition].clear()
+    for block in told.held:
+        told.publishers.emit(EVENT_MOVED, block)
+    told.publishers.flush_now()
+    assert sorted(key for heard in told.heard for key in heard) == sorted(block.key for block in told.held)
+
+
+def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> None:
+    told, results = Told(), list[KVStoreError | None]()
+    told.link_up()
+    for block in BLOCKS:
+        told.publishers.emit(EVENT_COMMIT, block)
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.flush_now()
+    for partition in range(COUNT):
+        assert results == []
+        told.answer(partition)
+    assert results == [None]
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.when_published([], results.append)
+    assert results == [None] * 3
+
+
+def test_who_waits_for_a_new_block_and_one_that_is_durable_does_not_wait_for_the_next_inventory() -> None:
+    told, results = Told(1), list[KVStoreError | None]()
+    old, new = BLOCKS[:2]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, old)
+    told.publishers.flush()
+    told.answer(0)
+    told.publishers.emit(EVENT_COMMIT, BLOCKS[2])
+    told.publishers[0].link_down()
+    told.publishers[0]._max_in_flight = 2
+    told.held = [old, BLOCKS[2]]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, new)
+    told.publishers.when_published([old, new], results.append)
+    told.publishers.when_published([BLOCKS[2], new], results.append)
+    for awaited in ([], [], [None], [None, None]):  # the beginning, what was there, what is new, the end
+        told.unanswered[0].pop(0)(None)
+        assert results == awaited

@@ -1,0 +1,121 @@
+"""Promises of comparison.py: the digests of an inventory say what is in it, and what differs is told, each block once."""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from kvstore.protocol.catalog_messages import Digests
+from kvstore.protocol.digests import MAX_RUN, as_numbers, numbers
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.session_messages import Flags
+from kvstore.store.block_table.block import Block
+from kvstore.store.replication import inventory_comparison as comparison
+from kvstore.store.replication.inventory_comparison import Comparison
+from kvstore.tiers.tier import Slot
+from tests.store.made import made
+
+Answer = Callable[[Flags | KVStoreError], None]
+
+
+def block(generation: int, *, nvme: bool = False) -> Block:
+    found = made("red", b"%d" % generation, 100 + generation, generation, checksum=7 * generation)
+    found.set_slot(2 if nvme else 1, Slot(1, 1, 100 + generation))
+    return found
+
+
+class Compared:
+    """A comparison of blocks with a master that answers when it is told to."""
+
+    def __init__(self, *parts: list[Block], max_blocks: int = 10_000) -> None:
+        self.turns: list[Callable[[], None]] = []
+        self.sent: list[Digests] = []
+        self.answers: list[Answer] = []
+        self.told: list[list[Block] | KVStoreError | None] = []
+        self.comparison = Comparison(
+            iter(parts), epoch=3, send=self.send, soon=self.turns.append, then=self.told.append, max_blocks=max_blocks
+        )
+
+    def send(self, message: Digests, answered: Answer) -> None:
+        self.sent.append(Digests.unpack(message.pack()))
+        self.answers.append(answered)
+
+    def run(self) -> None:
+        while self.turns:
+            self.turns.pop(0)()
+
+
+def test_runs_are_by_generation_and_tell_count_sum_and_tiers() -> None:
+    blocks = [block(2), block(1), block(4, nvme=True), block(3)]
+    found = Compared(blocks)
+    assert not found.sent
+    found.run()
+    (message,) = found.sent
+    assert (message.epoch, message.more, list(message.firsts), message.counts, message.tiers) == (3, 0, [1, 4], b"\3\1", b"\2\4")
+    columns = as_numbers([1, 2, 3]), as_numbers([7, 14, 21]), as_numbers([101, 102, 103])
+    assert message.sums[0] == int(numbers(message.seed, *columns).sum(dtype=np.uint64))
+    found.answers[0](Flags(b"\0\1"))
+    assert found.told == [[blocks[0], blocks[1], blocks[3]]]
+
+
+def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
+    blocks = [block(at) for at in range(1, 5 * MAX_RUN + 1)]
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 2):
+        found = Compared(blocks[:10], [], *(blocks[begin : begin + 10] for begin in range(10, len(blocks), 10)))
+        found.turns.pop(0)()
+        assert len(found.turns) == 1
+        while not found.sent:
+            found.turns.pop(0)()
+        assert len(found.turns) == 1
+        found.run()
+        assert [(message.more, len(message.firsts)) for message in found.sent] == [(1, 2), (1, 2), (0, 1)]
+        assert len({message.seed for message in found.sent}) == 1
+        found.answers[1](Flags(b"\1\0"))
+        found.answers[0](Flags(b"\1\1"))
+        assert not found.told
+        found.answers[2](Flags(b"\0"))
+        assert found.told == [blocks[3 * MAX_RUN :]]
+
+
+@pytest.mark.parametrize("reply", [Unavailable("the catalog is away"), Flags(b"\1\1\1")])
+def test_an_error_or_flags_of_other_runs_are_told_once(reply: Flags | KVStoreError) -> None:
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 1):
+        found = Compared([block(1), block(2, nvme=True)])
+        found.run()
+        found.answers[0](reply)
+        found.answers[1](Flags(b"\1"))
+    (error,) = found.told
+    assert isinstance(error, type(reply) if isinstance(reply, KVStoreError) else ProtocolError)
+
+
+@pytest.mark.parametrize("step", ["_read", "_order_all", "_digests", "_differing"])
+def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
+    """Whatever has failed in it, be it memory: the inventory would never end else."""
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(Comparison, step, side_effect=MemoryError):
+        found = Compared([block(1)], [block(2, nvme=True)])
+        found.run()
+        for answered in found.answers:
+            answered(Flags(b"\0"))
+    assert found.told == [None]
+
+
+def test_after_its_end_nothing_is_read_sent_or_told() -> None:
+    unread, unsent, unanswered = Compared([block(1)]), Compared([block(1), block(2, nvme=True)]), Compared([block(1)])
+    unread.comparison.end()
+    unread.run()
+    assert not unread.sent
+
+    def send_and_end(message: Digests, answered: Answer) -> None:
+        unsent.sent.append(message)
+        unsent.comparison.end()
+
+    unsent.comparison._send = send_and_end
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 1):
+        unsent.run()
+    assert len(unsent.sent) == 1
+
+    unanswered.run()
+    unanswered.comparison.end()
+    unanswered.answers[0](Flags(b"\0"))
+    assert not unanswered.told

@@ -1,0 +1,505 @@
+"""Promises of copies.py: blocks come from another node as they are there and are seen only by the master's leave; whatever goes wrong on
+the way, nothing is left behind, and one line says what it was."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, Copy
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.message import BUSY
+from kvstore.protocol.node_messages import Read
+from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
+from kvstore.rpc.address import socket_id
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.tracing import CALL, Call
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.replication import replica_queue as copies
+from kvstore.store.replication.replica_fetch import Source, Wanted, fetch
+from tests.rpc.traced import PLACE, Part, Spans
+from tests.store.engines import eventually
+from tests.store.integrity import check
+from tests.store.made import made
+from tests.store.served import Client, Master, Served, digest, in_background, served
+from tests.store.tensors import after, tensor_value
+
+KIB = 1024
+VALUES = {f"k{number}": bytes([number]) * (700 + 100 * number) for number in range(40)}
+EPOCH = 9
+
+
+class Ruler:
+    """A master's last word on copies: yes to what has arrived, unless told otherwise, or nothing until `decide`."""
+
+    def __init__(self) -> None:
+        self.reports: list[Copied] = []
+        self.calls: list[Call | None] = []
+        """For whose sake each report is made."""
+        self.refuses: set[bytes] = set()
+        self.failure: KVStoreError | None = None
+        self.is_silent = False
+        self.waiting: list[tuple[Copied, Callable[[Flags | KVStoreError], None]]] = []
+
+    def ask(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
+        self.reports.append(message)
+        self.calls.append(CALL.get())
+        self.waiting.append((message, decided))
+        if not self.is_silent:
+            self.decide()
+
+    def decide(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for message, decided in waiting:
+            said = [arrived and key not in self.refuses for key, arrived in zip(message.keys, message.arrived, strict=True)]
+            decided(self.failure or Flags(bytes(said)))
+
+
+class Pair:
+    """A source that holds VALUES at generation 1, a target under orders of `master`, and `ruler`, whom the target asks."""
+
+    def __init__(self, source: Served, target: Served) -> None:
+        self.source, self.target, self.ruler = source, target, Ruler()
+        self.link = target.link()
+        self.master = Master(self.link)
+        target.call(lambda: target.copies.link_up(self.ruler.ask, EPOCH))
+        source.admission.master_epochs[0] = 1
+        client = source.connect()
+        assert set(client.put(VALUES)) == {1}
+        client.close()
+
+    def order(self, names: Sequence[str], *, tcp: str = "", tenant: str = "red", generation: int = 1, epoch: int = 1) -> Copy:
+        """Over the host's own socket, or with `tcp` that address."""
+        values = [VALUES[name] for name in names]
+        return Copy(
+            epoch,
+            tenant,
+            "ns",
+            5,
+            "another" if tcp else socket_id(self.source.unix),
+            self.source.unix,
+            tcp,
+            [name.encode() for name in names],
+            [len(value) for value in values],
+            [digest(value) for value in values],
+            [generation] * len(names),
+            [b"parent"] * len(names),
+            [],
+        )
+
+    def send(self, order: Copy) -> list[int]:
+        answer = self.master.ask(order)
+        assert isinstance(answer, Flags), answer
+        return list(answer.flags)
+
+    def copy(self, *names: str, tcp: str = "", generation: int = 1) -> list[int]:
+        """Have these copied, and come back when all is over: the flags of the order."""
+        flags = self.send(self.order(names, tcp=tcp, generation=generation))
+        self.settle()
+        return flags
+
+    def settle(self) -> None:
+        self.until(lambda: not len(self.target.copies))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Come back when the condition holds in the target's loop."""
+        eventually(lambda: self.target.call(condition))
+
+    def blocks(self) -> dict[str, Block]:
+        return self.target.call(lambda: {block.key.decode(): block for block in self.target.store.table.blocks()})
+
+    def arrived(self) -> dict[bytes, int]:
+        return {key: flag for report in self.ruler.reports for key, flag in zip(report.keys, report.arrived, strict=True)}
+
+    def check(self) -> None:
+        """Nothing is under way, and no slot, put or lease is held for it."""
+        target, store = self.target, self.target.store
+
+        def is_over() -> bool:
+            check(store.table)
+            return (len(target.copies), store.table.open_puts, len(target.leases), len(target.waiting)) == (0, 0, 0, 0)
+
+        def bytes_held_by_no_block() -> tuple[int, int]:
+            for block in list(store.table.blocks()):
+                store.table.copies.drop(block)
+            return store.dram.used_bytes, store.dram.quarantined_bytes
+
+        self.until(is_over)
+        assert target.call(bytes_held_by_no_block) == (0, 0)
+        eventually(lambda: self.source.call(lambda: len(self.source.leases) == 0))
+
+    def counters(self) -> tuple[int, int, int]:
+        found = self.target.call(self.target.copies.counters)
+        return found["copied_blocks"], found["copied_bytes"], found["copies_failed"]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "t").mkdir()
+    with served(tmp_path / "s", dram_bytes=1 << 20, nvme_bytes=1 << 20) as source, served(tmp_path / "t", dram_bytes=256 * KIB) as target:
+        pair = Pair(source, target)
+        yield pair
+        pair.check()
+        pair.master.close()
+
+
+@pytest.fixture
+def client(pair: Pair) -> Iterator[Client]:
+    client = pair.target.connect()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "kvstore.store")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+# --- copies ---
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pair, client: Client, way: str) -> None:
+    names = list(VALUES)
+    assert pair.copy(*names, tcp=pair.source.tcp if way == "tcp" else "") == [1] * len(names)
+    _, found = client.read(*names, generations=[1] * len(names))
+    assert found == list(VALUES.values())
+    block = pair.blocks()["k3"]
+    assert (block.namespace, block.parent, block.checksum, block.tier_mask()) == ("ns", b"parent", digest(VALUES["k3"]), 2)
+    assert pair.counters() == (len(names), sum(map(len, VALUES.values())), 0)
+    assert [key for report in pair.ruler.reports for key in report.keys] == [name.encode() for name in names], "in the order asked for"
+    assert {(report.epoch, report.tenant) for report in pair.ruler.reports} == {(EPOCH, "red")}
+    assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
+
+
+def test_nothing_is_seen_before_the_master_has_said_so(pair: Pair, client: Client) -> None:
+    pair.ruler.is_silent = True
+    assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
+    pair.until(lambda: bool(pair.ruler.waiting))
+    assert client.read("k0")[1] == [None]
+    assert list(client.open({"k0": 10}).statuses) == [BUSY], "a key has one writer at a time"
+    assert pair.target.call(lambda: len(pair.target.copies)) == 2
+    pair.target.call(pair.ruler.decide)
+    pair.settle()
+    assert client.read("k0")[1] == [VALUES["k0"]]
+
+
+def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_taken_on(pair: Pair, client: Client) -> None:
+    client.put({"k0": b"mine"}, generation=7)
+    client.open({"k1": 10})
+    assert pair.copy("k0", "k1", "k2") == [0, 0, 1]
+    assert pair.blocks()["k0"].generation == 7
+    client.close()
+    pair.until(lambda: not pair.target.store.table.open_puts)
+    pair.ruler.is_silent = True
+    pair.send(pair.order(["k3"]))
+    assert pair.send(pair.order([f"k{number}" for number in range(4, 40)] * 3)) == [1] * 100 + [0] * 8
+    pair.target.call(pair.target.copies.link_down)
+    pair.target.call(pair.ruler.decide)
+
+
+def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
+    order = pair.order(["k0"])
+    order.guests = 1
+    assert pair.send(order) == [1]
+    pair.settle()
+    assert pair.blocks()["k0"].is_guest
+    own = {f"own{number}": b"o" * KIB for number in range(300)}
+    client.put(own)
+    before = pair.blocks().keys()
+    assert pair.target.call(lambda: pair.target.store.dram.free_bytes) < len(VALUES["k1"]), "it is full"
+    order = pair.order(["k1"])
+    order.guests = 1
+    pair.send(order)
+    pair.settle()
+    assert pair.blocks().keys() == before
+    assert lines() == ["1 of 1 blocks not copied from node 5: Full: no slot is free for what another node spills"]
+    pair.copy("k1")
+    assert not pair.blocks()["k1"].is_guest
+    assert pair.target.call(pair.target.copies.counters)["guest_blocks"] == 1
+
+
+# --- what may happen meanwhile ---
+
+
+def test_a_block_removed_or_replaced_meanwhile_is_forgotten(pair: Pair, lines: Callable[[], list[str]]) -> None:
+    pair.ruler.refuses = {b"k1"}
+    pair.copy("k0", "k1", "k2")
+    assert set(pair.blocks()) == {"k0", "k2"}
+    assert pair.counters()[2] == 1
+    assert lines() == ["1 of 3 blocks copied from node 5 are dropped: removed or replaced meanwhile"]
+
+
+def test_bytes_that_arrive_damaged_are_not_kept(pair: Pair, lines: Callable[[], list[str]]) -> None:
+    order = pair.order(["k0", "k1"])
+    order.checksums = [digest(VALUES["k0"]), 7]
+    pair.send(order)
+    pair.settle()
+    assert set(pair.blocks()) == {"k0"}
+    assert lines() == ["1 of 2 blocks not copied from node 5: ChecksumMismatch: node 5 sent a value whose xxh3_64 is not the one recorded"]
+
+
+def test_a_source_that_is_dead_costs_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
+    assert pair.copy("k0", "k1", tcp="127.0.0.1:1") == [1, 1]
+    assert pair.arrived() == {b"k0": 0, b"k1": 0}
+    assert pair.counters() == (0, 0, 2)
+    assert [line.startswith("2 of 2 blocks not copied from node 5: Unavailable: ") for line in lines()] == [True]
+    assert pair.copy("k0", "k1") == [1, 1]
+    assert set(pair.blocks()) == {"k0", "k1"}
+
+
+def test_a_fault_of_our_own_is_told_and_ends_nothing_else(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "fetch", fail)
+        pair.copy("k0")
+    assert lines() == [
+        "fetching blocks of another node failed",
+        "1 of 1 blocks not copied from node 5: Unavailable: internal error: RuntimeError: a mistake",
+    ]
+    pair.copy("k0")
+    assert set(pair.blocks()) == {"k0"}
+
+
+def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pair, lines: Callable[[], list[str]]) -> None:
+    pair.ruler.failure = StaleEpoch("registration 9 is over")
+    pair.copy("k0")
+    pair.ruler.failure = None
+    pair.ruler.is_silent = True
+    pair.send(pair.order(["k1"]))
+    pair.until(lambda: bool(pair.ruler.waiting))
+    ((_, decided),) = pair.ruler.waiting
+    pair.target.call(lambda: decided(Flags(b"\1\1")))
+    pair.settle()
+    assert not pair.blocks()
+    assert lines() == [
+        "1 of 1 blocks copied from node 5 are dropped: StaleEpoch: registration 9 is over",
+        "1 of 1 blocks copied from node 5 are dropped: ProtocolError: the master answered a Copied for other keys",
+    ]
+
+
+def test_orders_end_with_the_link_by_which_they_came(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
+    """Those that wait at once, the one under way when it has arrived; the next link begins anew."""
+    gate = Gate(monkeypatch)
+    pair.send(pair.order(["k0"]))
+    pair.send(pair.order(["k1", "k2"]))
+    gate.await_fetch()
+    pair.target.call(lambda: pair.target.copies.link_up(pair.ruler.ask, EPOCH + 1))
+    assert pair.target.call(lambda: len(pair.target.copies)) == 1
+    gate.open()
+    pair.settle()
+    assert not pair.ruler.reports
+    assert not pair.blocks()
+    assert pair.counters() == (0, 0, 3)
+    assert lines() == ["1 of 1 blocks copied from node 5 are dropped: Unavailable: the link over which the copies were ordered is gone"]
+    pair.copy("k1")
+    assert pair.ruler.reports[0].epoch == EPOCH + 1
+
+
+# --- time ---
+
+
+class Gate:
+    """Holds fetches back before they begin, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun, self._open = threading.Event(), threading.Event()
+
+        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline, *how: object) -> list[int | KVStoreError]:
+            self._begun.set()
+            assert self._open.wait(10)
+            return fetch(source, hello, wanted, deadline)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(copies, "fetch", held)
+
+    def await_fetch(self) -> None:
+        assert self._begun.wait(10)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def test_a_fetch_that_outlasts_its_puts_writes_into_nobodys_slot(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
+) -> None:
+    gate = Gate(monkeypatch)
+    pair.send(pair.order(["k0"]))
+    gate.await_fetch()
+    table = pair.target.store.table
+    assert pair.target.call(lambda: table.expire(now_ns=pair.target.reactor.now_ns())) == 1
+    assert pair.target.call(lambda: pair.target.store.dram.quarantined_bytes) > 0, "the thread may still write"
+    gate.open()
+    pair.settle()
+    assert lines() == ["1 of 1 blocks not copied from node 5: StaleHandle: its slot was taken back before it arrived: put_ttl_s is over"]
+
+
+def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) -> None:
+    pair.ruler.is_silent = True
+    pair.send(pair.order(["k0"]))
+    pair.until(lambda: bool(pair.ruler.waiting))
+    events: list[tuple[int, bytes, int]] = []
+
+    def expire_and_decide() -> None:
+        pair.target.store.emit = lambda kind, block: events.append((kind, block.key, block.generation))
+        pair.target.store.table.expire(now_ns=pair.target.reactor.now_ns())
+        pair.ruler.decide()
+
+    pair.target.call(expire_and_decide)
+    pair.settle()
+    assert events == [(EVENT_GONE, b"k0", 1)]
+    assert EVENT_COMMIT not in {kind for kind, *_ in events}
+
+
+# --- room ---
+
+
+def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too_in_their_turn(
+    pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(copies, "ROOM_WAIT_NS", 1 << 62)
+    opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
+    assert set(opened.statuses) == {0}
+    assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
+    assert pair.send(pair.order(["k2"])) == [1]
+    step, waits = pair.target.copies.step, pair.target.copies
+    pair.target.call(step)
+    assert pair.target.call(lambda: len(waits)) == 3, "not at once"
+    monkeypatch.setattr(copies, "ROOM_WAIT_NS", 0)
+    pair.target.call(step)
+    pair.until(lambda: len(waits) == 1)
+    client.close()
+    pair.until(lambda: not pair.target.store.table.open_puts)
+    pair.target.call(step)
+    pair.settle()
+    assert set(pair.blocks()) == {"k2"}
+    assert pair.arrived() == {b"k0": 0, b"k1": 0, b"k2": 1}
+    assert lines() == ["2 of 2 blocks not copied from node 5: Full: no room was freed within 0 s"]
+
+
+def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, client: Client) -> None:
+    other = pair.target.connect(tenant="blue")
+    opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
+    assert set(opened.statuses) == {0}
+    thread, results = in_background(lambda: other.put({"waits": bytes(8 * KIB)}))
+    pair.until(lambda: len(pair.target.waiting) == 1)
+    assert pair.copy("k0") == [1]
+    assert pair.arrived() == {b"k0": 1}, "it may have left again for the put"
+    for session in pair.target.call(lambda: list(pair.target.server.sessions)):
+        pair.target.call(session.close)
+    thread.join()
+    assert isinstance(results[0], Unavailable)
+    other.close()
+
+
+@pytest.mark.parametrize("place", ["store.table.commit_claimed", "copies._sort_out"])
+def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        owner, _, name = place.rpartition(".")
+        patch.setattr(attrgetter(owner)(pair.target), name, fail)
+        pair.send(pair.order(["k0", "k1"]))
+        pair.until(lambda: not len(pair.target.copies))
+    assert "a bug" in caplog.text
+    assert pair.target.call(lambda: pair.target.store.table.open_puts) == 0
+    assert pair.copy("k2") == [1]
+    assert set(pair.blocks()) == {"k2"}
+
+
+def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
+    opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
+    assert set(opened.statuses) == {0}
+    other = pair.target.connect()
+    thread, results = in_background(lambda: other.put({"waits": bytes(4 * KIB)}))
+    pair.until(lambda: len(pair.target.waiting) == 1)
+    pair.send(pair.order(["k0"]))
+    client.close()
+    thread.join()
+    other.close()
+    assert results == [[1]]
+    pair.target.call(pair.target.copies.step)
+    pair.settle()
+    assert set(pair.blocks()) == {"waits", "k0"}
+
+
+def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
+    """A block that a client of the target has put, and that the master has not decided about."""
+
+    def put() -> Block:
+        table = pair.target.store.table
+        opened = table.open(made("red", name.encode(), len(value), UNDECIDED), "writer", now_ns=0)
+        assert opened is not None
+        pair.target.store.dram.view(opened.slot)[:] = value
+        return table.commit_undecided(opened, digest(value))
+
+    return pair.target.call(put)
+
+
+def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_have_another_version(pair: Pair) -> None:
+    ours = put_undecided(pair, "k1", b"mine")
+    assert pair.send(pair.order(["k0", "k1"])) == [1, 1], "else the master takes the node for a full one"
+    pair.until(lambda: pair.target.copies.copied_blocks == 1)
+    assert pair.target.call(lambda: (len(pair.target.copies), pair.target.store.table.undecided.is_awaited)) == (1, True)
+    pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
+    pair.settle()
+    assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
+
+
+def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = tensor_value(1)
+    monkeypatch.setitem(VALUES, "tensor", value)
+    (tmp_path / "s").mkdir()
+    (tmp_path / "t").mkdir()
+    with (
+        served(tmp_path / "s", dram_bytes=1 << 20, nvme_bytes=1 << 20, codec="fp8-head") as source,
+        served(tmp_path / "t", dram_bytes=1 << 20, nvme_bytes=1 << 20, codec="int8") as target,
+    ):
+        pair = Pair(source, target)
+        source.demote("tensor", "k1")
+        assert pair.copy("tensor", "k1", "k2") == [1, 1, 1]
+        block = pair.blocks()["tensor"]
+        assert (block.size_bytes, block.checksum, block.generation) == (len(value), digest(value), 1), "as the master knows it"
+        assert block.checksum_in(DRAM) == digest(after("fp8-head", value))
+        assert not pair.blocks()["k1"].lossy
+        client = target.connect()
+        assert client.read("tensor", "k1", inline_bytes=1 << 20)[1] == [after("fp8-head", value), VALUES["k1"]]
+        for _ in range(2):  # the target's own codec would change it once more, so it is refused
+            target.call(lambda: target.store.table.room.evict(block, target.store.table._landing))
+            target.settled()
+        assert block.tier_mask() == 4
+        assert client.read("tensor")[1] == [after("fp8-head", value)]
+        client.close()
+        pair.check()
+        pair.master.close()
+
+
+def test_the_batches_of_a_traced_order_are_below_it_and_so_is_what_they_ask_for_and_of_others_nothing_is(pair: Pair) -> None:
+    spans = Spans()
+    pair.source.server.tracer = spans
+    assert pair.copy("k1") == [1]
+    assert (spans.told, pair.ruler.calls) == ([], [None])
+    order = pair.order(["k2", "k3"])
+    hello = Hello(ROLE_NODE, order.tenant, "", "target", order.epoch)
+    assert list(pair.target.call(lambda: pair.target.copies.take(order, hello, Part(spans, "order")))) == [1, 1]
+    pair.settle()
+    assert spans.parts == [("kvstore.node.fetch_copies", {"kvstore.blocks": 2})]
+    assert {(kind, parent) for kind, parent, _error in spans.told} == {(Read.TYPE, PLACE)}
+    [_, call] = pair.ruler.calls
+    assert call is not None
+    assert call.parent == PLACE
+    pair.check()

@@ -1,0 +1,329 @@
+"""What a node shows to clients of its host: theirs alone, what it had before they came, and never a slot that another block has by now."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import xxhash
+
+from kvstore.client.local.reader_slots import LocalDesk
+from kvstore.client.local.shared_index import IndexView
+from kvstore.protocol.event_messages import READ, Events
+from kvstore.protocol.shared_index import ACCESSES, MAX_KEY_BYTES, WAYS
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.shared_index.index import FIRST_SETS
+from kvstore.store.shared_index.index_writer import MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE
+from kvstore.store.shared_index.reader_slots import Desk
+from tests.store.integrity import check
+from tests.store.made import made
+from tests.store.tables import MAX_HOLD_NS, MAX_LOOK_NS, Store, value_of
+
+SIZE = 100
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store(1 << 20)
+    yield store
+    check(store.table)
+    check(store.showing)
+    store.close()
+
+
+def test_a_client_finds_what_was_there_before_it_came_and_what_comes(store: Store) -> None:
+    before = store.put("before")
+    client = store.client()
+    after = store.put("after")
+    assert [client.read(name) for name in ("before", "after", "never")] == [value_of(before), value_of(after), None]
+
+
+def test_tenants_have_indexes_of_their_own(store: Store) -> None:
+    red, blue = store.client("red", "one"), store.client("blue", "two")
+    store.put("key", tenant="red")
+    assert red.find("key") is not None
+    assert blue.find("key") is None
+
+
+def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> None:
+    client = store.client()
+    store.put("short")
+    names = ["k" * (20 + number) for number in range(MIN_SHOWN_AT_ONCE)]
+    for name in (*names, "k" * MAX_KEY_BYTES):
+        store.put(name)
+    assert client.find("short") is not None
+    assert not any(client.find(name) for name in names)
+    while store.showing.beat(1):
+        pass
+    assert client.index.is_over
+    client = store.client()
+    assert all(client.find(name) for name in ("short", *names, "k" * MAX_KEY_BYTES))
+    assert not store.showing.beat(2)
+
+
+def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
+    client = store.client()
+    count = 0
+    while not client.index.is_over:
+        store.put(f"b{count}", 16)
+        count += 1
+    assert count <= FIRST_SETS * WAYS
+    store.showing.beat(1)
+    of_larger = store.client()
+    assert all(of_larger.find(f"b{i}") is not None for i in range(count)), "those, too, that the smaller one had no place for"
+    again = store.client()
+    assert not again.index.is_over
+    assert again.find("b0") is not None
+    assert again.find(f"b{count - 1}") is not None
+    hazard = again.look("b0")
+    assert hazard is not None
+    assert client.desk._words.obj is not again.desk._words.obj
+    assert store.showing.is_looked_at("red", slot_of(store, "b0").index)
+
+
+def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store: Store) -> None:
+    client = store.client()
+    there: dict[str, Block] = {}
+    indexes = {id(client.index): client.index}
+    for i in range(4000):
+        there[f"b{i}"] = store.put(f"b{i}", 16)
+        if i % 3 == 0 and f"b{i // 2}" in there:
+            store.table.copies.drop(there.pop(f"b{i // 2}"))
+        if i % 5 == 0:
+            name = f"b{i // 3}"
+            if name in there:
+                store.table.copies.drop(there.pop(name))
+            there[name] = store.put(name, 16)
+        if i % 50 == 0:
+            store.showing.beat(i)
+            check(store.showing)
+            for name in [f"b{j}" for j in range(i % 97, i, 97)]:
+                assert client.read(name) in (None, value_of(there[name]) if name in there else None)
+            if client.index.is_over:
+                client = store.client()
+                indexes[id(client.index)] = client.index
+    while store.showing.beat(1):
+        pass
+    client = store.client()
+    assert len(indexes) > 1
+    assert all(client.read(name) == value_of(block) for name, block in there.items())
+
+
+def put_batch(store: Store, names: list[str], size_bytes: int = 16) -> list[Block]:
+    """As a batch that was written through shared memory is put."""
+    puts = []
+    for name in names:
+        put = store.table.open(made("red", name.encode(), size_bytes, UNDECIDED), "writer", now_ns=0)
+        assert put is not None
+        store.write(put)
+        puts.append(put)
+    store.table.commit_all_undecided(puts, [xxhash.xxh3_64_intdigest(store.value_of(put.block)) for put in puts])
+    return [put.block for put in puts]
+
+
+@pytest.mark.parametrize("count", [1, MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE + 3, 4 * SHOWN_AT_ONCE])
+def test_a_batch_is_shown_whatever_its_size_and_while_the_index_grows(store: Store, count: int) -> None:
+    client = store.client()
+    for turn in range(3):
+        names = [f"{turn}-{number:05d}" for number in range(count)]
+        blocks = put_batch(store, names)
+        check(store.showing)
+        while store.showing.beat(1):
+            pass
+        if client.index.is_over:
+            client = store.client()
+        assert [client.read(name) for name in names] == [value_of(block) for block in blocks]
+    check(store.table)
+
+
+def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
+    block = store.table.find("red", name.encode())
+    assert block is not None
+    slot = block.dram
+    assert slot is not None
+    return slot
+
+
+def test_what_is_read_unasked_is_an_access(store: Store) -> None:
+    client = store.client()
+    block = store.put("key")
+    for _ in range(3):
+        client.read("key")
+    assert not store.showing.take_accesses(store.table.read_unasked, "blue")
+    assert block.hits == 0
+    assert not store.showing.take_accesses(store.table.read_unasked)
+    assert block.hits == 3
+
+
+def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
+    client, asker = store.client(), object()
+    store.put("a")
+    store.put("b")
+    events = store.table.events
+    begun = events.answer(asker, "red", Events(0, 100)).next_cursor
+    client.read("b")
+    client.read("a")
+    store.showing.take_accesses(store.table.read_unasked, "red")
+    recorded = events.answer(asker, "red", Events(begun, 100))
+    assert (bytes(recorded.kinds), recorded.keys, recorded.lost) == (bytes([READ]), [b"b", b"a"], 0)
+    found = client.find("a")
+    assert found is not None
+    for _ in range(ACCESSES + 7):
+        client.count(found)
+    while store.showing.take_accesses(store.table.read_unasked):
+        pass
+    cursor, lost, read = recorded.next_cursor, 0, 0
+    while (batch := events.answer(asker, "red", Events(cursor, 4096))).keys or batch.lost:
+        cursor, lost, read = batch.next_cursor, lost + batch.lost, read + len(batch.keys)
+    assert (lost, read) == (7, ACCESSES)
+    hits = next(counts.hits for index, _, counts, _ in store.table.levels() if index == DRAM)
+    assert hits == ACCESSES + 9
+
+
+def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
+    store = Store(300)
+    client = store.client()
+    for name in ("a", "b", "c"):
+        store.put(name)
+    look = client.look("a")
+    assert look is not None
+    store.put("d")
+    assert [store.table.find("red", name) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    client.desk.look_away(look[1])
+    store.put("e")
+    assert store.table.find("red", b"a") is None
+    store.close()
+
+
+def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(100 * 100)
+    client = store.client()
+    for number in range(100):
+        store.put(f"a{number}")
+    look = client.look("a0")
+    assert look is not None
+    looked = list[Desk]()
+    looks = Desk.looks
+
+    def count(desk: Desk) -> list[int]:
+        looked.append(desk)
+        return looks(desk)
+
+    monkeypatch.setattr(Desk, "looks", count)
+    slots = store.table.slots.free_slots("red", 100, 60)
+    assert len(slots) == 60
+    assert store.table.find("red", b"a0") is not None
+    assert len(looked) < 10
+    store.table.slots.give_back(slots)
+    store.close()
+
+
+def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
+    store = Store(300)
+    client = store.client()
+    block = store.put("a")
+    look = client.look("a")
+    assert look is not None
+    memory, hazard = look
+    store.table.copies.drop(block)
+    assert store.showing.kept_slots == 1
+    assert store.dram.quarantined_bytes == 100
+    for name in ("b", "c", "d", "e"):
+        store.put(name)
+    store.showing.sweep()
+    assert bytes(memory) == value_of(block)
+    client.desk.look_away(hazard)
+    store.showing.sweep()
+    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    store.close()
+
+
+def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
+    store = Store(300)
+    stopped, other = store.client(owner="stopped"), store.client(owner="other")
+    looks = []
+    for name in ("a", "b", "c"):
+        store.put(name)
+        looks.append(stopped.look(name))
+    assert all(looks)
+    assert store.try_put("d") is None
+    store.showing.beat(MAX_LOOK_NS)
+    store.showing.sweep()
+    assert store.try_put("d") is None
+    store.showing.beat(MAX_LOOK_NS + 1)
+    store.showing.sweep()
+    assert (stopped.desk.is_over, other.desk.is_over) == (True, False)
+    store.put("d")
+    store.close()
+
+
+def test_looks_that_follow_one_another_are_no_long_one() -> None:
+    store = Store(100)
+    client = store.client()
+    store.put("a")
+    for now_ns in range(0, 3 * MAX_LOOK_NS, 1000):
+        look = client.look("a")
+        assert look is not None
+        store.showing.beat(now_ns)
+        assert store.try_put("b") is None
+        store.showing.sweep()
+        client.desk.look_away(look[1])
+    assert not client.desk.is_over
+    store.close()
+
+
+def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
+    client = store.client(owner="one")
+    block = store.put("a")
+    look = client.look("a")
+    assert look is not None
+    store.table.copies.drop(block)
+    store.showing.forget_owner("another")
+    assert store.showing.kept_slots == 1
+    store.showing.forget_owner("one")
+    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert client.desk.is_over
+
+
+def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sizes, fds = store.showing.attach("one", "red", list)
+    views = IndexView(fds[0], sizes.sizes[0]), LocalDesk(fds[1], sizes.sizes[1])
+    for fd in fds:
+        os.close(fd)
+    store.showing.forget_owner("one")
+    assert views[0].is_over
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
+    store = Store(10 * SIZE, slab_bytes=SIZE)
+    client = store.client()
+    for number in range(10):
+        store.put(f"a{number}", SIZE)
+    assert client.hold(["a0", "never"], 1, MAX_HOLD_NS) == ["a0"]
+    for number in range(9):
+        store.put(f"b{number}", SIZE)
+    assert (client.find("a0") is not None, client.find("a9"), client.desk.unheld) == (True, None, 0)
+    assert client.desk.release(1)
+    store.put("c", SIZE)
+    assert client.find("a0") is None
+    store.close()
+
+
+def test_holds_of_an_index_that_grows_are_known_and_one_is_over_with_its_time() -> None:
+    store = Store(1 << 20)
+    client = store.client()
+    first = store.put("a0", 16)
+    client.hold(["a0"], 1, 1000)
+    for number in range(1, 2000):
+        store.put(f"a{number}", 16)
+        if number == 1800:
+            assert not first.hold_bits
+            client.hold(["a0"], 2, 1000)
+    while store.showing.beat(1):
+        pass
+    assert (bool(first.hold_bits), len(store.holds)) == (True, 2)
+    store.table.expire(now_ns=1000)
+    assert (bool(first.hold_bits), len(store.holds)) == (False, 0)
+    store.close()

@@ -1,0 +1,158 @@
+"""A desk: what its client reads and looks at is known to the node, whatever nonsense stands there."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvstore.client.local.reader_slots import Hazard, LocalDesk
+from kvstore.client.local.shared_index import IndexView
+from kvstore.protocol.shared_index import (
+    ACCESSES,
+    AT_ACCESSES,
+    AT_HOLDS,
+    AT_HOLDS_WRITTEN,
+    AT_LOST,
+    DESK_BYTES,
+    HOLD_HEADER_WORDS,
+    HOLD_WORDS,
+    words_of,
+)
+from kvstore.store.shared_index.index import ShownIndex
+from kvstore.store.shared_index.reader_slots import MAX_LOST, Desk
+from tests.forks import told_by_child
+from tests.store.made import made
+from tests.store.tables import find
+
+
+class Seat:
+    """A desk from both sides, and an index with a few blocks."""
+
+    def __init__(self) -> None:
+        self.node = Desk()
+        fd = self.node.export()
+        self.client = LocalDesk(fd, DESK_BYTES)
+        os.close(fd)
+        self.index = ShownIndex(64)
+        self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
+        for i, block in enumerate(self.blocks):
+            self.index.show(block, 10 * i, 0, 100 + i)
+        self.view = IndexView(self.index.fd, self.index.size_bytes)
+
+    def read(self, number: int) -> None:
+        found = find(self.view, b"key %d" % number)
+        assert found is not None
+        self.client.read_one(self.view, found.at, found.sequence, found.size)
+
+    def look(self, number: int) -> Hazard | None:
+        found = self.view.find(b"key %d" % number)
+        assert found is not None
+        return self.client.look(self.view, found)
+
+    def taken(self, most: int = ACCESSES) -> list[bytes]:
+        blocks = [self.index.accessed(word) for word in self.node.accesses(most)]
+        return [block.key for block in blocks if block is not None]
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    seat = Seat()
+    yield seat
+    seat.node.close()
+    seat.index.close()
+
+
+def test_of_accesses_beyond_a_full_ring_the_number_is_known(seat: Seat) -> None:
+    keys = [b"key %d" % (i % 5) for i in range(1000)]
+    batch = seat.view.find_batch(words_of(keys, 5), 5)
+    for _ in range(ACCESSES // 1000 + 2):
+        seat.client.read_many(seat.view, batch)
+    seat.read(0)
+    assert seat.node.newly_lost() == (ACCESSES // 1000 + 2) * 1000 - ACCESSES + 1
+    assert seat.taken() == [b"key %d" % (i % 1000 % 5) for i in range(ACCESSES)]
+    seat.read(1)
+    assert seat.taken() == [b"key 1"]
+    assert seat.node.newly_lost() == 0
+
+
+@pytest.mark.parametrize("nonsense", [0, ACCESSES + 2, (1 << 64) - 1])
+def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
+    seat.read(1)
+    seat.taken()
+    seat.client._words[AT_ACCESSES] = seat.client._words[AT_LOST] = nonsense
+    assert seat.taken() == []
+    assert seat.node.newly_lost() <= MAX_LOST
+    assert not seat.node.has_accesses
+
+
+def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
+    hazard = seat.look(2)
+    assert hazard is not None
+    assert [len(seat.node.looks_at(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
+    [word] = seat.node.looks_at(102)
+    assert seat.node.still_looks(word)
+    seat.client.look_away(hazard)
+    seat.client.look_away(hazard)
+    assert not seat.node.still_looks(word)
+    again = seat.look(2)
+    assert again is not None
+    assert not seat.node.still_looks(word)
+    seat.client.look_away(again)
+    assert not any(seat.node.looks_at(100 + number) for number in range(5))
+
+
+def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
+    hazard = seat.look(2)
+    assert hazard is not None
+    told_by_child(lambda: seat.client.look_away(hazard))
+    assert seat.node.looks_at(102)
+
+
+def test_a_node_that_hung_up_keeps_nothing(seat: Seat) -> None:
+    seat.node.close()
+    seat.node.close()
+    assert seat.client.is_over
+    assert seat.look(1) is None
+
+
+def test_hold_records_are_taken_once_and_in_order_around_the_ring(seat: Seat) -> None:
+    words = np.arange(HOLD_WORDS // 2, dtype=np.uint64)
+    for turn in range(5):
+        assert not seat.node.has_holds
+        assert seat.client.hold(turn, 1000 + turn, words[turn:])
+        assert seat.client.release(turn)
+        assert seat.node.has_holds
+        assert seat.node.hold_records() == [(turn, 1000 + turn, words[turn:].tolist()), (turn, 0, [])]
+        assert seat.node.hold_records() == []
+
+
+def test_a_ring_of_holds_without_space_refuses_all_of_a_record(seat: Seat) -> None:
+    words = np.arange(HOLD_WORDS - 2 * HOLD_HEADER_WORDS, dtype=np.uint64)
+    assert seat.client.hold(1, 10, words)
+    assert not seat.client.hold(2, 10, words[:1])
+    assert seat.client.release(1)
+    assert not seat.client.release(2)
+    assert [record.number for record in seat.node.hold_records()] == [1, 1]
+    assert seat.client.hold(2, 10, words)
+
+
+def test_nonsense_in_the_ring_of_holds_is_left_out(seat: Seat) -> None:
+    seat.client.hold(1, 10, np.arange(3, dtype=np.uint64))
+    seat.client.hold(2, 10, np.arange(3, dtype=np.uint64))
+    seat.client._words[AT_HOLDS + 6 + 2] = 1 << 60
+    assert [record.number for record in seat.node.hold_records()] == [1]
+    seat.client._words[AT_HOLDS_WRITTEN] += HOLD_WORDS + 1
+    assert seat.node.hold_records() == []
+    seat.client._words[AT_HOLDS_WRITTEN] -= 1
+    assert seat.node.hold_records() == []
+    assert seat.client.hold(3, 10, np.arange(3, dtype=np.uint64))
+    assert [record.number for record in seat.node.hold_records()] == [3]
+
+
+def test_a_desk_that_is_over_or_a_parent_s_takes_no_holds(seat: Seat) -> None:
+    assert told_by_child(lambda: str(seat.client.hold(1, 10, np.arange(3, dtype=np.uint64)))) == "False"
+    assert not seat.node.has_holds
+    seat.node.close()
+    assert not seat.client.hold(1, 10, np.arange(3, dtype=np.uint64))
+    assert not seat.client.release(1)

@@ -1,0 +1,413 @@
+"""Promises of service.py: who is let in, what tenants see of one another (nothing), and whom a node obeys."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke
+from kvstore.protocol.errors import (
+    Denied,
+    Draining,
+    InvalidArgument,
+    InvalidTicket,
+    ProtocolError,
+    StaleEpoch,
+    TierFailed,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import (
+    Flush,
+    HoldBlocks,
+    Open,
+    Opened,
+    Read,
+    ReleaseHolds,
+    Slabs,
+)
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Count, Failure, Flags, Hello, Ok, Welcome
+from kvstore.rpc.address import connect, parse_address
+from kvstore.rpc.client.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.security.identity import Role
+from kvstore.store.block_table.block import Block
+from kvstore.store.node_service import MAX_TENANT_BYTES
+from kvstore.store.session_authenticator import MAX_SLABS
+from kvstore.testing.transfer.waiting import eventually
+from tests.rpc.wires import frame, read_frame
+from tests.store.failing_tier import FailingNvme
+from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
+
+KIB = 1024
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=64 * KIB, nvme_bytes=1 << 20) as node:
+        yield node
+
+
+@pytest.fixture
+def master(node: Served) -> Iterator[Master]:
+    master = Master(node.link())
+    yield master
+    master.close()
+
+
+def copy_of(key: bytes, *, epoch: int) -> Copy:
+    """From a node that is not there."""
+    return Copy(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""], [])
+
+
+def find(node: Served, name: str) -> Block | None:
+    return node.call(lambda: node.store.table.find("red", name.encode()))
+
+
+# --- holds ---
+
+
+def test_what_is_held_goes_with_force_only(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    client.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
+    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((0,)))
+    assert master.ask(Drop(1, "red", [b"a"], [9], 1)) == Flags(bytes((1,)))
+    client.channel.post(ReleaseHolds([4]))
+    until(node, lambda: not node.store.holds.blocks)
+
+
+# --- who is let in ---
+
+
+def test_where_tickets_are_needed_only_one_of_this_tenant_at_this_node_lets_in(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        node.connect(ticket=node.ticket()).close()
+        for tenant, ticket in (("red", b""), ("blue", node.ticket()), ("red", node.ticket()[:-1] + b"x"), ("red", b"guess" * 20)):
+            with pytest.raises(InvalidTicket):
+                node.connect(tenant=tenant, ticket=ticket)
+
+
+def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
+        with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
+            writer.put({"a": b"a" * 3000})
+        with contextlib.closing(node.connect(ticket=node.ticket(role=Role.READ))) as reader:
+            assert reader.read("a")[1] == [b"a" * 3000]
+            slab = reader.ask_blocks("a").slabs[0]
+            sizes, fds = reader.slabs([slab])
+            assert sizes[0]
+            os.close(fds[0])
+            for refused in (lambda: reader.put({"b": b"b"}), lambda: reader.open({"b": 1}), lambda: reader.slabs([slab], writable=True)):
+                with pytest.raises(Denied, match="tenant 'red' with role read may not put blocks"):
+                    refused()
+            with pytest.raises(Denied, match="may not put blocks"):
+                reader.ask(Flush(), Ok)
+        assert find(node, "b") is None
+
+
+def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
+        node.admission.master_epochs[0] = 3
+        with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
+            writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
+        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+
+        def meet(*, role: int = ROLE_NODE, epoch: int = 3, tenant: str = "red", ticket: bytes = shown) -> Client:
+            hello = Hello(role, tenant, "", "other", epoch, ticket)
+            return Client(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S)))
+
+        for wrong in ({"tenant": "blue"}, {"role": ROLE_CLIENT}, {"ticket": node.ticket()}, {"ticket": b""}):
+            with pytest.raises(InvalidTicket):
+                meet(**wrong)
+        with pytest.raises(StaleEpoch, match="node 'other' obeys a master of epoch 2, and this node one of 3"):
+            meet(epoch=2)
+        with contextlib.closing(meet()) as reader:
+            assert reader.read("a", generations=[4], inline_bytes=4000)[1] == [b"a" * 3000]
+            for key, generation in (("b", 4), ("a", 0), ("a", 5), ("x", 4)):
+                with pytest.raises(Denied, match="the pass of this node is for other blocks, or for others of their versions"):
+                    reader.read(key, generations=[generation], inline_bytes=4000)
+            for refused in (
+                lambda: reader.put({"c": b"c"}),
+                lambda: reader.open({"c": 1}),
+                lambda: reader.slabs([0]),
+                lambda: reader.ask(Events(0), EventBatch),
+            ):
+                with pytest.raises(Denied, match=r"node 'other' may not (put|read|record)"):
+                    refused()
+        assert find(node, "c") is None
+
+
+def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        link = node.link()
+        shown, other = node.ticket(credential="one"), node.ticket(credential="two")
+        revoked, stays = node.connect(ticket=shown), node.connect(ticket=other)
+        number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0], node.reactor.now_ns()))
+        link.sendall(frame(Revoke(0, "red", [number])))
+        assert read_frame(link)[1] == Count(1)
+        eventually(revoked.channel.has_hung_up, "the node hangs up")
+        assert not stays.channel.has_hung_up()
+        with pytest.raises(InvalidTicket, match="revoked"):
+            node.connect(ticket=shown)
+        for client in (revoked, stays):
+            client.close()
+        link.close()
+
+
+def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None:
+    """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
+    with served(tmp_path, needs_tickets=True) as node:
+        node.admission.master_epochs[0] = 3
+        read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
+        as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
+        with contextlib.closing(node.connect(ticket=node.ticket())) as red:
+            red.ask(as_red, Welcome)
+            for other in (as_blue, as_node):
+                with pytest.raises(Denied, match="this connection is of tenant 'red' with role write, tenant 'red': open another one"):
+                    red.ask(other, Welcome)
+        with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), as_node, Deadline(TIMEOUT_S)))) as peer:
+            peer.ask(as_node, Welcome)
+            with pytest.raises(Denied, match="this connection is of node 'other'"):
+                peer.ask(as_red, Welcome)
+
+
+def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
+    node.admission.needs_tickets = None
+    with pytest.raises(Unavailable, match="try again"):
+        node.connect()
+
+
+def test_a_tenants_name_that_the_master_would_refuse_is_refused_here(node: Served) -> None:
+    node.connect(tenant="t" * MAX_TENANT_BYTES).close()
+    for tenant in ("t" * (MAX_TENANT_BYTES + 1), "é" * MAX_TENANT_BYTES):
+        with pytest.raises(InvalidArgument, match="tenant"):
+            node.connect(tenant=tenant)
+
+
+@pytest.mark.parametrize("message", [Read([b"a"], [0], 0, 0), Slabs([0]), Open("ns", [b"a"], [1], [1], [b""])])
+def test_nothing_is_answered_without_a_hello(node: Served, message: Message) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        sock.sendall(frame(message))
+        answer = read_frame(sock)[1]
+        assert isinstance(answer, Failure)
+        assert answer.code == Unauthorized.code
+
+
+# --- tenants ---
+
+
+def test_a_tenant_sees_neither_keys_nor_slabs_of_another(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    other = node.connect(tenant="blue")
+    blocks, values = other.read("a")
+    assert values == [None]
+    assert list(blocks.sizes) == list(blocks.checksums) == list(blocks.tiers) == [0]
+    for writable in (False, True):
+        assert other.slabs([slab], writable=writable) == other.slabs([slab + 1000], writable=writable) == ([0], [])
+    other.put({"a": b"mine" * 100})
+    assert client.read("a")[1] == [b"a" * 3000]
+    assert other.read("a")[1] == [b"mine" * 100]
+    assert other.ask_blocks("a").slabs[0] != slab
+    other.close()
+
+
+def test_slabs_are_passed_read_only_or_writable_as_asked_for(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    sizes, fds = client.slabs([slab, 1000, slab])
+    assert [bool(size) for size in sizes] == [True, False, True]
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(fd, b"x")
+        os.close(fd)
+    _, (fd,) = client.slabs([slab], writable=True)
+    os.pwrite(fd, b"b", client.ask_blocks("a").offsets[0])
+    os.close(fd)
+
+
+def test_slabs_need_a_unix_socket_and_are_few_at_a_time(node: Served, client: Client) -> None:
+    remote = node.connect(tcp=True)
+    with pytest.raises(InvalidArgument, match="Unix"):
+        remote.slabs([0])
+    remote.close()
+    with pytest.raises(InvalidArgument, match=str(MAX_SLABS)):
+        client.slabs(list(range(MAX_SLABS + 1)))
+    assert client.slabs([]) == ([], [])
+
+
+def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    slab_fd = node.store.dram.slab_fd
+    passed: list[int] = []
+
+    def second_fails(slab_id: int, *, writable: bool, tenant: str) -> int:
+        if passed:
+            raise OSError(24, "Too many open files")
+        passed.append(slab_fd(slab_id, writable=writable, tenant=tenant))
+        return passed[0]
+
+    monkeypatch.setattr(node.store.dram, "slab_fd", second_fails)
+    with pytest.raises(Unavailable, match="descriptor"):
+        client.slabs([slab, slab])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(passed[0])
+
+
+# --- the master ---
+
+
+@pytest.mark.parametrize(
+    "message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"]), copy_of(b"b", epoch=9), Drain(9, DRAIN_CLOSED)]
+)
+def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
+    client.put({"a": b"a"})
+    with pytest.raises(Denied, match="needs the master that this node is registered with"):
+        client.ask(message, Flags)
+    block = find(node, "a")
+    assert block is not None
+    assert not block.pinned
+
+
+def test_a_drop_deletes_what_is_not_newer_than_the_command_and_says_what_is_not_there(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b"}, generation=5)
+    assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 1, 1)))
+    assert client.read("a", "b")[1] == [None, b"b"]
+    assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((1,)))
+    assert client.read("b")[1] == [b"b"]
+
+
+def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    assert master.ask(Drain(1, DRAIN_CLOSED)) == Ok()
+    with pytest.raises(Draining):
+        client.put({"b": b"b"})
+    with pytest.raises(Draining):
+        client.open({"b": 100})
+    assert client.read("a", "b")[1] == [b"a", None]
+    assert master.ask(Drain(1, DRAIN_NOT)) == Ok()
+    assert client.put({"b": b"b"}) == [1]
+
+
+def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a" * 100, "b": b"b"})
+    client.ask_blocks("a")
+    assert master.ask(Hold(1, "red", [b"b", b"x"])) == Flags(bytes((1, 0)))
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+    assert master.ask(Hold(1, "red", [b"b"], 0)) == Flags(bytes((1,)))
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9], 1)) == Flags(bytes((1, 1)))
+    assert client.read("a", "b")[1] == [None, None]
+
+
+def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a" * 64 * KIB})
+    master.ask(Hold(1, "red", [b"a"]))
+    other = node.connect()
+    sock = other.channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(Open("ns", [b"b"], [64 * KIB], [1], [b""])))
+    until(node, lambda: len(node.waiting) == 1)
+    master.ask(Hold(1, "red", [b"a"], 0))
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Opened)
+    sock.close()
+
+
+def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b", "c": b"c"})
+    master.ask(Hold(1, "red", [b"a", b"b", b"c"]))
+    master.ask(Drop(1, "red", [b"c"], [9], 1))
+    node.call(lambda: node.service.synced())
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+
+    def link_again() -> None:
+        link = node.service.links[0]
+        assert link is not None
+        node.service.link_up(link, 1)
+
+    node.call(link_again)
+    master.ask(Hold(2, "red", [b"b"]))
+    node.call(lambda: node.service.synced())
+    assert master.ask(Drop(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
+
+
+def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    assert isinstance(master.ask(Hold(7, "red", [b"a"])), Flags)
+    for message in (Hold(6, "red", [b"a"], 0), Drop(6, "red", [b"a"], [9]), copy_of(b"b", epoch=6)):
+        answer = master.ask(message)
+        assert isinstance(answer, Failure)
+        assert answer.code == StaleEpoch.code
+    assert find(node, "a") is not None
+
+
+def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_answer_comes(
+    node: Served, client: Client, master: Master, tmp_path: Path
+) -> None:
+    client.put({"a": b"a" * 3000})
+
+    def evict() -> None:
+        block = node.store.table.find("red", b"a")
+        assert block is not None
+        node.store.table.room.evict(block, node.store.table._landing)
+
+    node.call(evict)
+    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
+    assert list(node.store.tiers[2].recover()) == []
+
+
+def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b"})
+    nvme = node.store.tiers[2]
+    assert isinstance(nvme, FailingNvme)
+    nvme.flush_failure = TierFailed("EIO")
+    answer = master.ask(Drop(1, "red", [b"a"], [9]))
+    assert isinstance(answer, Failure)
+    assert answer.code == Unavailable.code
+    assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
+    nvme.flush_failure = None
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
+
+
+# --- nonsense ---
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
+        pack_header(Hello.TYPE, 1, MAX_BODY_BYTES + 1),
+        MAGIC + bytes((VERSION + 1,)) + bytes(21),
+        os.urandom(4096),
+    ],
+    ids=["HTTP", "a body too large", "another version", "noise"],
+)
+def test_who_cannot_be_understood_is_told_and_hung_up_on_and_nobody_else_suffers(node: Served, client: Client, data: bytes) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        answer = read_frame(sock)[1]
+        assert isinstance(answer, Failure)
+    assert client.put({"a": b"x"}) == [1]
+
+
+def test_a_body_of_another_form_fails_its_request_alone(node: Served) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        body = Hello(ROLE_CLIENT, "red").pack()
+        for bad in (body + b"x", body[:-1], b""):
+            sock.sendall(pack_header(Hello.TYPE, 1, len(bad)) + bad)
+            answer = read_frame(sock)[1]
+            assert isinstance(answer, Failure)
+            assert answer.code == ProtocolError.code
+        sock.sendall(frame(Hello(ROLE_CLIENT, "red")))
+        assert not isinstance(read_frame(sock)[1], Failure)

@@ -1,0 +1,111 @@
+"""Promises of clockwork.py: what a running node does by itself goes on, whatever a part of it raises."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.settings import Size
+from kvstore.store import periodic_tasks as clockwork
+from kvstore.store.block_table.table import BlockTable
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node
+from kvstore.store.tuning import NodeTuning
+from kvstore.testing.transfer.waiting import eventually
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
+from tests.store.engines import LOOPBACK
+from tests.tuned import tuned
+
+
+@contextmanager
+def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[Node]:
+    """A node without a master, its loop in a thread."""
+    settings = NodeSettings(
+        master=f"unix:{folder}/nobody.sock",
+        run_dir=str(folder / "run"),
+        dram=Size(1 << 20),
+    )
+    node = Node(settings, transfer, tuning=NodeTuning(control_timeout_s=0.1, reconnect_interval_s=0.01))
+    reactor = threading.Thread(target=node.reactor.run)
+    try:
+        node.start()
+        reactor.start()
+        yield node
+    finally:
+        node.reactor.stop()
+        reactor.join()
+        node.close()
+
+
+def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Path) -> None:
+    with running(tmp_path, tuned(TransferSettings, peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
+        engine = node._storage.engine
+        assert engine is not None
+        engine.connect(other.describe())
+        eventually(lambda: not engine.peers(), "no peer is known")
+
+
+def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    came = threading.Semaphore(0)
+
+    def fail(**_: int) -> None:
+        raise RuntimeError("leases cannot be looked at")
+
+    with caplog.at_level(logging.ERROR), running(tmp_path) as node:
+        tick = node._measures.tick
+
+        def measure(table: BlockTable, now_ns: int) -> None:
+            """A later part."""
+            tick(table, now_ns)
+            came.release()
+
+        monkeypatch.setattr(node._storage.leases, "expire", fail)
+        monkeypatch.setattr(node._measures, "tick", measure)
+        for _ in range(2):
+            assert came.acquire(timeout=60)
+    assert "leases cannot be looked at" in caplog.text
+
+
+def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    came = threading.Semaphore(0)
+    with running(tmp_path) as node:
+        beat = node._storage.showing.beat
+
+        def heard(now_ns: int) -> bool:
+            came.release()
+            return beat(now_ns)
+
+        monkeypatch.setattr(node._storage.showing, "beat", heard)
+        for _ in range(3):
+            assert came.acquire(timeout=60)
+
+
+def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
+    rounds, beats = [0], [0]
+    over = threading.Event()
+    monkeypatch.setattr(clockwork, "BEAT_S", 1e-6)
+    with running(tmp_path) as node:
+
+        def beat(now_ns: int) -> bool:
+            beats[0] += 1
+            return True
+
+        def count() -> None:
+            rounds[0] += 1
+            if rounds[0] == 100:
+                over.set()
+
+        def begin() -> None:
+            monkeypatch.setattr(node._storage.showing, "beat", beat)
+            node.reactor.after_events.append(count)
+
+        node.reactor.call(begin, deadline_s=60)
+        assert over.wait(60)
+    assert beats[0] / rounds[0] < 3

@@ -1,0 +1,120 @@
+"""Promises of waiting.py: first come first served within a line, each until its deadline, and nobody is asked after it has left."""
+
+from collections.abc import Callable
+
+from kvstore.store.wait_queue import Waiting, WaitingRoom
+
+
+class Asker(Waiting):
+    """Writes down what happens to it. Its attempts succeed once it is named in its room's `lucky`; `meanwhile` runs within them."""
+
+    def __init__(self, line: "Line", name: str, tenant: str, owner: object, deadline_ns: int, meanwhile: Callable[[], None]) -> None:
+        super().__init__(tenant, owner, deadline_ns)
+        self._room = line
+        self._name = name
+        self._meanwhile = meanwhile
+
+    def attempt(self) -> bool:
+        self._room.log.append(f"try {self._name}")
+        self._meanwhile()
+        return self._name in self._room.lucky
+
+    def fail(self, error: Exception) -> None:
+        self._room.log.append(f"fail {self._name}: {error}")
+
+    def give_up(self) -> None:
+        self._room.log.append(f"late {self._name}")
+
+
+class Line:
+    """A room, and what happened to those who wait in it."""
+
+    def __init__(self) -> None:
+        self.room = WaitingRoom(max_of_owner=3)
+        self.lucky = ""
+        self.log: list[str] = []
+
+    def add(
+        self,
+        name: str,
+        *,
+        tenant: str = "red",
+        owner: object = None,
+        deadline_ns: int = 100,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.room.add(Asker(self, name, tenant, owner or name, deadline_ns, meanwhile))
+
+    def said(self) -> list[str]:
+        log, self.log = self.log, []
+        return log
+
+
+def test_the_first_is_tried_and_nobody_overtakes() -> None:
+    line = Line()
+    line.add("a")
+    line.add("b")
+    line.lucky = "b"
+    line.room.retry()
+    assert line.said() == ["try a"]
+    line.lucky = "ab"
+    line.room.retry()
+    assert line.said() == ["try a", "try b"]
+    assert len(line.room) == 0
+    line.room.retry()
+    assert line.said() == []
+
+
+def test_nobody_waits_behind_another_tenant_and_the_tenant_that_waits_longest_is_tried_first() -> None:
+    line = Line()
+    for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "green")):
+        line.add(name, tenant=tenant)
+    assert [line.room.has(tenant) for tenant in ("red", "blue", "green", "grey")] == [True, True, True, False]
+    line.lucky = "bc"
+    line.room.retry()
+    assert line.said() == ["try a", "try b", "try d"]
+    assert (line.room.has("blue"), len(line.room)) == (False, 3)
+    line.lucky = "acd"
+    line.room.retry()
+    assert line.said() == ["try a", "try c", "try d"]
+    assert len(line.room) == 0
+
+
+def test_who_leaves_during_its_own_attempt_takes_nobody_along() -> None:
+    line = Line()
+    line.add("a", owner="me", meanwhile=lambda: line.room.forget_owner("me"))
+    line.add("b")
+    line.lucky = "a"
+    line.room.retry()
+    assert line.said() == ["try a", "try b"]
+    assert len(line.room) == 1
+
+
+def test_an_attempt_that_raises_is_told_so_and_holds_up_nobody() -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    line = Line()
+    line.add("a", meanwhile=fail)
+    line.add("b")
+    line.lucky = "b"
+    line.room.retry()
+    assert line.said() == ["try a", "fail a: a bug", "try b"]
+    assert len(line.room) == 0
+
+
+def test_an_attempt_may_call_the_room_again() -> None:
+    """An answer that cannot be sent ends its connection, which frees room: the others are served from within."""
+    line = Line()
+
+    def meanwhile() -> None:
+        line.room.forget_owner("gone")
+        line.room.retry()
+
+    line.add("a", meanwhile=meanwhile)
+    line.add("b", owner="gone")
+    line.add("c")
+    line.lucky = "abc"
+    line.room.retry()
+    assert line.said() == ["try a", "try c"]
+    assert len(line.room) == 0

@@ -1,0 +1,265 @@
+"""Promises of mover.py, on a real reactor, real threads and real tiers: copies are made, and failures leave every block where it was."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
+from kvstore.rpc.reactor import Reactor
+from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
+from kvstore.store.block_table.evictor import EXTRA_BLOCKS
+from kvstore.store.tiering.mover import SlowRead, TierMover
+from kvstore.store.tuning import NodeTuning
+from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.tiers.tier import Record, TierFull
+from tests.no_threads import no_more_threads
+from tests.rpc.wires import pump
+from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.integrity import check
+from tests.store.tables import Store, value_of
+
+
+class Node:
+    """A store with a mover, its loop run by the test."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dram_bytes: int = 300,
+        hbm_bytes: int = 0,
+        batch_bytes: int = 250,
+        retry_s: float = 3600,
+        write_threads: int = 1,
+    ) -> None:
+        self.store = Store(dram_bytes, nvme_bytes=10_000, hbm_bytes=hbm_bytes, folder=folder, slab_bytes=100)
+        nvme = self.store.tiers[NVME]
+        assert isinstance(nvme, FailingNvme)
+        self.nvme = nvme
+        self.reactor = Reactor()
+        self.rooms = 0
+        self.mover = TierMover(
+            self.reactor,
+            self.store.table,
+            self.store.tiers,
+            tuning=NodeTuning(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
+            on_room=self._on_room,
+        )
+
+    def _on_room(self) -> None:
+        self.rooms += 1
+
+    def fill(self, count: int = 3) -> list[Block]:
+        return [self.store.put(str(number)) for number in range(count)]
+
+    def demote_all(self) -> None:
+        """Move every block of DRAM down, or try to."""
+        blocks = list(self.store.table.blocks())
+        for block in blocks:
+            level = self.store.table._levels[DRAM]
+            self.store.table.room.evict(block, level)
+        self.mover.kick()
+        pump(self.reactor, lambda: not any(block.moving for block in blocks))
+
+    def read(self, blocks: list[Block]) -> tuple[list[Exception | None], list[bytes]]:
+        reads = []
+        for block in blocks:
+            tier = block.fastest()
+            assert tier is not None
+            slot = block.slots[tier]
+            assert slot is not None
+            reads.append(SlowRead(block, tier, slot, memoryview(bytearray(block.size_bytes))))
+        answers: list[list[Exception | None]] = []
+        self.mover.read(reads, answers.append)
+        pump(self.reactor, lambda: bool(answers))
+        return answers[0], [bytes(read.room()) for read in reads]
+
+    def close(self) -> None:
+        self.mover.close()
+        check(self.store.table)
+        self.store.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+def test_planned_copies_are_made_in_batches_and_each_says_that_there_is_room(node: Node) -> None:
+    blocks = node.fill()
+    node.demote_all()
+    assert [block.tier_mask() for block in blocks] == [4, 4, 4]
+    assert node.rooms == 2, "250 bytes a batch: two blocks, then one"
+    assert node.store.dram.free_bytes == 300
+    assert [node.store.bytes_of(block, NVME) for block in blocks] == [value_of(block) for block in blocks]
+
+
+def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, write_threads=2)
+    both, write = threading.Barrier(2), node.nvme.write_batch
+
+    def meet(records: Sequence[Record]) -> None:
+        both.wait(PATIENCE_S)
+        write(records)
+
+    monkeypatch.setattr(node.nvme, "write_batch", meet)
+    blocks = node.fill()
+    node.demote_all()
+    assert [node.store.bytes_of(block, NVME) for block in blocks] == [value_of(block) for block in blocks]
+    node.close()
+
+
+def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
+    room = node.store.table.room
+    assert room.may_take(EXTRA_BLOCKS)
+    assert not room.may_take(1)
+    node.mover.kick()
+    assert node.rooms == 0, "others are served first"
+    node.reactor.run_once(0)
+    assert node.rooms == 1
+    assert room.may_take(1)
+
+
+@pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
+def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
+    node: Node, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = node.fill()
+    node.nvme.write_failure = failure
+    with caplog.at_level(logging.WARNING):
+        node.demote_all()
+    assert "could not be copied to nvme" in caplog.text
+    assert [block.tier_mask() for block in blocks] == [2, 2, 2]
+    assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
+    assert node.nvme.used_bytes == 0
+    node.store.put("new")
+    assert node.store.names() == "12new", "while it rests, blocks leave for good"
+
+
+def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> None:
+    node = Node(tmp_path, retry_s=0.0)
+    blocks = node.fill()
+    node.nvme.write_failure = TierFull("no room")
+    node.demote_all()
+    node.nvme.write_failure = None
+    pump(node.reactor, lambda: not node.store.table._levels[NVME].is_suspended)
+    node.demote_all()
+    assert [block.tier_mask() for block in blocks] == [4, 4, 4]
+    node.close()
+
+
+def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothing(node: Node) -> None:
+    blocks = node.fill(2)
+    for block in blocks:
+        node.store.table.room.evict(block, node.store.table._levels[DRAM])
+    node.mover.kick()
+    node.store.table.copies.drop(blocks[0])
+    pump(node.reactor, lambda: not blocks[1].moving)
+    assert [block.tier_mask() for block in blocks] == [0, 4]
+    assert not node.store.table._levels[NVME].is_suspended
+    assert node.nvme.used_bytes == 100
+    assert node.store.dram.free_bytes == 300
+
+
+def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
+    node = Node(tmp_path, hbm_bytes=300)
+    blocks = node.fill(2)
+    for block in blocks:
+        for _ in range(2):
+            node.store.read("red", block.key, 0)
+        node.store.table.room.warm(block)
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    for block in blocks:
+        node.store.table.copies.drop_copy(block, DRAM)
+        node.store.table.room.evict(block, node.store.table._levels[HBM])
+    damaged = blocks[0].hbm
+    hbm = node.store.tiers[HBM]
+    assert isinstance(hbm, FailingHbm)
+    assert damaged is not None
+    hbm.unreadable = frozenset((damaged,))
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert [block.tier_mask() for block in blocks] == [0, 2]
+    node.close()
+
+
+def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
+    blocks = node.fill()
+    blocks[1].checksum ^= 1
+    node.demote_all()
+    answers, values = node.read(blocks)
+    assert [type(answer) for answer in answers] == [type(None), ChecksumMismatch, type(None)]
+    assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
+
+
+def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
+    blocks, let_go = node.fill(), threading.Event()
+
+    def keep_one_busy() -> None:
+        let_go.wait(PATIENCE_S)
+
+    node.demote_all()
+    node.mover.do_aside(keep_one_busy)
+    no_more_threads(monkeypatch)
+    try:
+        answers, values = node.read(blocks)
+    finally:
+        let_go.set()
+    assert (answers, values) == ([None] * 3, [value_of(block) for block in blocks])
+
+
+def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: Node) -> None:
+    blocks = node.fill(2)
+    node.demote_all()
+    node.nvme.read_failure = OSError("EIO")
+    answers, _ = node.read(blocks)
+    assert [type(answer) for answer in answers] == [OSError, OSError]
+
+
+@pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])
+def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, failure: Exception | None) -> None:
+    node.nvme.flush_failure = failure
+    done: list[KVStoreError | None] = []
+    node.mover.flush(done.append)
+    pump(node.reactor, lambda: bool(done))
+    assert [type(answer) for answer in done] == [type(None) if failure is None else Unavailable]
+    node.mover.flush()
+    node.nvme.flush_failure = None
+
+
+@pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
+def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
+    """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
+    blocks = node.fill()
+    for block in blocks:
+        node.store.table.room.evict(block, node.store.table._levels[DRAM])
+    if moment == "before its copy":
+        blocks[0].is_gone = True
+    node.mover.kick()
+    blocks[0].is_gone = True
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert "a callback of the event loop failed" in caplog.text
+    assert [block.tier_mask() for block in blocks] == [0, 4, 4]
+    assert not node.store.table._levels[NVME].is_suspended
+    blocks[0].is_gone = False
+    assert node.store.try_put("new") is not None, "and there is room"
+
+
+def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    (block,) = node.fill(1)
+    node.store.table.room.evict(block, node.store.table._levels[DRAM])
+    monkeypatch.setattr(node.store.table.room, "relieve", fail)
+    node.mover.kick()
+    pump(node.reactor, lambda: not block.moving)
+    assert block.tier_mask() == 4

@@ -1,0 +1,346 @@
+"""Promises of claims.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it does not."""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, Claim, Publish
+from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
+from kvstore.protocol.event_messages import Events
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.store.block_table.block import Block
+from tests.rpc.wires import frame, read_frame
+from tests.store.integrity import check
+from tests.store.made import made
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
+from tests.store.tables import PUT_TTL_NS
+
+Answer = Callable[[Grants | KVStoreError], None]
+
+
+class Master:
+    """The node's master, as far as claims go: it keeps what it is asked until the test decides."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.asked: list[tuple[Claim, Answer]] = []
+        node.call(lambda: node.claims.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
+
+    def decide(self, reply: Grants | KVStoreError) -> Claim:
+        until(self.node, lambda: bool(self.asked))
+        claim, answer = self.asked.pop()
+        self.node.call(lambda: answer(reply))
+        return claim
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def master(node: Served) -> Master:
+    return Master(node)
+
+
+def put(client: Client, **values: bytes) -> tuple[threading.Thread, list[Any]]:
+    """An unreserved put in a thread of its own; its flags or its exception will be in the list."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(client.put(values, generation=0))
+        except KVStoreError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def grants(*statuses: int, generation: int = 42) -> Grants:
+    return Grants(bytes(statuses), [5] * len(statuses), [generation] * len(statuses))
+
+
+def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"aaa", b=b"b")
+    until(node, lambda: bool(master.asked))
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None, "not before the master has decided"
+    claim = master.decide(grants(GRANTED, GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED, STORED]]
+    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys) == (7, "red", "ns", [b"a", b"b"])
+    assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
+    assert client.read("a", "b", generations=[42, 42])[1] == [b"aaa", b"b"]
+    assert node.call(lambda: node.publisher.last_seq) == 0, "the master knows already"
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Master, is_whole: bool) -> None:
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sent = frame(Put("ns", [b"a"], [5], [0], [digest(b"value")], [b"above"]), 1, b"value")
+    sock.sendall(sent[: None if is_whole else -2])
+    if not is_whole:
+        until(node, lambda: node.store.table.open_puts == 1)
+        assert master.asked == []
+        sock.sendall(sent[-2:])
+    until(node, lambda: bool(master.asked))
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", 1)
+    claim = master.decide(grants(GRANTED))
+    assert (claim.keys, list(claim.sizes), list(claim.checksums), claim.parents) == ([b"a"], [5], [digest(b"value")], [b"above"])
+    assert read_frame(sock)[1] == Flags(bytes([STORED]))
+    block = node.call(lambda: node.store.table.find("red", b"a"))
+    assert block is not None
+    assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"value"), 42)
+    slot = block.dram
+    assert slot is not None
+    assert node.call(lambda: bytes(node.store.dram.view(slot))) == b"value"
+    node.call(lambda: check(node.store.table))
+    sock.close()
+
+
+def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, client: Client, master: Master) -> None:
+    node.acknowledges = False
+    writer = node.connect()
+    reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
+    reserved.start()
+    until(node, lambda: bool(node.unanswered))
+    thread, results = put(client, old=b"o", new=b"n")
+    master.decide(grants(GRANTED))
+    node.settled()
+    assert results == [], "what it would call there already can still be lost"
+    node.call(lambda: node.unanswered.pop()(None))
+    thread.join(TIMEOUT_S)
+    reserved.join(TIMEOUT_S)
+    assert results == [[ALREADY_THERE, STORED]]
+    writer.close()
+
+
+def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_gone(node: Served, client: Client, master: Master) -> None:
+    """It was put a moment ago, and may be lost with the node before any master has heard of it."""
+    node.acknowledges = False
+    writer = node.connect()
+    reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
+    reserved.start()
+    until(node, lambda: bool(node.unanswered))
+    for durable, flag in ((False, ASK_AGAIN), (True, ALREADY_THERE)):
+        if durable:
+            node.call(lambda: node.unanswered.pop()(None))
+        thread, results = put(client, old=b"o", new=b"n")
+        master.decide(Unavailable("the master is gone"))
+        thread.join(TIMEOUT_S)
+        assert results == [[flag, ASK_AGAIN]]
+    reserved.join(TIMEOUT_S)
+    writer.close()
+
+
+def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
+    """What the node tells its master, which answers nothing from now on."""
+    said: list[Publish] = []
+    monkeypatch.setattr(node, "_publish", lambda message, _answered: said.append(message))
+    node.call(lambda: node.publisher.link_up(node._publish, 1, lambda: None))
+    return said
+
+
+def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if more messages wait for their answers than may: else the master takes the node for the holder of what is on its way out,
+    tells the writer that it is there already, and then hears that it is gone."""
+    said = published(node, monkeypatch)
+    for name in (b"a", b"b", b"c"):
+        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(node.publisher.flush_now)
+    assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
+    other, _ = put(client, z=b"z")
+    claimed = master.decide(grants(GRANTED)).keys
+    other.join(TIMEOUT_S)
+    assert (claimed, sum(message.keys == [b"c"] for message in said)) == ([b"z"], 0), "that concerns it not"
+    thread, results = put(client, c=b"c")
+    until(node, lambda: bool(master.asked))
+    assert said[-1].keys == [b"c"]
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+
+
+def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claimed_behind_the_word_of_that(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the inventory, which need not have been said yet, does not name it any more."""
+    assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
+    said = published(node, monkeypatch)
+    gone = node.call(lambda: node.store.table.find("red", b"0"))
+    assert gone is not None
+    node.call(lambda: node.store.table.copies.drop(gone))
+    thread, results = put(client, **{"0": b"w"})
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+    assert [message.phase for message in said] == [PHASE_SYNC_BEGIN, *[PHASE_SYNC] * 3, PHASE_STREAM]
+    assert list(said[-1].keys) == [b"0"]
+
+
+def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
+    node.call(node.claims.link_down)
+    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
+    assert node.call(lambda: node.store.dram.used_bytes) == 0
+
+
+@pytest.mark.parametrize("reply", [Unavailable("the connection broke"), StaleEpoch("another master owns the catalog")])
+def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
+    node: Served, client: Client, master: Master, reply: KVStoreError
+) -> None:
+    thread, results = put(client, a=b"a", b=b"b")
+    master.decide(reply)
+    thread.join(TIMEOUT_S)
+    assert results == [[ASK_AGAIN, ASK_AGAIN]]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("reply", [CatalogUnavailable("etcd is away"), grants(GRANTED)])
+def test_a_master_that_fails_or_answers_for_other_keys_leaves_nothing(
+    node: Served, client: Client, master: Master, reply: Grants | KVStoreError
+) -> None:
+    thread, results = put(client, a=b"a", b=b"b")
+    master.decide(reply)
+    thread.join(TIMEOUT_S)
+    assert type(results[0]) is (ProtocolError if isinstance(reply, Grants) else CatalogUnavailable)
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
+
+
+def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"a")
+    until(node, lambda: bool(master.asked))
+    later_ns = node.reactor.now_ns() + PUT_TTL_NS
+    emitted: list[tuple[int, int]] = []
+    node.store.emit = lambda kind, block: emitted.append((kind, block.generation))
+    node.call(lambda: node.store.table.expire(now_ns=later_ns))
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[ASK_AGAIN]]
+    assert emitted == [(EVENT_GONE, 42)]
+    assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
+
+
+def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    thread, results = put(client, a=b"a", b=b"b")
+    monkeypatch.setattr(node.store.table, "commit_claimed", fail)
+    master.decide(grants(GRANTED, GRANTED))
+    thread.join(TIMEOUT_S)
+    assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.answers))) == ("", 0, 0)
+
+
+def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
+    client = node.connect()
+    thread, _results = put(client, a=b"a")
+    until(node, lambda: bool(master.asked))
+    for session in node.call(lambda: list(node.server.sessions)):
+        node.call(session.close)
+    thread.join(TIMEOUT_S)
+    master.decide(grants(GRANTED))
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.answers))) == ("", 0, 0)
+    client.close()
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served, master: Master, is_expired: bool) -> None:
+    """Numbers can be guessed. A block shown under no generation would be disowned by the decision: gone, and yet visible."""
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
+    until(node, lambda: bool(master.asked))
+    put = node.call(lambda: node.store.table.puts.of_key("red", b"a"))
+    assert put is not None
+    if is_expired:
+        node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
+    sock.sendall(frame(Commit([put.put_id], [digest(b"x")]), 2) + frame(Abort([put.put_id]), 3))
+    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([ASK_AGAIN])), Ok()]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
+    master.decide(grants(GRANTED))
+    assert read_frame(sock)[1] == Flags(bytes([ASK_AGAIN if is_expired else STORED]))
+    node.call(lambda: check(node.store.table))
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
+    sock.close()
+
+
+def test_the_master_of_each_partition_decides_about_its_own_keys(node: Served, client: Client) -> None:
+    asked: dict[int, tuple[Claim, Answer]] = {}
+
+    def link_up() -> None:
+        node.partitioning.tell(3)
+        node.publishers.cut()
+        for partition in (0, 1, 2):
+            node.claims.link_up(partial(ask, partition), 7 + partition, partition)
+
+    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+        asked[partition] = claim, answer
+
+    node.call(link_up)
+    names = [f"key-{number}" for number in range(12)]
+    thread, results = put(client, **{name: name.encode() for name in names})
+    until(node, lambda: len(asked) == 3)
+    for partition, (claim, answer) in asked.items():
+        assert results == []
+        assert claim.epoch == 7 + partition
+        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
+        status = PRESENT if partition == 1 else GRANTED
+        node.call(partial(answer, grants(*[status] * len(claim.keys))))
+    thread.join(TIMEOUT_S)
+    assert results == [[ALREADY_THERE if node.partitioning.of(name.encode()) == 1 else STORED for name in names]]
+
+
+def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:
+    """It takes the blocks to be here from then on and may have them removed; what is gone before the end is not told as stored."""
+    asked: dict[int, tuple[Claim, Answer]] = {}
+    asker = object()
+
+    def link_up() -> int:
+        node.partitioning.tell(2)
+        node.publishers.cut()
+        for partition in (0, 1):
+            node.claims.link_up(partial(ask, partition), 7, partition)
+        return node.store.table.events.answer(asker, "red", Events(0, 100)).next_cursor
+
+    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+        asked[partition] = claim, answer
+
+    def decide(partition: int) -> list[bytes]:
+        claim, answer = asked[partition]
+        node.call(lambda: answer(grants(*[GRANTED] * len(claim.keys))))
+        return claim.keys
+
+    def blocks(keys: list[bytes]) -> list[Block]:
+        return node.call(lambda: [block for key in keys if (block := node.store.table.find("red", key)) is not None])
+
+    cursor = node.call(link_up)
+    names = [f"key-{number}" for number in range(6)]
+    thread, results = put(client, **dict.fromkeys(names, b"v"))
+    until(node, lambda: len(asked) == 2)
+    first = decide(1)
+    assert [(block.key, block.generation) for block in blocks(first)] == [(key, 42) for key in first]
+    assert results == []
+    removed = first[0]
+    for block in blocks([removed]):
+        node.call(partial(node.store.table.copies.drop, block))
+    decide(0)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED] * len(names)]
+    told = node.call(lambda: node.store.table.events.answer(asker, "red", Events(cursor, 100)))
+    assert told.keys == [removed, *(name.encode() for name in names if name.encode() != removed)]
+    assert blocks([removed]) == []

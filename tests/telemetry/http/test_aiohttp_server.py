@@ -1,0 +1,226 @@
+"""Promises of serving.py: who may, how many at once, and the form of errors, over real sockets."""
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kvstore.protocol.errors import DeadlineExceeded, Denied, InvalidArgument
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S
+from kvstore.security.tls.https import HttpsCertificate
+from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.telemetry.http import aiohttp_server as module
+from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.aiohttp_server import Connections
+from kvstore.telemetry.http.server import Handler, HttpServer, asked
+from kvstore.testing.transfer.waiting import eventually
+from tests.security.tls.certified import HOSTS, Cluster
+from tests.telemetry.http.asking import TIMEOUT_S, Answer, ask
+from tests.telemetry.http.served import fine, serving
+
+
+def failing(error: Exception) -> Handler:
+    async def handler(_request: web.Request) -> web.Response:
+        raise error
+
+    return handler
+
+
+@pytest.mark.parametrize(("has", "status"), [(Access.NONE, 401), (Access.READ, 200), (Access.ADMIN, 200)])
+def test_a_route_is_only_for_who_may(has: Access, status: int) -> None:
+    with serving(fine, has=has) as server:
+        assert ask(server.address, "/it").status == status
+
+
+def test_what_needs_nothing_is_for_all_even_for_pages_of_other_sites() -> None:
+    with serving(fine, needs=Access.NONE, has=Access.NONE) as server:
+        assert ask(server.address, "/it", headers={"Origin": "http://evil.example"}).status == 200
+
+
+def test_pages_of_other_sites_are_refused() -> None:
+    with serving(fine) as server:
+        answer = ask(server.address, "/it", headers={"Origin": "http://evil.example"})
+    assert (answer.status, answer.json()) == (403, {"error": "this is not for pages of other sites"})
+
+
+def test_who_shows_a_credential_may_ask_from_this_host_by_its_name() -> None:
+    with serving(fine) as server:
+        assert ask(server.address, "/it", headers={"Host": "node-1.example:9100"}).status == 200
+        assert ask(server.address, "/it", headers={"Host": "[::1"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(InvalidArgument("no"), 400), (DeadlineExceeded("no"), 504), (Denied("no"), 403), (Exception("no"), 500)]
+)
+def test_errors_are_json_with_the_status_of_their_branch(error: Exception, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(failing(error)) as server, caplog.at_level(logging.CRITICAL):
+        answer = ask(server.address, "/it")
+    assert answer.status == status
+    assert answer.json()["error"].endswith("no")
+
+
+def test_what_is_not_there_is_refused_in_the_same_form() -> None:
+    with serving(fine) as server:
+        assert (ask(server.address, "/that").status, ask(server.address, "/that").json()) == (404, {"error": "404: Not Found"})
+        answer = ask(server.address, "/it", method="POST")
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REQUESTS", 1)
+    entered, end = threading.Event(), threading.Event()
+
+    async def handler(_request: web.Request) -> web.Response:
+        entered.set()
+        await asked(lambda: end.wait(60))
+        return web.Response(text="the end")
+
+    with serving(handler) as server:
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(ask(server.address, "/it")))
+        asking.start()
+        assert entered.wait(60)
+        refused = ask(server.address, "/it")
+        end.set()
+        asking.join(60)
+        assert (refused.status, [answer.text for answer in answers]) == (503, ["the end"])
+        assert ask(server.address, "/it").status == 200
+
+
+def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown_when_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    first, second = Cluster(tmp_path / "first"), Cluster(tmp_path / "second")
+    cert, key = first.file(Subject(MASTER), hosts=HOSTS)
+    server = HttpServer("127.0.0.1:0", https=HttpsCertificate(str(cert), str(key)))
+    server.add("GET", "/it", fine, needs=Access.NONE)
+    server.start()
+    try:
+        assert is_answered(server, first)
+        assert not is_answered(server, second)
+        with pytest.raises(OSError, match=r"(?i)closed|reset"):
+            ask(server.address, "/it")
+        for file, other in zip((cert, key), second.file(Subject(MASTER), hosts=HOSTS), strict=True):
+            other.replace(file)
+        eventually(lambda: is_answered(server, second), "the new certificate is shown")
+    finally:
+        server.close()
+
+
+def is_answered(server: HttpServer, trusted: Cluster) -> bool:
+    """Somebody who trusts that authority alone."""
+    trusting = ssl.create_default_context(cafile=str(trusted.folder / "ca.pem"))
+    try:
+        with urllib.request.urlopen(f"{server.told()}/it", timeout=60, context=trusting) as answered:
+            return bool(answered.status == 200)
+    except OSError:
+        return False
+
+
+async def health(_request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+async def long(_request: web.Request) -> web.Response:
+    return web.Response(body=bytes(LONG_BYTES))
+
+
+LONG_BYTES = 32 << 20
+ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %b\r\n\r\n"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """Six connections are the most; who shows a token of an operator is let in."""
+    monkeypatch.setattr(module, "Connections", lambda runner: Connections(runner, most=6))
+
+    def authorize(request: web.Request) -> Access:
+        return Access.ADMIN if request.headers.get("X-Token") == "ours" else Access.NONE
+
+    made = HttpServer("127.0.0.1:0", authorize=authorize)
+    made.add("GET", "/mine", fine, needs=Access.ADMIN)
+    made.add("GET", "/long", long, needs=Access.NONE)
+    made.add("GET", "/health", health, needs=Access.NONE)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def connected(server: HttpServer, count: int) -> Iterator[list[socket.socket]]:
+    address = parse_address(server.address)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((address.host, address.port), TIMEOUT_S)) for _ in range(count)]
+
+
+def answer(sock: socket.socket, path: bytes, token: bytes = b"") -> bytes:
+    """The first line of what is answered; b"" where it is hung up on."""
+    try:
+        sock.sendall(ASKED % (path, token))
+        return sock.recv(65_536).partition(b"\r\n")[0]
+    except ConnectionError:
+        return b""
+
+
+def ends(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_whoever_asks_for_nothing_is_hung_up_on_after_his_time(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected(server, 1) as (asking,):
+        assert answer(asking, b"health") == b"HTTP/1.1 200 OK"
+        monkeypatch.setattr(module, "FIRST_REQUEST_S", 0.05)
+        with connected(server, 1) as (silent,):
+            assert ends(silent)
+        assert answer(asking, b"health") == b"HTTP/1.1 200 OK"
+
+
+def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on_and_nobody_who_was_let_in(server: HttpServer) -> None:
+    with connected(server, 1) as (operator,):
+        assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
+        with connected(server, 1) as (first,):
+            assert answer(first, b"mine") == b"HTTP/1.1 401 Unauthorized"
+            with connected(server, 4) as others:
+                assert ends(first)
+                assert ends(others[0])
+                assert answer(others[-1], b"health") == b"HTTP/1.1 200 OK"
+                assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
+        assert ask(server.address, "/health").status == 200
+
+
+def test_where_no_connection_is_left_but_those_of_who_was_let_in_another_one_is_refused(server: HttpServer) -> None:
+    with contextlib.ExitStack() as stack:
+        operators = []
+        for _ in range(6):
+            operators += stack.enter_context(connected(server, 1))
+            assert answer(operators[-1], b"mine", b"ours") == b"HTTP/1.1 200 OK"
+        with connected(server, 1) as (late,):
+            assert ends(late)
+        for operator in operators:
+            assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
+
+
+def test_who_takes_nothing_of_an_answer_is_noticed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed: list[tuple[float, bool]] = []
+
+    def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
+        noticed.append((timeout_s, gives_up_unread))
+
+    monkeypatch.setattr(module, "notice_vanished_host", notice)
+    with connected(server, 1) as (asking,):
+        assert answer(asking, b"health") == answer(asking, b"health") == b"HTTP/1.1 200 OK"
+    assert noticed == [(PEER_TIMEOUT_S, True)]

@@ -1,0 +1,118 @@
+"""Promises of tombstones.py, one a test: real files, a real full disk by RLIMIT_FSIZE."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, TierFailed
+from kvstore.tiers.deletion_log import MAX_TOMBSTONES, RECORD_BYTES, Tombstones
+from kvstore.tiers.tier import TierFull
+
+
+def ids(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(8) for number in numbers]
+
+
+@contextmanager
+def file_size_limit(limit_bytes: int) -> Iterator[None]:
+    """The kernel refuses to write any file behind `limit_bytes`. (Python ignores the signal that goes with it.)"""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "removed.ids"
+
+
+@pytest.fixture
+def open_file(path: Path) -> Iterator[Callable[..., Tombstones]]:
+    opened: list[Tombstones] = []
+
+    def open_one(*, sync: bool = True) -> Tombstones:
+        opened.append(Tombstones(path, sync=sync))
+        return opened[-1]
+
+    yield open_one
+    for file in opened:
+        file.close()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_was_added_is_there_after_re_opening_until_it_is_cleared(open_file: Callable[..., Tombstones], sync: bool) -> None:
+    first = open_file(sync=sync)
+    assert first.ids == set()
+    first.add(ids(0, 7))
+    first.add(ids(7, 1 << 63))
+    first.add(ids(0))
+    second = open_file()
+    assert second.ids == set(ids(0, 7, 1 << 63)) == first.ids
+    second.add(ids(8))
+    second.clear()
+    assert second.ids == set() == open_file().ids
+    second.clear()
+    second.add(ids(9))
+    assert open_file().ids == set(ids(9))
+
+
+def test_it_takes_its_room_at_once_and_no_more_than_that(open_file: Callable[..., Tombstones], path: Path) -> None:
+    file = open_file(sync=False)
+    assert path.stat().st_size == MAX_TOMBSTONES * RECORD_BYTES <= path.stat().st_blocks * 512
+    file.add(ids(*range(MAX_TOMBSTONES)))
+    with pytest.raises(TierFull, match="wait for the disk already"):
+        file.add(ids(MAX_TOMBSTONES))
+    file.add(ids(5))
+    assert len(open_file().ids) == MAX_TOMBSTONES
+
+
+def test_a_record_that_was_torn_is_none_and_its_neighbours_are(open_file: Callable[..., Tombstones], path: Path) -> None:
+    open_file().add(ids(1, 2, 3))
+    with path.open("r+b") as raw:
+        raw.seek(RECORD_BYTES + 12)
+        raw.write(b"\0\0\0\0")
+    damaged = open_file()
+    assert damaged.ids == set(ids(1, 3))
+    damaged.add(ids(4))
+    assert open_file().ids == set(ids(1, 3, 4))
+
+
+@pytest.mark.parametrize("number", [59, 10_898])
+def test_the_last_record_is_found_though_its_digest_ends_in_zeros(open_file: Callable[..., Tombstones], path: Path, number: int) -> None:
+    """As all that lies behind it is."""
+    open_file().add(ids(0, number))
+    assert path.read_bytes()[: 2 * RECORD_BYTES].endswith(b"\0" if number == 59 else b"\0\0")
+    again = open_file()
+    assert again.ids == set(ids(0, number))
+    again.add(ids(1))
+    assert open_file().ids == set(ids(0, 1, number))
+
+
+def test_a_disk_that_takes_nothing_is_told_of_and_nothing_is_forgotten(open_file: Callable[..., Tombstones]) -> None:
+    file = open_file()
+    file.add(ids(1))
+    with file_size_limit(RECORD_BYTES), pytest.raises(TierFailed, match="cannot be written down: File too large"):
+        file.add(ids(2))
+    with file_size_limit(2 * RECORD_BYTES), pytest.raises(TierFull, match="16 of 32 bytes were"):
+        file.add(ids(2, 3))
+    with file_size_limit(0):
+        file.clear()
+    assert file.ids == set(ids(1))
+    file.add(ids(2, 3))
+    assert open_file().ids == set(ids(1, 2, 3))
+
+
+def test_a_path_that_cannot_be_written_or_gets_no_room_is_refused(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        Tombstones(tmp_path, sync=False)
+    before = len(os.listdir("/proc/self/fd"))
+    with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="gets no room: File too large"):
+        Tombstones(path, sync=False)
+    assert len(os.listdir("/proc/self/fd")) == before

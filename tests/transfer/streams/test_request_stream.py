@@ -1,0 +1,278 @@
+"""One stream of requests: how far ahead it asks, in which order, and who fails when its connection breaks."""
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import pytest
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unreachable,
+)
+from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.waiting import PATIENCE_S, POLL_S
+from kvstore.transfer.agent import Direction, Rail, Request
+from kvstore.transfer.memory.region import Piece
+from kvstore.transfer.streams.request_stream import MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
+from kvstore.transfer.streams.tcp import TcpConnection
+from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
+
+WINDOW = 3
+SIZE = 10
+READ, WRITE = Direction.READ, Direction.WRITE
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return Lane(threading.Lock(), WINDOW)
+
+
+def a_request(direction: Direction = READ, *, pieces: int = 1, timeout_s: float = PATIENCE_S, fences: Sequence[int] = ()) -> Request:
+    ours, theirs = make_region(SIZE), make_region(SIZE)
+    piece = Piece(ours, 0, shown(theirs), 0, SIZE if pieces == 1 else 1)
+    return Request(direction, "peer", [piece] * pieces, Deadline(timeout_s), fences=fences)
+
+
+def a_notice(message: bytes = b"hello") -> NoticeRequest:
+    request = NoticeRequest(WRITE, "peer", (), Deadline(PATIENCE_S))
+    request.message = message
+    return request
+
+
+class Watched(TcpConnection):
+    """Says when who asks has come to wait for an answer: it sends no more ahead then."""
+
+    def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
+        if len(parts) == 1 and len(parts[0]) == HEADER_BYTES:
+            self.waits.set()
+        super().recv_into(parts, deadline)
+
+    @cached_property
+    def waits(self) -> threading.Event:
+        return threading.Event()
+
+
+@contextmanager
+def a_link(play: Callable[[socket.socket], None]) -> Iterator[Link]:
+    with RawAnswerer(play) as answerer:
+        connection = Watched.connect(answerer.metadata.removeprefix(b"kvagent1 tcp "), Rail(), Deadline(PATIENCE_S))
+        assert isinstance(connection, Watched)
+        if isinstance(play, Recorder):
+            play.asker = connection.waits
+        yield Link(connection, 7)
+        connection.close()
+
+
+class Recorder:
+    """Answers requests rightly, each only after the asker sends no more ahead. `ahead` lists, for each answer, what had come by then."""
+
+    def __init__(self) -> None:
+        self.ahead: list[list[str]] = []
+        self.bodies: list[bytes] = []
+        self.asker: threading.Event
+
+    def __call__(self, sock: socket.socket) -> None:
+        waiting: list[tuple[Header, bytes]] = []
+        names = {kind.TYPE: kind.__name__ for kind in (Fetch, Store, Fence, Notice, Join)}
+        while True:
+            while self._is_more_to_come(sock) if waiting else select.select([sock], [], [], PATIENCE_S)[0]:
+                header = unpack_header(read(sock, HEADER_BYTES))
+                waiting.append((header, read(sock, header.body_bytes)))
+                self.bodies.append(waiting[-1][1])
+                read(sock, header.payload_bytes)
+            self.ahead.append([names[header.type] for header, _ in waiting])
+            header, body = waiting.pop(0)
+            payload = bytes([header.request_id % 256]) * sum(Fetch.unpack(body).sizes) if header.type == Fetch.TYPE else b""
+            self.asker.clear()
+            sock.sendall(frame(Ok(), header.request_id, payload=payload))
+
+    def _is_more_to_come(self, sock: socket.socket) -> bool:
+        while not self.asker.wait(POLL_S):
+            if select.select([sock], [], [], 0)[0]:
+                return True
+        return bool(select.select([sock], [], [], POLL_S)[0])
+
+
+def run(lane: Lane, link: Link, requests: Sequence[Request]) -> None:
+    """Until all are over."""
+    for request in requests:
+        lane.add(request)
+    while lane.queue or lane.sent:
+        lane.step(link, asks=True)
+    assert [outcome(request) for request in requests] == [None] * len(requests)
+    assert lane.queued_bytes == 0
+    assert lane.is_proven
+
+
+def test_it_asks_as_far_ahead_as_the_window(lane: Lane) -> None:
+    recorder = Recorder()
+    with a_link(recorder) as link:
+        requests = [a_request() for _ in range(WINDOW + 1)]
+        run(lane, link, requests)
+    assert [len(ahead) for ahead in recorder.ahead] == [3, 3, 2, 1]
+    assert [bytes(request.pieces[0].local.memory) for request in requests] == [bytes([number]) * SIZE for number in (1, 2, 3, 4)]
+
+
+def test_only_one_direction_is_under_way_at_a_time(lane: Lane) -> None:
+    recorder = Recorder()
+    with a_link(recorder) as link:
+        run(lane, link, [a_request(READ), a_request(WRITE), a_request(WRITE), a_request(READ)])
+    assert recorder.ahead == [["Fetch"], ["Store", "Store"], ["Store"], ["Fetch"]]
+
+
+def test_notifications_and_fenced_writes_wait_for_what_is_under_way(lane: Lane) -> None:
+    recorder = Recorder()
+    with a_link(recorder) as link:
+        run(lane, link, [a_request(WRITE), a_notice(), a_request(WRITE), a_request(WRITE, fences=(5, 6)), a_request(WRITE)])
+    assert recorder.ahead == [["Store"], ["Notice", "Store"], ["Store"], ["Fence"], ["Store", "Store"], ["Store"]]
+    assert Notice.unpack(recorder.bodies[1]).message == b"hello"
+    assert list(Fence.unpack(recorder.bodies[3]).connections) == [5, 6]
+
+
+def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(lane: Lane) -> None:
+    """The peer sends and does not receive meanwhile: with more than its socket takes, each would wait for the other."""
+    half, full = MAX_AHEAD_PIECES // 2, MAX_AHEAD_PIECES
+    recorder = Recorder()
+    with a_link(recorder) as link:
+        run(lane, link, [a_request(pieces=count) for count in (half, half, half, full + 1, full, 1)])
+    assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1, 2, 2, 1]
+
+
+def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(lane: Lane) -> None:
+    recorder = Recorder()
+    with a_link(recorder) as link:
+        for _ in range(5):
+            lane.add(a_request())
+        lane.step(link, asks=True)
+        while lane.sent:
+            lane.step(link, asks=False)
+        lane.step(link, asks=False)
+    assert len(lane.queue) == 2
+    assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1]
+
+
+def answers(*make: Callable[[int], bytes]) -> Callable[[socket.socket], None]:
+    """Answers request after request with these bytes, made from its id."""
+
+    def play(sock: socket.socket) -> None:
+        for one in make:
+            header = unpack_header(read(sock, HEADER_BYTES))
+            read(sock, header.body_bytes + header.payload_bytes)
+            sock.sendall(one(header.request_id))
+        sock.recv(1)
+
+    return play
+
+
+def right(number: int) -> bytes:
+    return frame(Ok(), number, payload=bytes(SIZE))
+
+
+def test_a_typed_error_ends_one_request_alone(lane: Lane) -> None:
+    with a_link(answers(lambda number: frame(Failure(StaleHandle.code, "gone"), number), right)) as link:
+        requests = [a_request(), a_request()]
+        for request in requests:
+            lane.add(request)
+        lane.step(link, asks=True)
+        lane.step(link, asks=True)
+    assert [type(outcome(request)) for request in requests] == [StaleHandle, type(None)]
+
+
+WRONG: list[Callable[[int], bytes]] = [
+    lambda number: frame(Ok(), number, payload=bytes(SIZE + 1)),
+    lambda number: frame(Ok(), number + 1, payload=bytes(SIZE)),
+    lambda number: frame(Joined(""), number),
+    lambda number: frame(Ok(), number, body=b"x", payload=bytes(SIZE)),
+    lambda number: frame(Ok(), number, body=bytes(MAX_TRANSFER_BODY_BYTES + 1)),
+    lambda number: frame(Failure(Closed.code, ""), number),
+    lambda number: frame(Failure(DeadlineExceeded.code, ""), number),
+    lambda number: frame(Failure(Cancelled.code, ""), number),
+    lambda number: b"x" * HEADER_BYTES,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=range(len(WRONG)))
+def test_an_answer_that_is_none_breaks_the_connection(lane: Lane, wrong: Callable[[int], bytes]) -> None:
+    with a_link(answers(wrong)) as link:
+        lane.add(a_request())
+        with pytest.raises(ProtocolError):
+            lane.step(link, asks=True)
+        assert not link.connection.is_open
+        assert len(lane.sent) == 1
+
+
+def test_a_failure_that_names_no_request_ends_the_connection(lane: Lane) -> None:
+    with a_link(answers(lambda number: frame(Failure(StaleHandle.code, "you"), 0))) as link:
+        lane.add(a_request())
+        with pytest.raises(StaleHandle):
+            lane.step(link, asks=True)
+        assert not link.connection.is_open
+
+
+def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: Lane) -> None:
+    one, other = a_request(), a_request()
+    lane.add(one)
+    lane.add(other)
+    assert lane.take_back(one)
+    assert not lane.take_back(one)
+    assert list(lane.queue) == [other]
+    assert lane.queued_bytes == SIZE
+
+
+# --- who fails when the connection breaks ---
+
+
+def broken(lane: Lane, error: KVStoreError, *, has_link: bool = True) -> list[tuple[Request, type[KVStoreError]]]:
+    with a_link(lambda sock: None) as link:
+        return [(request, type(reason)) for request, reason in lane.broke(link if has_link else None, error)]
+
+
+def under_way(lane: Lane, *requests: Request) -> None:
+    """These have been asked for."""
+    for request in requests:
+        lane.add(request)
+        lane.sent.append(lane.queue.popleft())
+
+
+def test_one_that_was_open_before_and_is_dead_fails_none(lane: Lane) -> None:
+    """They are asked for again in the same order, the writes after a fence."""
+    one, other, third = a_request(WRITE, fences=(1,)), a_request(WRITE), a_request()
+    under_way(lane, one, other)
+    lane.add(third)
+    lane._step_ns = Deadline(0).at_ns
+    assert broken(lane, Unreachable("")) == []
+    assert list(lane.queue) == [one, other, third]
+    assert [request.fences for request in (one, other, third)] == [(1, 7), (7,), ()]
+    assert one.unsettled == ()
+    assert lane.queued_bytes == 3 * SIZE
+
+
+def test_one_that_was_open_before_and_stalls_fails_all(lane: Lane) -> None:
+    request = a_request()
+    under_way(lane, request)
+    with a_link(lambda sock: None) as link:
+        link.connection.stall_timeout_s = 0.0
+        assert [failed for failed, _ in lane.broke(link, Unreachable(""))] == [request]
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(lane: Lane, proven: bool) -> None:
+    late, cancelled, innocent, queued = a_request(timeout_s=0), a_request(), a_request(), a_request(timeout_s=0)
+    under_way(lane, late, cancelled, innocent)
+    lane.add(queued)
+    lane.is_proven = proven
+    cancelled.is_cancelled = True
+    assert broken(lane, Closed("")) == [(late, DeadlineExceeded), (cancelled, Cancelled), (queued, DeadlineExceeded)]
+    assert list(lane.queue) == [innocent]

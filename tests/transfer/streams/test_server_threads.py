@@ -1,0 +1,121 @@
+"""Promises of servers.py: a thread for everyone in the end, and no more of them than are needed."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.transfer.streams.server_threads import RELIEF_NS, RETRY_NS, Servers
+
+USUAL, MOST = 2, 4
+
+
+class Work:
+    """Something that lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        self.let_go.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    servers = Servers(USUAL, MOST)
+    yield servers
+    servers.close()
+    assert not servers._threads
+
+
+def submit(servers: Servers, count: int) -> list[Work]:
+    found = [Work() for _ in range(count)]
+    for work in found:
+        servers.submit(work)
+    return found
+
+
+def let_go(works: list[Work]) -> None:
+    for work in works:
+        work.let_go.set()
+
+
+def later_ns() -> int:
+    return time.monotonic_ns() + RELIEF_NS
+
+
+def begun(works: list[Work]) -> int:
+    return sum(work.begun.is_set() for work in works)
+
+
+def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: Servers) -> None:
+    held = submit(servers, USUAL)
+    eventually(lambda: begun(held) == USUAL, "all threads are held")
+    before_ns = time.monotonic_ns()
+    waiting = submit(servers, 1)
+    due_ns = servers.next_ns()
+    assert due_ns is not None
+    assert before_ns + RELIEF_NS <= due_ns <= time.monotonic_ns() + RELIEF_NS
+    servers.relieve(due_ns - 1)
+    assert (len(servers._threads), begun(waiting)) == (USUAL, 0)
+    for _ in range(3):
+        servers.relieve(due_ns)
+    eventually(lambda: begun(waiting) == 1, "it is served")
+    assert len(servers._threads) == USUAL + 1, "one is enough"
+    assert servers.next_ns() is None
+    let_go(held + waiting)
+    eventually(lambda: len(servers._threads) == servers._free == USUAL, "the one too many has left")
+
+
+def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    held = submit(servers, USUAL)
+    waiting, before_ns = submit(servers, 1), time.monotonic_ns()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        servers.relieve(later_ns())
+        assert caplog.text.count("has 2 threads and gets no more for now") == 1
+        due_ns = servers.next_ns()
+        assert due_ns is not None
+        assert due_ns >= before_ns + RETRY_NS
+        waiting += submit(servers, 1)
+        servers.relieve(due_ns - 1)
+        assert len(servers._threads) == USUAL
+    servers.relieve(due_ns + RETRY_NS * int(PATIENCE_S))
+    eventually(lambda: begun(waiting) == 2, "they have threads of their own")
+    let_go(held + waiting)
+
+
+def test_what_waits_without_any_thread_gets_one_once_there_is_one(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        works = submit(servers, 1)
+    due_ns = servers.next_ns()
+    assert due_ns is not None
+    servers.relieve(due_ns)
+    eventually(lambda: begun(works) == 1, "it is served")
+    let_go(works)
+
+
+def test_close_waits_for_what_is_at_work_and_takes_no_more() -> None:
+    servers = Servers(USUAL, MOST)
+    held = submit(servers, USUAL)
+    closing = threading.Thread(target=servers.close)
+    closing.start()
+    eventually(lambda: servers._is_closed, "it closes")
+    late = submit(servers, 1)
+    assert closing.is_alive()
+    let_go(held)
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert begun(late) == 0

@@ -1,0 +1,85 @@
+"""Strangers leave when their time is over or there are too many; what one says is taken as it comes."""
+
+import pytest
+
+from kvstore.protocol.errors import ProtocolError, Unreachable
+from kvstore.protocol.frames import HEADER_BYTES, pack_header
+from kvstore.protocol.transfers import Fetch, Join
+from kvstore.transfer.streams import unauthenticated as module
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.streams.unauthenticated import Greeting, Strangers
+
+BODY = Join("name", 7, b"secret").pack()
+JOIN = pack_header(Join.TYPE, 3, len(BODY), 0) + BODY
+
+
+class Arriving:
+    """A connection on which so much arrives with each piece of `said`."""
+
+    def __init__(self, *said: bytes) -> None:
+        self.said = list(said)
+
+    def recv_arrived(self, part: memoryview) -> int:
+        if not self.said or not self.said[0]:
+            del self.said[:1]
+            return 0
+        taken = self.said[0][: len(part)]
+        part[: len(taken)] = taken
+        self.said[0] = self.said[0][len(taken) :]
+        return len(taken)
+
+
+def hear(greeting: Greeting, *said: bytes) -> Join | None:
+    connection: TcpConnection = Arriving(*said)  # type: ignore[assignment]
+    return greeting.hear(connection)
+
+
+def test_a_join_is_heard_however_it_is_cut() -> None:
+    for cut in range(len(JOIN) + 1):
+        greeting = Greeting()
+        assert hear(greeting, JOIN[:cut]) == (Join("name", 7, b"secret") if cut == len(JOIN) else None)
+        assert greeting.request_id == (3 if cut >= HEADER_BYTES else 0)
+        if cut < len(JOIN):
+            assert hear(greeting, JOIN[cut:]) == Join("name", 7, b"secret")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * HEADER_BYTES,
+        pack_header(Fetch.TYPE, 3, 0, 0),
+        pack_header(Join.TYPE, 3, module.MAX_JOIN_BYTES + 1, 0),
+        pack_header(Join.TYPE, 3, len(BODY), 1),
+        pack_header(Join.TYPE, 3, 1, 0) + b"x",
+    ],
+    ids=["no header", "another message", "too long", "a payload", "no body of a Join"],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        hear(Greeting(), data)
+
+
+def test_one_that_was_refused_may_send_a_little_more() -> None:
+    greeting = Greeting()
+    greeting.is_refused = True
+    assert hear(greeting, JOIN) is None
+    with pytest.raises(Unreachable):
+        hear(greeting, bytes(module.MAX_DISCARDED_BYTES))
+
+
+def test_strangers_leave_in_time_or_for_others() -> None:
+    strangers: Strangers[str] = Strangers(most=2, timeout_s=1e-9 * 10)
+    assert strangers.next_ns() is None
+    assert strangers.add("a", 0) is None
+    assert strangers.add("b", 5) is None
+    assert strangers.next_ns() == 10
+    assert strangers.add("c", 6) == "a"
+    strangers.shorten("c", 7)
+    strangers.shorten("b", 100)
+    strangers.shorten("a", 1)
+    assert strangers.next_ns() == 7
+    assert strangers.expire(6) == []
+    assert strangers.expire(7) == ["c"]
+    strangers.remove("c")
+    strangers.remove("b")
+    assert strangers.expire(1000) == []

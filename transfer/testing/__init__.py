@@ -1,1 +1,0 @@
-"""The conformance suites that every Connection and TransferAgent has to pass. Needs the `dev` extra."""
