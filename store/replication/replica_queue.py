@@ -291,16 +291,16 @@ class ReplicaQueue:
     def _work(self, batch: _Batch, wanted: Sequence[Wanted]) -> None:
         """In the thread."""
         results: list[int | KVStoreError]
-        measured = None
         try:
             order, deadline = batch.order, Deadline(self._timeout_s)
             results = on_behalf(batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls)
-            measured = self._measured(batch.order.source)
         except KVStoreError as error:
             results = [error] * len(wanted)
         except Exception as error:
             log.exception("fetching blocks of another node failed")
             results = [Unavailable(f"internal error: {type(error).__name__}: {error}")] * len(wanted)
+        # Also where it failed: a path too slow for a batch is the one whose rate the scheduler must know.
+        measured = self._measured(batch.order.source)
         self._reactor.call_soon(lambda: self._fetched(batch, results, measured))
 
     def _measured(self, source: Source) -> Measured | None:

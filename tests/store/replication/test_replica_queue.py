@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, Copy
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
@@ -21,6 +21,7 @@ from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.replication import replica_queue as copies
 from kvstore.store.replication.replica_fetch import Source, Wanted, fetch
+from kvstore.transfer.paths.path_chooser import Measured
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
 from tests.store.integrity import check
@@ -269,6 +270,20 @@ def test_a_fault_of_our_own_is_told_and_ends_nothing_else(
     ]
     pair.copy("k0")
     assert set(pair.blocks()) == {"k0"}
+
+
+def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured(1000.0, 1 << 20, 1)
+
+    def expire(*_: object) -> None:
+        raise DeadlineExceeded("the batch took longer than copy_timeout_s")
+
+    monkeypatch.setattr(copies, "fetch", expire)
+    monkeypatch.setattr(copies.ReplicaQueue, "_measured", lambda _self, _source: measured)
+    noted: list[tuple[int, Measured | None]] = []
+    monkeypatch.setattr(pair.target.copies.rates, "note", lambda node_id, rate: noted.append((node_id, rate)))
+    pair.copy("k0")
+    assert noted == [(5, measured)]
 
 
 def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pair, lines: Callable[[], list[str]]) -> None:
