@@ -9,7 +9,7 @@
         def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None: ...
 
 It uses nothing but the interface of tier.py; what only one tier does belongs into that tier's own tests. Against a dict, in any order of
-operations, machine_conformance.py holds a tier.
+operations, tier_machine.py holds a tier.
 """
 
 import threading
