@@ -5,8 +5,8 @@ Standard output carries one JSON line when it is there:
 and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
     {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
 and where the key space has several partitions "partition": the number of the one that this is about; "role" of the first line is that of
-partition 0. A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be
-met; 1: the catalog cannot be followed.
+partition 0. A role is "owner", "following" or "cut off" (leadership/role_manager.py). Logs go to standard error. Exit code 2: the
+settings cannot be met; 1: the catalog cannot be followed.
 """
 
 import logging

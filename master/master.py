@@ -1,8 +1,8 @@
 """A master put together: catalog, role, frames and control plane, on one reactor.
 
 It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: each partition of the key
-space is owned by one of them, and the others follow it, and take over. What it does again and again is in clockwork.py, what it tells of
-itself in status.py. It does not read settings files or print: daemon.py does.
+space is owned by one of them, and the others follow it, and take over. What it does again and again is in periodic_tasks.py, what it
+tells of itself in status.py. It does not read settings files or print: daemon.py does.
 """
 
 import functools

@@ -52,7 +52,7 @@ class AsyncScheduler:
 
 
 class Scheduler(Protocol):
-    """Chooses the engines of a request. The implementation in scheduling.py requests that from the master."""
+    """Chooses the engines of a request. The implementation in scheduler.py requests that from the master."""
 
     async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
         """Raises Unavailable and others of the tree."""

@@ -1,6 +1,7 @@
 """Who somebody is, once he has shown it: of which kind, whose name he goes by, and what he may do at most.
 
-A daemon makes an Identity of what a peer shows (credentials.py), keeps it with the peer's session, and asks rules.py about it from then on.
+A daemon makes an Identity of what a peer shows (credentials.py), keeps it with the peer's session, and asks permissions.py about it from
+then on.
 """
 
 import enum

@@ -1,7 +1,7 @@
 """A storage node put together: storage, service, server and the links to the masters, on one reactor.
 
 It owns all of them and the order in which they start and stop. What the storage is made of says storage.py, what it does again and again
-clockwork.py. It does not read settings files or print: daemon.py does.
+periodic_tasks.py. It does not read settings files or print: daemon.py does.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """What a running node does again and again: expire what is over, tell its host's clients that it lives, go on with what waits.
 
-Nothing here is begun by a request. It acts on what storage.py has made, and says nothing to masters: mastering.py does.
+Nothing here is begun by a request. It acts on what storage.py has made, and says nothing to masters: master_session.py does.
 """
 
 from collections.abc import Callable

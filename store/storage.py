@@ -1,7 +1,7 @@
 """What a node has blocks in and works on them with: tiers, table, copies between tiers, puts, reads, replicas, all on one reactor.
 
 It makes them in the order in which they need one another. It knows no connection and no master: node.py does. What goes on by itself
-is in clockwork.py.
+is in periodic_tasks.py.
 """
 
 import logging

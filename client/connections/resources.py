@@ -1,5 +1,5 @@
 """What all calls of one client share: what it knows of the cluster, its mappings, threads and counters. What calls do with it stands in
-questions.py, reads/ and writes/."""
+metadata_requests.py, reads/ and writes/."""
 
 import os
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
 """How values are read: one Read to each node that has some, and what to do when a hint is stale, a node is gone or does not answer.
 Sans-I/O: see effects.py.
 
-Where the keys are is found by finding.py. What is done with the values depends on how they come: inline.py, mapped.py, fetching.py.
+Where the keys are is found by replica_lookup.py. What is done with the values depends on how they come: inline.py, mapped_values.py,
+fetching.py.
 """
 
 from collections import deque

@@ -2,7 +2,7 @@
 
 Sans-I/O and one thread: `now_ns` (monotonic) is passed in, catalog operations and commands to nodes are returned. It puts its parts
 together, and is where nodes come and go and puts are granted. What is asked goes to `queries`, removes and pins to `removing` and
-`pins`, copies to `replication`; what nodes report goes through publishing.py. Reads are fenced at the node, so a wrong holder here
+`pins`, copies to `replication`; what nodes report goes through block_events.py. Reads are fenced at the node, so a wrong holder here
 costs a miss and never a wrong byte.
 """
 
@@ -81,7 +81,7 @@ class Directory:
     ) -> None:
         """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
 
-        `recorded` says which blocks have records: see recording.py.
+        `recorded` says which blocks have records: see record_policy.py.
 
         `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
         clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.

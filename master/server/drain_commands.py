@@ -14,7 +14,7 @@ log = logging.getLogger("kvstore.master")
 
 
 class Drains:
-    """See the module; what is drained, and how far, is directory/draining.py."""
+    """See the module; what is drained, and how far, is placement/drains.py."""
 
     def __init__(self, owner: OwnerParts, nodes: NodeFrames) -> None:
         self._directory, self._committer, self._links = owner.directory, owner.committer, owner.links

@@ -1,4 +1,4 @@
-"""The master's frames: who says them, and which part takes them (clients.py, nodes.py). The loop is the only caller."""
+"""The master's frames: who says them, and which part takes them (client_frames.py, nodes.py). The loop is the only caller."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Connection pool of one event loop, which lends channels to its tasks. The bookkeeping is shelf.py's."""
+"""Connection pool of one event loop, which lends channels to its tasks. The bookkeeping is pool_state.py's."""
 
 import asyncio
 import time

@@ -1,7 +1,7 @@
 """A client's blocking connection to one daemon: one request in flight, deadlines on every step, values read where they belong.
 
-A Channel is used by one thread at a time; `pool.py` shares them out. Whatever breaks a channel closes it: after an error other than
-the peer's own typed answer its stream may be anywhere.
+A Channel is used by one thread at a time; `connection_pool.py` shares them out. Whatever breaks a channel closes it: after an error
+other than the peer's own typed answer its stream may be anywhere.
 """
 
 import os

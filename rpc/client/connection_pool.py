@@ -1,6 +1,7 @@
 """Connection pool of a blocking client: the only place that opens its channels, says Hello and drops broken ones.
 
-`shelf.py` is the bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_pool.py` lends to tasks.
+`pool_state.py` is the bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_connection_pool.py` lends
+to tasks.
 """
 
 import threading

@@ -1,5 +1,5 @@
 """What happened to blocks lately, for recorders: a bounded ring for each tenant that somebody records, and nothing for the others. And
-which blocks are read most (counts.py), while somebody asks for that.
+which blocks are read most (access_counts.py), while somebody asks for that.
 
 While nobody does either, a caller's only cost is a look at `is_recording`. While somebody does, it is one tuple a batch. A recorder that
 asks too seldom loses the oldest events and is told how many: nobody waits for it. Pure; not thread-safe: the node's loop is the only

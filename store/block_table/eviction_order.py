@@ -33,8 +33,8 @@ MAX_RETIRED_ASKED: Final = 256
 @dataclass(slots=True, eq=False)
 class _Group:
     """The order of a group's keys. The policy knows keys and no blocks: a block that comes back is a new Block and the same key. Whose they
-    are says the tenant's table of visible blocks. `retired` are those of the policy's keys whose namespaces were retired (retired.py), in
-    the order in which they were put: the last leaves first, so that the beginning of a prompt stays longest."""
+    are says the tenant's table of visible blocks. `retired` are those of the policy's keys whose namespaces were retired
+    (retired_blocks.py), in the order in which they were put: the last leaves first, so that the beginning of a prompt stays longest."""
 
     policy: EvictionPolicy[bytes]
     tenant: str

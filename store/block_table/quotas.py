@@ -1,7 +1,7 @@
 """Limits of tenants and of the block table: bytes and slabs by tier, and blocks. Bookkeeping; the node's loop is the only caller.
 
 The tiers count a tenant's bytes and slabs (`Tier.tenant_bytes`, `SlabTier.tenant_slabs`), the tables of visible blocks and open puts its
-blocks: all of it with the slot, and nothing per block here. A tenant at its limit makes room out of its own blocks (room.py); one above
+blocks: all of it with the slot, and nothing per block here. A tenant at its limit makes room out of its own blocks (evictor.py); one above
 it, because the limit was lowered or because what an earlier process left is found again, has its surplus leave in the background,
 coldest first. Where as many blocks are known as may be, of all tenants or of one, the coldest leaves the node for the next one.
 """

@@ -1,9 +1,9 @@
 """The block table: what a node holds and where. Pure bookkeeping over the tiers.
 
-It owns every slot of every tier and all Block objects: the visible ones (visible.py) with their copies (copies.py), and those of puts
-that are at work or ended otherwise (open_puts.py). It copies no bytes and waits for nothing: `room` chooses who leaves for
-something new and plans what is to go from tier to tier (room.py), the mover does that in a worker thread, and it is recorded here when it
-is done (`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
+It owns every slot of every tier and all Block objects: the visible ones (visible_blocks.py) with their copies (copies.py), and those of
+puts that are at work or ended otherwise (open_puts.py). It copies no bytes and waits for nothing: `room` chooses who leaves for
+something new and plans what is to go from tier to tier (evictor.py), the mover does that in a worker thread, and it is recorded here
+when it is done (`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
 
 A block is visible from `commit` until it is dropped. At most one block a key is visible, and at most one writer a key is at work.
 """

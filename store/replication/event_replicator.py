@@ -3,7 +3,7 @@
 It turns the table's events into Publish messages, keeps a few in flight, and calls back those who wait until the master has made
 an event durable. Events for which nobody waits, of blocks that left say, wait a moment for others: in a full tier each put makes one, and
 a message for each would wake up the master as often. While there is no link nothing is kept: the inventory that opens every link says it
-all; of what the master knows already by digests (comparison.py), if that is much.
+all; of what the master knows already by digests (inventory_comparison.py), if that is much.
 
 Events do not wait for the inventory, which takes a node of ten million blocks ten seconds: they go between its parts. A block is named as
 it is by then, and one that is gone is not, so that whatever was said of it before holds after.

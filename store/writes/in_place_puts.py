@@ -1,5 +1,5 @@
 """Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine. Those into slots
-that were opened ahead are ahead.py's."""
+that were opened ahead are slots_ahead.py's."""
 
 import contextlib
 from array import array

@@ -1,8 +1,8 @@
 """Puts into slots that were opened ahead: the value lies in its slot when the one message of the put arrives.
 
 The slot is offered in a page that the node and a writer of this host share (protocol/writer_page.py). A put is served where it arrives, as
-single small ones are (sent.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was taken
-back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+single small ones are (socket_puts.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was
+taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
 """
 
 import fcntl

@@ -1,4 +1,5 @@
-"""Promises of watched.py: what a master's own console is told of the cluster, and does. Of real clusters: tests/system/test_consoles.py."""
+"""Promises of console_source.py: what a master's own console is told of the cluster, and does. Of real clusters:
+tests/system/test_consoles.py."""
 
 import uuid
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Promises of fellows.py, with real masters: how one is asked by another."""
+"""Promises of peer_masters.py, with real masters: how one is asked by another."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

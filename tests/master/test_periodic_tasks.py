@@ -1,4 +1,5 @@
-"""Promises of clockwork.py: masters side by side come to an even share of the partitions, and what operators set holds at all of them."""
+"""Promises of periodic_tasks.py: masters side by side come to an even share of the partitions, and what operators set holds at all of
+them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

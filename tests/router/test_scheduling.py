@@ -1,4 +1,4 @@
-"""Promises of scheduling.py, with the scheduler of a real master."""
+"""Promises of scheduler.py, with the scheduler of a real master."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Promises of vanishing.py on real sockets; between hosts, with a cut link: tests/system/test_vanished_hosts.py."""
+"""Promises of keepalive.py on real sockets; between hosts, with a cut link: tests/system/test_vanished_hosts.py."""
 
 import signal
 import socket

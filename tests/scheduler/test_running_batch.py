@@ -1,4 +1,4 @@
-"""Promises of batching.py: many steps at once come to what they come to one by one, whoever leaves meanwhile."""
+"""Promises of running_batch.py: many steps at once come to what they come to one by one, whoever leaves meanwhile."""
 
 from typing import Any
 

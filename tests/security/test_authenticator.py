@@ -1,4 +1,4 @@
-"""Promises of guard.py."""
+"""Promises of authenticator.py."""
 
 from pathlib import Path
 

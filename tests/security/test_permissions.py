@@ -1,4 +1,4 @@
-"""Promises of rules.py. That daemons keep to them: tests/security/test_matrix.py."""
+"""Promises of permissions.py. That daemons keep to them: tests/security/test_matrix.py."""
 
 from collections.abc import Mapping
 

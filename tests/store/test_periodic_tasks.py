@@ -1,4 +1,4 @@
-"""Promises of clockwork.py: what a running node does by itself goes on, whatever a part of it raises."""
+"""Promises of periodic_tasks.py: what a running node does by itself goes on, whatever a part of it raises."""
 
 import logging
 import threading

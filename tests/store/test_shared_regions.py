@@ -1,4 +1,5 @@
-"""Promises of regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until when."""
+"""Promises of shared_regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until
+when."""
 
 from collections.abc import Iterator
 

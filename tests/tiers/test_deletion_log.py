@@ -1,4 +1,4 @@
-"""Promises of tombstones.py, one a test: real files, a real full disk by RLIMIT_FSIZE."""
+"""Promises of deletion_log.py, one a test: real files, a real full disk by RLIMIT_FSIZE."""
 
 import os
 import resource

@@ -3,8 +3,8 @@
 It knows the tree of prefixes by the parents it is told. Three things follow. Only leaves leave: a block without its parent cannot be used,
 so a prompt shrinks from its end. What a block is worth goes by its visit (visits.py): whether it is a prefix that many share, a first
 prompt, or a later turn of a conversation, and of what size; how soon blocks of that class come back at which age is learned while it runs,
-from evicted blocks too (hazard.py); leaves leave in the order of that (cohort_order.py). And the last block of a prompt is discounted by
-how rarely such blocks are read again: never, where a prompt's unfinished block gets a key of its own.
+from evicted blocks too (reuse_hazard.py); leaves leave in the order of that (cohort_order.py). And the last block of a prompt is
+discounted by how rarely such blocks are read again: never, where a prompt's unfinished block gets a key of its own.
 """
 
 import time

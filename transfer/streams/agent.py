@@ -1,7 +1,7 @@
 """A TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
 
-The passive side is target.py, the streams of the active side are lane.py. This file owns the connections (an endpoint pool a rail),
-chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
+The passive side is target.py, the streams of the active side are request_stream.py. This file owns the connections (an endpoint pool a
+rail), chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is answering.py's.
+"""The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is responder.py's.
 
 A connection in use has a thread, which answers with blocking calls; an idle one that has a descriptor waits in an epoll set and costs
-none, and nor does one that has not said who it is (strangers.py). It chooses no paths and asks nothing of peers.
+none, and nor does one that has not said who it is (unauthenticated.py). It chooses no paths and asks nothing of peers.
 """
 
 import contextlib

@@ -66,7 +66,7 @@ class EtcdFollowing:
         listing: bytes,
         follower: Follower,
     ) -> None:
-        """`listing` is the key that has etcd's history kept (keeping.py)."""
+        """`listing` is the key that has etcd's history kept (maintenance.py)."""
         self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
         self._catalog = catalog
         self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.lease_ttl_s, catalog.request_timeout_s

@@ -1,8 +1,8 @@
 """Pins: blocks that clients keep from eviction and removal. They outlive the master, and the block's stay out of reach. Sans-I/O.
 
 A pin has no end, or a time at which it ends by itself (`expire`). Keys are in Tenant.pins. A node hears of a block's pin when the block is
-pinned or let go (here), and when it publishes a pinned block (publishing.py, replication.py). What it held before, and does not hear of by
-the end of its inventory, it lets go.
+pinned or let go (here), and when it publishes a pinned block (block_events.py, replication.py). What it held before, and does not hear
+of by the end of its inventory, it lets go.
 """
 
 import heapq

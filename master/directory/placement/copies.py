@@ -1,6 +1,6 @@
 """Copies that the master has nodes make of its own accord: what is on its way, where there is room for more, and who refused. Sans-I/O.
 
-It chooses nothing: draining.py and targets.py say which blocks go where, as far as this has room; replication.py keeps the orders.
+It chooses nothing: drains.py and targets.py say which blocks go where, as far as this has room; replication.py keeps the orders.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -3,8 +3,8 @@ Sans-I/O; `now_ns` is passed in.
 
 Nodes tell which blocks are read most, and how often from other hosts (reads.py): who has a copy on its own host reads that one, so only the
 other reads can be spread. In rounds, a bounded part of one a step, the reads of all nodes are summed up. A block gets a copy for each
-`reads_per_s`, up to the limit, one after another, at nodes with room (copying.py); it loses them one by one as it falls below half of
-that. Lost is only what protects them: they become spares of their nodes, which leave before anything else there (last_copies.py). What is
+`reads_per_s`, up to the limit, one after another, at nodes with room (copies.py); it loses them one by one as it falls below half of
+that. Lost is only what protects them: they become spares of their nodes, which leave before anything else there (last_replica.py). What is
 known here a master that takes over learns anew; until then the copies are holders like others."""
 
 import heapq

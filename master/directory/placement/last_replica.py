@@ -2,8 +2,8 @@
 
 Of a block's holders as many keep it as its replica target wants, one without a target, more while it is hot (hot_copies.py); which, says
 the block's generation, so that all are told the same and two nodes that ask at once do not both give it up. Those that got it for its heat
-are the first to give it up. What was spilled the nodes that took it keep, and its source does not (spilling.py). Nothing is remembered, and
-no holder is held to it.
+are the first to give it up. What was spilled the nodes that took it keep, and its source does not (spilled_blocks.py). Nothing is
+remembered, and no holder is held to it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Replica targets: how many nodes a block is to be at, and which copies are made for it. Sans-I/O; `now_ns` is passed in.
 
 A target is a record beside the block's: it outlives the master, and ends with the block. Copies are ordered when a target is set, and
-again when nodes come or go or somebody asks again, a bounded amount at once (copying.py). A replica that its node evicted for want of
+again when nodes come or go or somebody asks again, a bounded amount at once (copies.py). A replica that its node evicted for want of
 room is not made anew before that: it would have another one leave. Never two at one host where there is a choice.
 """
 

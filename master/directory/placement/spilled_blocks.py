@@ -1,8 +1,8 @@
 """Spilled blocks: the coldest blocks of a node that is nearly full are copied to a node with free space, and are evicted there first.
 Sans-I/O; `now_ns` is passed in.
 
-A node offers its coldest blocks as it asks which of them others keep (last_copies.py). Of those that nobody else keeps copies are ordered,
-a bounded amount at once (copying.py), to nodes that keep a share of their capacity free all the same. A copy that has arrived is a guest
+A node offers its coldest blocks as it asks which of them others keep (last_replica.py). Of those that nobody else keeps copies are ordered,
+a bounded amount at once (copies.py), to nodes that keep a share of their capacity free all the same. A copy that has arrived is a guest
 there, which that node keeps: so the one that was short of room is told, when it asks again, that the block may leave first. Which
 blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again."""
 

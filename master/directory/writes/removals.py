@@ -4,7 +4,7 @@ A block is gone once its holders have said that they dropped it. While every nod
 was removed) no tombstone is kept. While one is away it may hold what is removed, even if the directory has forgotten that it does. So
 the removal is kept, in the catalog too, until every node that is known is settled.
 
-As many as `limit` are kept. When there are more, the floors of the nodes that are away rise (membership.py): such a node must drop
+As many as `limit` are kept. When there are more, the floors of the nodes that are away rise (members.py): such a node must drop
 all that it has up to there when it returns, and single removals need not be remembered for it. Nor need they for a node that is
 forgotten, since strangers have a floor too. What floors stand in for is deleted from the catalog only once they are in it."""
 

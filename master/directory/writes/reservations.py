@@ -2,7 +2,7 @@
 
 A reservation only keeps two writers from doing the same work. It protects nothing: a put that comes late or was never reserved
 is published all the same, and generations decide between two of one key. What a claim is granted is published in the same turn of the loop
-(publishing.py), and so is not reserved."""
+(block_events.py), and so is not reserved."""
 
 from array import array
 from collections.abc import Iterable, Sequence

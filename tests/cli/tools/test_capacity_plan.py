@@ -1,4 +1,4 @@
-"""Promises of planning.py. The worked figures of capacity are capacity.py's tests, the laws of strategies lab/pressure/model.py's."""
+"""Promises of capacity_plan.py. The worked figures of capacity are capacity.py's tests, the laws of strategies lab/pressure/model.py's."""
 
 from dataclasses import replace
 from pathlib import Path

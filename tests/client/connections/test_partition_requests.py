@@ -1,4 +1,4 @@
-"""Promises of by_partition.py: each partition is asked about its own keys, all at once, and the answers are in the keys' order."""
+"""Promises of partition_requests.py: each partition is asked about its own keys, all at once, and the answers are in the keys' order."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Promises of early_puts.py, in a scripted cluster: puts that the node alone answers, and what waits for the cluster to know them."""
+"""Promises of uncommitted_puts.py, in a scripted cluster: puts that the node alone answers, and what waits for the cluster to know them."""
 
 from typing import Any
 

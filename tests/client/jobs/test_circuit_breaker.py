@@ -1,4 +1,4 @@
-"""Promises of breaker.py, on a clock of the test's own."""
+"""Promises of circuit_breaker.py, on a clock of the test's own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of board.py, without threads, tasks or a client: what a test says happens in the order in which it says so."""
+"""Promises of job_table.py, without threads, tasks or a client: what a test says happens in the order in which it says so."""
 
 import pytest
 

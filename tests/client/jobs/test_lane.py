@@ -1,4 +1,4 @@
-"""Promises of lane.py."""
+"""Promises of request_stream.py."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Promises of local/puts.py, against a running cluster: one message a put, and whatever is not plain is put as ever."""
+"""Promises of local/fast_puts.py, against a running cluster: one message a put, and whatever is not plain is put as ever."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Promises of by_address.py."""
+"""Promises of factory.py."""
 
 import uuid
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Promises of leading.py that need no master around it: what its end does. The rest is held by the tests of its services."""
+"""Promises of leader.py that need no master around it: what its end does. The rest is held by the tests of its services."""
 
 import pytest
 

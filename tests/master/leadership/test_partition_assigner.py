@@ -1,4 +1,4 @@
-"""Promises of sharing.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
+"""Promises of partition_assigner.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
 
 from collections import Counter
 

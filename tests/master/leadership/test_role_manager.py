@@ -1,4 +1,4 @@
-"""Promises of standing.py: from following to owning and back, without sockets or a shared catalog."""
+"""Promises of role_manager.py: from following to owning and back, without sockets or a shared catalog."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Promises of scheduling.py, on a directory with blocks in it, and with no clock but the test's."""
+"""Promises of scheduler.py, on a directory with blocks in it, and with no clock but the test's."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Promises of arrivals.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
+"""Promises of recovery_barrier.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Promises of issuing.py, with counted randomness and a clock of the test's own."""
+"""Promises of issuer.py, with counted randomness and a clock of the test's own."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Promises of own.py."""
+"""Promises of own_certificate.py."""
 
 from dataclasses import replace
 

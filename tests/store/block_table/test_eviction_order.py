@@ -1,4 +1,4 @@
-"""Promises of eviction.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
+"""Promises of eviction_order.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
 
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Promises of room.py, with the table over it, about several tiers: what goes down, what comes up, and that nothing is lost on the way."""
+"""Promises of evictor.py, with the table over it, about several tiers: what goes down, what comes up, and that nothing is lost on the
+way."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""Promises of spares.py and of the eviction over it: what another node holds as well leaves first, and nothing that was read since."""
+"""Promises of replicated_victims.py and of the eviction over it: what another node holds as well leaves first, and nothing that was read
+since."""
 
 from collections.abc import Callable
 

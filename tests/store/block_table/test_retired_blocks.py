@@ -1,4 +1,4 @@
-"""Promises of retired.py, over real tiers: blocks of retired namespaces leave before others, whatever the policy."""
+"""Promises of retired_blocks.py, over real tiers: blocks of retired namespaces leave before others, whatever the policy."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Promises of room.py, with the table over it, about HBM, the tier above the one where puts land."""
+"""Promises of evictor.py, with the table over it, about HBM, the tier above the one where puts land."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Promises of undecided.py."""
+"""Promises of uncommitted.py."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of mastering.py: over a new link to the master all is said that it knows, and nothing that it does not."""
+"""Promises of master_session.py: over a new link to the master all is said that it knows, and nothing that it does not."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Promises of reads.py, moves/mover.py and replicas/fetching.py about values that NVMe holds encoded, through real sockets."""
+"""Promises of reads.py, tiering/mover.py and replication/replica_fetch.py about values that NVMe holds encoded, through real sockets."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of comparison.py: the digests of an inventory say what is in it, and what differs is told, each block once."""
+"""Promises of inventory_comparison.py: the digests of an inventory say what is in it, and what differs is told, each block once."""
 
 from collections.abc import Callable
 from unittest.mock import patch

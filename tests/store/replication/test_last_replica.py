@@ -1,4 +1,4 @@
-"""Promises of last_copies.py: what the master is asked, and that no answer but its own counts."""
+"""Promises of last_replica.py: what the master is asked, and that no answer but its own counts."""
 
 from collections.abc import Callable
 

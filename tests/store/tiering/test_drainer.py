@@ -1,4 +1,4 @@
-"""Promises of leaving.py: whoever has new blocks is refused from the first word on, and the node ends when all is written or in time."""
+"""Promises of drainer.py: whoever has new blocks is refused from the first word on, and the node ends when all is written or in time."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Promises of prefault.py: all of DRAM is touched and then looked at again and again, and a thread that is stopped says nothing."""
+"""Promises of prefaulter.py: all of DRAM is touched and then looked at again and again, and a thread that is stopped says nothing."""
 
 import threading
 from collections.abc import Iterator

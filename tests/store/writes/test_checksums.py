@@ -1,4 +1,4 @@
-"""Promises of checking.py, and of the puts whose values are checked: the loop does not wait, and what ends meanwhile leaves nothing."""
+"""Promises of checksums.py, and of the puts whose values are checked: the loop does not wait, and what ends meanwhile leaves nothing."""
 
 import threading
 from collections.abc import Iterator

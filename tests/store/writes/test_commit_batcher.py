@@ -1,4 +1,4 @@
-"""Promises of deciding.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
+"""Promises of commit_batcher.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,4 +1,5 @@
-"""Promises of claims.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it does not."""
+"""Promises of commit_requests.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it
+does not."""
 
 import threading
 from collections.abc import Callable, Iterator

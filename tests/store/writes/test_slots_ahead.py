@@ -1,4 +1,4 @@
-"""Promises of ahead.py, on real sockets: a value that lies in the slot which the connection was offered is stored by one message."""
+"""Promises of slots_ahead.py, on real sockets: a value that lies in the slot which the connection was offered is stored by one message."""
 
 import os
 import select

@@ -1,5 +1,5 @@
-"""Promises of sent.py for one small value that comes along with its message and is kept at once, on real sockets. Of those for which the
-master is asked: test_claims.py."""
+"""Promises of socket_puts.py for one small value that comes along with its message and is kept at once, on real sockets. Of those for
+which the master is asked: test_claims.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of listening.py: where a server is told to be reached, and one clear error where it cannot listen."""
+"""Promises of listener.py: where a server is told to be reached, and one clear error where it cannot listen."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor

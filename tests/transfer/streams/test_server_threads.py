@@ -1,4 +1,4 @@
-"""Promises of servers.py: a thread for everyone in the end, and no more of them than are needed."""
+"""Promises of server_threads.py: a thread for everyone in the end, and no more of them than are needed."""
 
 import threading
 import time

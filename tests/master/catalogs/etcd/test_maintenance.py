@@ -1,4 +1,4 @@
-"""Promises of keeping.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
+"""Promises of maintenance.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
 
 import contextlib
 import uuid

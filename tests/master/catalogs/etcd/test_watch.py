@@ -1,4 +1,4 @@
-"""Promises of watching.py on a real etcd: every event in order from a revision on, and an error when that ends."""
+"""Promises of watch.py on a real etcd: every event in order from a revision on, and an error when that ends."""
 
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Promises of comparison.py: a node that names only what differs leaves the directory as one that names everything."""
+"""Promises of inventory_comparison.py: a node that names only what differs leaves the directory as one that names everything."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Promises of membership.py."""
+"""Promises of members.py."""
 
 import pytest
 

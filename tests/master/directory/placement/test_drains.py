@@ -1,4 +1,4 @@
-"""Promises of draining.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
+"""Promises of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
 
 from typing import Any
 

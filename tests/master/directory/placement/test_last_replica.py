@@ -1,4 +1,4 @@
-"""Promises of last_copies.py: of a block's holders as many keep it as are to, whoever asks and whenever."""
+"""Promises of last_replica.py: of a block's holders as many keep it as are to, whoever asks and whenever."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of spilling.py: what a node without room offers goes to one that has some, which then keeps it."""
+"""Promises of spilled_blocks.py: what a node without room offers goes to one that has some, which then keeps it."""
 
 import pytest
 

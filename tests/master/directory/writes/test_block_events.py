@@ -1,4 +1,4 @@
-"""Promises of publishing.py: what is seen, when, and what the catalog ends with, in every order of events."""
+"""Promises of block_events.py: what is seen, when, and what the catalog ends with, in every order of events."""
 
 from collections.abc import Iterable
 from unittest.mock import patch

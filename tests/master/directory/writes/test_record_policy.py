@@ -1,4 +1,4 @@
-"""Promises of recording.py: which blocks have a record under which setting, and that none of a former setting is left behind."""
+"""Promises of record_policy.py: which blocks have a record under which setting, and that none of a former setting is left behind."""
 
 import pytest
 
