@@ -8,7 +8,9 @@ import json
 import pkgutil
 from importlib.metadata import version
 
+import kvstore.cli
 import kvstore.client
+import kvstore.console
 import kvstore.handover
 import kvstore.kvcache
 import kvstore.lab
@@ -17,8 +19,10 @@ import kvstore.protocol
 import kvstore.router
 import kvstore.rpc
 import kvstore.scheduler
+import kvstore.security
 import kvstore.store
 import kvstore.telemetry
+import kvstore.testing
 import kvstore.tiers
 import kvstore.transfer
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
@@ -26,7 +30,9 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import ConfigError
 
 PACKAGES = (
+    kvstore.cli,
     kvstore.client,
+    kvstore.console,
     kvstore.handover,
     kvstore.kvcache,
     kvstore.lab,
@@ -35,8 +41,10 @@ PACKAGES = (
     kvstore.router,
     kvstore.rpc,
     kvstore.scheduler,
+    kvstore.security,
     kvstore.store,
     kvstore.telemetry,
+    kvstore.testing,
     kvstore.tiers,
     kvstore.transfer,
 )
