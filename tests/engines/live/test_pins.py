@@ -13,7 +13,7 @@ import pytest
 from tests.engines.live.environments import ENVIRONMENTS, FOLDER, python_of
 
 PROGRAM = Path(__file__).with_name("pinned.py")
-EXTRAS = {"matplotlib", "opentelemetry", "torch", "triton", "hypothesis", "pytest", "tokenizers"}
+EXTRAS = {"cryptography", "matplotlib", "opentelemetry", "torch", "triton", "hypothesis", "pytest", "tokenizers"}
 """What modules of an extra, and the suites for new tiers and transports, may lack: the wheel was installed without any."""
 
 EVERY_ENGINE = pytest.mark.parametrize("engine", ENVIRONMENTS)
