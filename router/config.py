@@ -54,6 +54,8 @@ class RouterSettings(TlsSettings):
         120.0, "Time for a prefill, or the start of a streamed answer, its queue included.", minimum=0.01
     )
     tokenize_timeout_s: float = setting(5.0, "Time for an engine to tokenise a prompt; later the request goes by load.", minimum=0.01)
+    answer_timeout_s: float = setting(600.0, "Time for an answer that is not streamed.", minimum=0.01)
+    drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
     next_token_timeout_s: float = setting(30.0, "Time between two parts of a streamed answer.", minimum=0.01)
 
     # Constants: no operator has had a reason to change them.
@@ -63,12 +65,8 @@ class RouterSettings(TlsSettings):
     """Pause before the second attempt; it doubles from one to the next."""
     connect_timeout_s: ClassVar[float] = 1.0
     """Time for a connection to an engine, the look-up of its name included."""
-    answer_timeout_s: ClassVar[float] = 600.0
-    """Time for an answer that is not streamed."""
     client_timeout_s: ClassVar[float] = 30.0
     """A client that sends or takes nothing for this long is hung up on."""
-    drain_s: ClassVar[float] = 10.0
-    """Time that running requests have to end after SIGTERM."""
     threads: ClassVar[int] = 8
     """Questions to the master at once, and as many prompts hashed beside them."""
 
