@@ -15,13 +15,13 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from kvstore.client import Client
+from kvstore.client import Client, ClientSettings
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.node_messages import Abort
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.busy_poll import DEFAULT_US, BusyPoll
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
@@ -100,7 +100,7 @@ class Asker:
     def node_frames(self, address: str, calls: int) -> list[float]:
         """Round trips of frames of a few bytes to a node, which has nothing to do for them, in us."""
         hello, deadline = Hello(ROLE_CLIENT), Deadline(START_S)
-        channel = Channel.open(parse_address(address), hello, deadline, busy_poll=BusyPoll(DEFAULT_US))
+        channel = Channel.open(parse_address(address), hello, deadline, busy_poll=BusyPoll(ClientSettings().busy_poll_us))
         taken = []
         for _ in range(calls):
             begun_ns = time.perf_counter_ns()

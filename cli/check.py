@@ -14,7 +14,7 @@ import click
 from kvstore.cli.options import echo_json, json_option
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import load_settings
-from kvstore.protocol.variables import SECTIONS
+from kvstore.protocol.variables import SECTIONS, SHARED_SECTION
 from kvstore.security.config_file import read_toml
 from kvstore.security.credentials import SECTIONS as TOKEN_SECTIONS
 from kvstore.security.credentials import read_credentials
@@ -26,7 +26,6 @@ MAX_FILE_BYTES: Final = 4 << 20
 SETTINGS: Final = {
     "client": "client.config:ClientSettings",
     "handover": "handover.config:HandoverSettings",
-    "jobs": "client.jobs.config:JobSettings",
     "lmcache": "engines.lmcache.settings:LMCacheSettings",
     "master": "master.config:MasterSettings",
     "mooncake": "engines.mooncake.setup:MooncakeSettings",
@@ -36,7 +35,6 @@ SETTINGS: Final = {
     "sglang": "engines.sglang.settings:SGLangSettings",
     "sidecar": "engines.sidecar.config:SidecarSettings",
     "standin": "router.fake_engine.config:StandinSettings",
-    "tensors": "client.tensors.config:TensorSettings",
     "tracing": "telemetry.tracing.config:TracingSettings",
     "transfer": "transfer.config:TransferSettings",
     "vllm": "engines.vllm.settings:VllmSettings",
@@ -95,7 +93,8 @@ def _quotas(file: str) -> str:
 
 def _settings(file: str) -> str:
     sections = sorted(set(read_toml(file, "the settings file", max_bytes=MAX_FILE_BYTES)))
-    for section in [name for name in sections if name in SETTINGS] or ["client"]:  # any program names unknown sections
+    readers = SETTINGS if SHARED_SECTION in sections else [name for name in sections if name in SETTINGS]
+    for section in readers or ["client"]:  # any program names unknown sections
         module, _, name = SETTINGS[section].partition(":")
         load_settings(getattr(import_module(f"kvstore.{module}"), name), section, flags={}, environ={}, config=file)
     return ", ".join(f"[{section}]" for section in sections)

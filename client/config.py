@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NoReturn
 
+from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.settings import constant, load_settings, loaded_mark, setting
-from kvstore.protocol.variables import MASTER
-from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.security.tls.config import TlsSettings
 
@@ -18,12 +17,10 @@ SECTION: Final = "client"
 class ClientSettings(TlsSettings):
     """Where the masters are, and how this client uses its connections and memory."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
-    tenant: str = setting("", "The tenant whose blocks are seen.")
-    token: str = setting("", "The tenant's token, or an operator's.")
-    instance_token: str = setting(
-        "", "Token of the section [instances], by which an engine reports to the scheduler; default: the tenant's token."
-    )
+    master: str = shared_settings.MASTER()
+    tenant: str = shared_settings.TENANT()
+    token: str = shared_settings.TOKEN()
+    instance_token: str = shared_settings.INSTANCE_TOKEN()
     deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
     ack: str = setting(
         "node",
@@ -41,13 +38,7 @@ class ClientSettings(TlsSettings):
         "Compare everything that is read in shared memory with its checksum: large values, batches, and views as they are opened. A bit "
         "that this host's memory has changed is then no hit. It costs a hash of each value, about half as long as its copy.",
     )
-    busy_poll_us: int = setting(
-        DEFAULT_US,
-        "How long a thread may look for an answer before it sleeps, where answers have come as soon as that; 0: it sleeps at once. Not "
-        "where this process has one processor only, and not `AsyncClient`.",
-        minimum=0,
-        maximum=10_000,
-    )
+    busy_poll_us: int = shared_settings.BUSY_POLL_US()
     connect_timeout_s: float = constant(2.0)
     """Time for one attempt to connect, so that another address can still be tried."""
     owner_patience_s: float = constant(1.0)

@@ -1,13 +1,10 @@
 """Prints docs/settings.md, from the code: `python docs/make_settings.py > docs/settings.md`."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.jobs.config import SECTION as JOBS
-from kvstore.client.jobs.config import JobSettings
-from kvstore.client.tensors.config import SECTION as TENSORS
-from kvstore.client.tensors.config import TensorSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.mooncake.setup import SECTION as MOONCAKE
@@ -21,7 +18,8 @@ from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.handover.config import SECTION as HANDOVER
 from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
-from kvstore.protocol.settings import settings_table
+from kvstore.protocol.settings import flag_name, settings_of, show_default
+from kvstore.protocol.variables import shared_variable_name, variable_name
 from kvstore.router.config import RouterSettings
 from kvstore.router.fake_engine.config import StandinSettings
 from kvstore.store.config import NodeSettings
@@ -33,17 +31,36 @@ HEAD: Final = """# Settings
 
 Made by `python docs/make_settings.py > docs/settings.md`; a test holds it to the code.
 
+    KVSTORE_TLS_CA=/etc/kvstore/ca.pem        # every program of this host
+    KVSTORE_NODE_TLS_CA=/etc/kvstore/node.pem # but kvstore-node
+
+A *shared setting* belongs to several programs; the table below names them. All other settings belong to one program.
+
 Every program takes each of its settings from the first of these that has it:
 
 1. the flag,
-2. the environment variable,
-3. its section of one TOML file, which `--config FILE` or `KVSTORE_CONFIG` names,
-4. the default.
+2. the program's own environment variable, `KVSTORE_NODE_TLS_CA`,
+3. for a shared setting, the variable of all programs, `KVSTORE_TLS_CA`,
+4. the program's own section of one TOML file, `[node]`, which `--config FILE` or `KVSTORE_CONFIG` names,
+5. for a shared setting, the section `[shared]` of that file,
+6. the default.
 
-Refused by name are variables that are nearly one of these, sections of the file that no program has, and settings in a program's own
-section that it does not have.
+A program refuses, by name:
+
+- variables that are nearly one of its own or nearly a shared one,
+- sections of the file that no program has,
+- settings in its own section that it does not have,
+- settings in `[shared]` that no program shares.
 
 Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (1024), `10GB` (1000). Times are in seconds.
+"""
+
+SHARED_HEAD: Final = """
+## Shared settings
+
+The own variable of a program is `KVSTORE_`, the program and the name: `KVSTORE_NODE_HTTP`. Its own key has the same name as the one
+in `[shared]`. The flags are those of programs that have flags. Where defaults differ, the table gives each.
+
 """
 
 PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
@@ -63,20 +80,6 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "reads neither environment nor file.\n\n",
         "client",
         ClientSettings,
-    ),
-    (
-        "Jobs",
-        "Of `Jobs` and `AsyncJobs` (`kvstore.client.jobs`), calls that an engine does not wait for. They have no flags. In Python pass\n"
-        "`JobSettings(...)`.\n\n",
-        JOBS,
-        JobSettings,
-    ),
-    (
-        "Caches of tensors",
-        "Of `TensorCache` and `AsyncTensorCache`; [kvcache.md](kvcache.md#tensors-engines-of-any-tp-and-pp-share-a-cache) says what they\n"
-        "do. They have no flags. In Python pass `settings=TensorSettings(...)`.\n\n",
-        TENSORS,
-        TensorSettings,
     ),
     (
         "Transfer engine",
@@ -135,21 +138,75 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ),
 )
 """Title, remark, section and settings of each."""
+WITHOUT_FLAGS: Final = (SECTION, HANDOVER, LMCACHE, MOONCAKE, SGLANG, TRACING, VLLM)
 
 
 def text() -> str:
     """The whole file."""
-    return HEAD + "".join(f"\n## {title}\n\n{remark}{table(section, kind)}" for title, remark, section, kind in PROGRAMS)
+    return HEAD + SHARED_HEAD + shared_table() + "".join(map(program, PROGRAMS))
 
 
-def table(section: str, kind: type[Any]) -> str:
-    """As the programs print it, without the column of flags where there are none."""
-    rows = settings_table(section, kind)
-    return (
-        rows
-        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, MOONCAKE, SGLANG, TENSORS, TRACING, VLLM)
-        else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
-    )
+def shared_table() -> str:
+    """One row a shared setting, with the programs that have it."""
+    having: dict[str, list[tuple[str, Any]]] = {}
+    for _, _, section, kind in PROGRAMS:
+        for field in settings_of(kind):
+            if field.metadata["shared"]:
+                having.setdefault(field.name, []).append((section, field))
+    rows = [
+        (
+            f"`{flag_name(name)}`",
+            f"`{shared_variable_name(name)}`",
+            f"`{name}`",
+            _defaults(fields),
+            ", ".join(section for section, _ in fields),
+            one_help(fields),
+        )
+        for name, fields in having.items()
+    ]
+    return table(("flag", "environment", "`[shared]` in TOML", "default", "programs", "meaning"), rows)
+
+
+def one_help(fields: list[tuple[str, Any]]) -> str:
+    """The meaning of a shared setting, which is the same in all programs."""
+    (meaning,) = {field.metadata["help"] for _, field in fields}
+    return str(meaning)
+
+
+def _defaults(fields: list[tuple[str, Any]]) -> str:
+    """The default of a shared setting, and those of the programs that have another one."""
+    by_default: dict[str, list[str]] = {}
+    for section, field in fields:
+        by_default.setdefault(show_default(field.default), []).append(section)
+    (usual, _), *others = sorted(by_default.items(), key=lambda item: -len(item[1]))
+    return "; ".join([f"`{usual}`" if usual else ""] + [f"{', '.join(sections)}: `{default}`" for default, sections in others])
+
+
+def program(entry: tuple[str, str, str, type[Any]]) -> str:
+    """The chapter of one program: the settings of its own, and the names of the shared ones."""
+    title, remark, section, kind = entry
+    rows = [
+        (
+            f"`{flag_name(field.name)}`",
+            f"`{variable_name(section, field.name)}`",
+            f"`{field.name}`",
+            f"`{show_default(field.default)}`" if show_default(field.default) else "",
+            field.metadata["help"],
+        )
+        for field in settings_of(kind)
+        if not field.metadata["shared"]
+    ]
+    first = 1 if section in WITHOUT_FLAGS else 0
+    heads = ("flag", "environment", f"`[{section}]` in TOML", "default", "meaning")
+    own = table(heads[first:], [row[first:] for row in rows]) if rows else ""
+    names = ", ".join(f"`{field.name}`" for field in settings_of(kind) if field.metadata["shared"])
+    shared = f"Of the [shared settings](#shared-settings) it has {names}.\n" if names else ""
+    return f"\n## {title}\n\n{remark}{own}" + ("\n" if own and shared else "") + shared
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "".join("| " + " | ".join(row) + " |\n" if row else "|---" * len(heads) + "|\n" for row in (heads, (), *rows))
 
 
 if __name__ == "__main__":

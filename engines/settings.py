@@ -7,9 +7,9 @@ from typing import Any, Final, TypeVar
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.config import JobSettings
+from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, load_settings, setting
-from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings, tls_of
 
 S = TypeVar("S")
@@ -30,19 +30,25 @@ WRITE_BEHIND_BYTES: Final = Size(1 << 30)
 class StoreSettings(TlsSettings):
     """Where the store is, who asks, what its blocks are called beyond what the engine says, and how long the engine waits at the most."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
-    tenant: str = setting("", "The tenant whose blocks are seen.")
-    token: str = setting("", "The tenant's token.")
-    fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES)
-    revision: str = setting("", REVISION_HELP)
-    salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
-    lookup_deadline_s: float = setting(0.5, "Time for a lookup; then it is a miss.", minimum=0.001, maximum=60)
+    master: str = shared_settings.MASTER()
+    tenant: str = shared_settings.TENANT()
+    token: str = shared_settings.TOKEN()
+    fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES, shared=True)
+    revision: str = setting("", REVISION_HELP, shared=True)
+    salt: str = setting(
+        "", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.", shared=True
+    )
+    lookup_deadline_s: float = shared_settings.LOOKUP_DEADLINE_S()
     load_deadline_s: float = setting(
-        5.0, "Time for the blocks of one request or call to arrive; then those that have not are computed.", minimum=0.001, maximum=3600
+        5.0,
+        "Time for the blocks of one request or call to arrive; then those that have not are computed.",
+        minimum=0.001,
+        maximum=3600,
+        shared=True,
     )
 
     def client(self) -> ClientSettings:
-        """All that a client is told: of KVSTORE_CLIENT_* an engine reads nothing."""
+        """Settings of the engine's client, which reads neither KVSTORE_CLIENT_* nor [client]."""
         return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_of(self))
 
     def jobs(self) -> JobSettings:

@@ -4,19 +4,15 @@ from dataclasses import dataclass
 
 from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
 from kvstore.master.directory.writes.record_policy import ALL, RECORDS
+from kvstore.protocol import shared_settings
 from kvstore.protocol.message import MAX_REPLICAS
 from kvstore.protocol.partitions import MAX_PARTITIONS
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.unix_socket import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
-from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP
-from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +26,15 @@ class MasterSettings(ServerTlsSettings):
         "Host, without a port, by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow "
         "it; default: the address they reached, and the host of `listen`.",
     )
-    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
-    http_tls_cert: str = setting("", CERT_HELP)
-    http_tls_key: str = setting("", KEY_HELP)
-    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
-    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
+    http: str = shared_settings.HTTP()
+    http_tls_cert: str = shared_settings.HTTP_TLS_CERT()
+    http_tls_key: str = shared_settings.HTTP_TLS_KEY()
+    log_level: str = shared_settings.LOG_LEVEL()
+    log_format: str = shared_settings.LOG_FORMAT()
     console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
-    run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
-    socket_group: str = setting("", SOCKET_GROUP_HELP)
-    socket_mode: str = setting("", SOCKET_MODE_HELP)
+    run_dir: str = shared_settings.RUN_DIR()
+    socket_group: str = shared_settings.SOCKET_GROUP()
+    socket_mode: str = shared_settings.SOCKET_MODE()
     catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH, etcd://HOST:PORT,... (etcds://: by TLS).")
     partitions: int = setting(
         1,
@@ -75,7 +71,7 @@ class MasterSettings(ServerTlsSettings):
         "TOML file with the tokens of tenants, nodes, instances and operators (docs/security.md); without it everybody is let in. It is "
         "read again at SIGHUP and when it has changed.",
     )
-    allow_unauthenticated: bool = setting(False, ALLOW_HELP)
+    allow_unauthenticated: bool = shared_settings.ALLOW_UNAUTHENTICATED()
     quotas: str = setting(
         "",
         "TOML file with what each tenant may take (docs/security.md); without it nobody has a limit but by `kvstore quota set`. It is read "

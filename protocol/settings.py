@@ -1,7 +1,8 @@
 """Settings of every program: one dataclass a program, filled from flags, environment and one TOML file, in that order of strength.
 
-A field made with `setting` gives the flag (--heartbeat-interval-s), the variable (KVSTORE_NODE_HEARTBEAT_INTERVAL_S), the key in the
-file's section ([node] heartbeat_interval_s = 1.0) and the row in docs/settings.md. It does not know what any setting means.
+A field made with `setting` gives the flag (--drain-s), the variable (KVSTORE_NODE_DRAIN_S), the key in the file's section
+([node] drain_s = 10.0) and the row in docs/settings.md. A shared setting, which several programs have, also has a variable
+(KVSTORE_TLS_CA) and a key ([shared] tls_ca) for all of them, each weaker than the program's own.
 """
 
 import dataclasses
@@ -13,7 +14,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.variables import CONFIG, SECTIONS, check_variables, nearest, variable_name
+from kvstore.protocol.variables import (
+    CONFIG,
+    SECTIONS,
+    SHARED,
+    SHARED_SECTION,
+    check_variables,
+    nearest,
+    shared_variable_name,
+    variable_name,
+)
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,11 +68,13 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: Sequence[str] = (),
-    variable: str = "",
+    shared: bool = False,
 ) -> Any:
-    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum]. `variable` names one that several
-    programs share, weaker than each one's own."""
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "variable": variable}
+    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum].
+
+    `shared`: several programs have the setting. It is declared once, as a `partial` of this function, and `SHARED` lists its name.
+    """
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "shared": shared}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -89,10 +101,11 @@ def load_settings(
     config: str | None = None,
     flag_name: Callable[[str], str] = flag_name,
 ) -> S:
-    """Fill `kind` from flags (None: not given), then variables (KVSTORE_<SECTION>_<NAME>), then [section] of the TOML file, then defaults.
+    """Fill `kind` from flags (None: not given), then variables, then the TOML file, then defaults.
 
-    The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting, or the section of the file
-    that no program has, and its source. `flag_name` gives a setting's name as the caller's user wrote it.
+    The program's own variable (KVSTORE_<SECTION>_<NAME>) and section are each stronger than the shared ones. The file is `config`, or the
+    one that KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting, or the section of the file that no program has,
+    and its source. `flag_name` gives a setting's name as the caller's user wrote it.
     """
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -117,19 +130,20 @@ def given_settings(
     """
     environ = os.environ if environ is None else environ
     check_variables(environ, section, [field.name for field in settings_of(kind)])
-    in_file = _read_section(config or environ.get(CONFIG), section, kind)
+    document = _read_file(config or environ.get(CONFIG), section)
+    own = _section(config or environ.get(CONFIG), document, section, {field.name for field in settings_of(kind)})
+    shared = _section(config or environ.get(CONFIG), document, SHARED_SECTION, SHARED)
     given: dict[str, tuple[str, Any]] = {}
     for field in settings_of(kind):
-        variable, shared = variable_name(section, field.name), field.metadata["variable"]
-        for source, raw in (
-            (flag_name(field.name), flags.get(field.name)),
-            (variable, environ.get(variable)),
-            (shared, environ.get(shared)),
-            (f"[{section}] {field.name}", in_file.get(field.name)),
-        ):
-            if raw is not None:
-                given[field.name] = (source, raw)
-                break
+        variables, tables = [variable_name(section, field.name)], [(section, own)]
+        if field.metadata["shared"]:
+            variables.append(shared_variable_name(field.name))
+            tables.append((SHARED_SECTION, shared))
+        sources = [(flag_name(field.name), flags.get(field.name))]
+        sources += [(variable, environ.get(variable)) for variable in variables]
+        sources += [(f"[{name}] {field.name}", table.get(field.name)) for name, table in tables]
+        if source := next((source for source in sources if source[1] is not None), None):
+            given[field.name] = source
     return given
 
 
@@ -152,7 +166,7 @@ def options(kind: type[Any]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         hints = get_type_hints(kind)
         for field in reversed(settings_of(kind)):
-            shown = _show(field.default)
+            shown = show_default(field.default)
             text = field.metadata["help"] + (f"  [default: {shown}]" if shown else "")
             name = flag_name(field.name)
             if hints[field.name] is bool:
@@ -164,22 +178,8 @@ def options(kind: type[Any]) -> Callable[[F], F]:
     return decorate
 
 
-def settings_table(section: str, kind: type[Any]) -> str:
-    """The Markdown table of one program's settings, for docs/settings.md."""
-    lines = [f"| flag | environment | `[{section}]` in TOML | default | meaning |", "|---|---|---|---|---|"]
-    for field in settings_of(kind):
-        row = (
-            f"`{flag_name(field.name)}`",
-            f"`{variable_name(section, field.name)}`" + (f" or `{field.metadata['variable']}`" if field.metadata["variable"] else ""),
-            f"`{field.name}`",
-            f"`{_show(field.default)}`" if _show(field.default) else "",
-            field.metadata["help"],
-        )
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _show(default: Any) -> str:
+def show_default(default: Any) -> str:
+    """A setting's default as users write it."""
     return format_size(default) if isinstance(default, Size) else str(default)
 
 
@@ -187,7 +187,7 @@ def _metavar(hint: Any) -> str:
     return {Size: "SIZE", int: "N", float: "X"}.get(hint, "TEXT")
 
 
-def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, Any]:
+def _read_file(path: str | None, section: str) -> dict[str, Any]:
     if not path:
         return {}
     import tomllib
@@ -198,12 +198,15 @@ def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, 
         raise ConfigError(f"cannot read the settings file {path}: {getattr(error, 'strerror', None) or error}") from None
     except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    _check_sections(path, document, SECTIONS | {section})
+    _check_sections(path, document, SECTIONS | {section, SHARED_SECTION})
+    return document
+
+
+def _section(path: str | None, document: Mapping[str, Any], section: str, known: Collection[str]) -> dict[str, Any]:
     table = document.get(section, {})
-    known = {field.name for field in settings_of(kind)}
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {section} is not a section; write [{section}] and its settings below")
-    if unknown := sorted(set(table) - known):
+    if unknown := sorted(set(table) - set(known)):
         raise ConfigError(f"{path}, section [{section}]: unknown setting {', '.join(unknown)}; {_hint(unknown, known)}")
     return table
 
@@ -234,9 +237,9 @@ def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any
         raise ConfigError(f"{source}: {detail}") from None
     low, high, choices = metadata["minimum"], metadata["maximum"], metadata["choices"]
     if low is not None and value < low:
-        raise ConfigError(f"{source}: {raw} is below the minimum of {_show(type(value)(low))}")
+        raise ConfigError(f"{source}: {raw} is below the minimum of {show_default(type(value)(low))}")
     if high is not None and value > high:
-        raise ConfigError(f"{source}: {raw} is above the maximum of {_show(type(value)(high))}")
+        raise ConfigError(f"{source}: {raw} is above the maximum of {show_default(type(value)(high))}")
     if choices and value not in choices:
         raise ConfigError(f"{source}: {raw!r} is not one of {', '.join(choices)}")
     return value

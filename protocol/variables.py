@@ -13,11 +13,17 @@ from kvstore.protocol.errors import ConfigError
 PREFIX: Final = "KVSTORE_"
 CONFIG: Final = f"{PREFIX}CONFIG"
 """Names the TOML file of every program."""
-MASTER: Final = f"{PREFIX}MASTER"
-"""The masters, for every program that is not told of them otherwise."""
+SHARED: Final = frozenset(
+    ("allow_unauthenticated", "block_tokens", "busy_poll_us", "dtype", "fingerprint", "http", "http_tls_cert", "http_tls_key")
+    + ("http_token_file", "instance_token", "load_deadline_s", "log_format", "log_level", "lookup_deadline_s", "master", "model")
+    + ("namespace_id", "revision", "run_dir", "salt", "share_tp", "socket_group", "socket_mode", "tenant", "tls_ca", "tls_cert")
+    + ("tls_key", "tls_require_client_cert", "tls_revoked", "token")
+)
+"""Settings that several programs have. KVSTORE_TLS_CA, or [shared] tls_ca, is for all of these that are not given their own."""
+SHARED_SECTION: Final = "shared"
 SECTIONS: Final = frozenset(
-    ("client", "handover", "jobs", "lmcache", "master", "mooncake", "node", "publisher", "router")
-    + ("sglang", "sidecar", "standin", "tensors", "tracing", "transfer", "vllm")
+    ("client", "handover", "lmcache", "master", "mooncake", "node", "publisher", "router")
+    + ("sglang", "sidecar", "standin", "tracing", "transfer", "vllm")
 )
 """Whose settings there are: a program leaves alone what begins as another's do."""
 CLOSE: Final = 0.75
@@ -31,10 +37,15 @@ def variable_name(section: str, name: str) -> str:
     return f"{PREFIX}{section}_{name}".upper()
 
 
+def shared_variable_name(name: str) -> str:
+    """Of a setting for every program that has it."""
+    return f"{PREFIX}{name}".upper()
+
+
 def check_variables(environ: Mapping[str, str], section: str, names: Collection[str]) -> None:
     """Raises ConfigError for a variable that looks like a setting of the program whose section and settings these are, and is none."""
     own = {variable_name(section, name) for name in names}
-    known = own | {CONFIG, MASTER}
+    known = own | {CONFIG} | {shared_variable_name(name) for name in SHARED}
     others = tuple(variable_name(other, "") for other in SECTIONS - {section})
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known or variable.startswith(others) or SERVICE_LINK.fullmatch(variable):
@@ -43,6 +54,8 @@ def check_variables(environ: Mapping[str, str], section: str, names: Collection[
             raise ConfigError(f"{variable} is no setting: did you mean {PREFIX}{meant}?")
         if variable.startswith(variable_name(section, "")):
             raise ConfigError(f"{variable} is no setting: those of {section} are in docs/settings.md, and --help lists them")
+        if variable.startswith(variable_name(SHARED_SECTION, "")):
+            raise ConfigError(f"{variable} is no setting: the variable of a shared setting is {PREFIX}NAME, as {PREFIX}TLS_CA")
 
 
 def nearest(name: str, known: Collection[str]) -> str:

@@ -4,15 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
+from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
-from kvstore.protocol.variables import MASTER
 from kvstore.rpc.address import parse_address
 from kvstore.security.binding import check_binding
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
-from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "router"
 
@@ -26,24 +23,22 @@ class RouterSettings(TlsSettings):
         False,
         "Listen also where other hosts reach this. The router asks nobody who he is: rather put a proxy that does before it.",
     )
-    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
-    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
-    http_tls_cert: str = setting("", CERT_HELP)
-    http_tls_key: str = setting("", KEY_HELP)
-    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
-    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
-    tenant: str = setting("", "The tenant whose blocks count as cached.")
-    token: str = setting("", "The tenant's token.")
-    model: str = setting("", "Name of the model that the engines serve, as clients and the blocks' namespace have it. Needed.")
-    dtype: str = setting("bfloat16", "Element type of the blocks' namespace.")
-    block_tokens: int = setting(
-        512, "Tokens in a block; this, the model and the dtype must be what the engines use.", minimum=1, maximum=65_536
-    )
+    http: str = shared_settings.HTTP()
+    http_token_file: str = shared_settings.HTTP_TOKEN_FILE()
+    http_tls_cert: str = shared_settings.HTTP_TLS_CERT()
+    http_tls_key: str = shared_settings.HTTP_TLS_KEY()
+    log_level: str = shared_settings.LOG_LEVEL()
+    log_format: str = shared_settings.LOG_FORMAT()
+    master: str = shared_settings.MASTER()
+    tenant: str = shared_settings.TENANT()
+    token: str = shared_settings.TOKEN()
+    model: str = shared_settings.MODEL()
+    dtype: str = shared_settings.DTYPE()
+    block_tokens: int = shared_settings.BLOCK_TOKENS()
     naming: str = setting(
         KVSTORE, "How the engines call their blocks: kvstore, or vllm, where kvstore's connector in vLLM stores them.", choices=NAMINGS
     )
-    namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engines' connector logs it.")
+    namespace_id: str = shared_settings.NAMESPACE_ID()
     ttft_slo_s: float = setting(0.0, "Promised time to the first token, unless a request names its own; 0: none.", minimum=0)
     tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)
     max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)

@@ -12,8 +12,6 @@ from typing import Final
 
 from kvstore.rpc.gil_contention import GilContention
 
-DEFAULT_US: Final = 100
-"""The default of the settings `busy_poll_us`."""
 WORTH_FACTOR: Final = 2
 """A sleep of up to so many times `max_ns`, most of which was the waking up, would have been spared."""
 MAX_RESTS: Final = 256

@@ -19,14 +19,6 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 
-SOCKET_GROUP_HELP: Final = (
-    "Group, by name or number, whose members may connect to the Unix socket as other users of this host (docs/sharing.md); its folder "
-    "is opened for them to enter. None by default: only the user that runs this."
-)
-SOCKET_MODE_HELP: Final = (
-    "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 lets in every user of the host."
-)
-"""Of the settings `socket_group` and `socket_mode` of each daemon."""
 UNCHANGED: Final = -1
 """As a gid: the file keeps the group that it is made with."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")

@@ -3,15 +3,8 @@ nobody has to."""
 
 import ipaddress
 import socket
-from typing import Final
 
 from kvstore.protocol.errors import ConfigError
-
-ALLOW_HELP: Final = (
-    "Listen also where other hosts reach this, though nobody has to show who he is (docs/security.md): whoever gets there reads and writes "
-    "everything."
-)
-"""Of the setting `allow_unauthenticated` of each daemon."""
 
 
 def is_loopback(host: str) -> bool:

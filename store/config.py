@@ -3,16 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
-from kvstore.protocol.variables import MASTER
-from kvstore.rpc.busy_poll import DEFAULT_US
-from kvstore.rpc.unix_socket import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
-from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
-from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
@@ -25,27 +19,25 @@ class NodeSettings(ServerTlsSettings):
         "Name of the node and of what it keeps on NVMe, stable across restarts; default: the host's name and the listening port, or, where "
         "that is 0, an id kept in the folder of the NVMe tier, else in run_dir.",
     )
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
+    master: str = shared_settings.MASTER()
     join_token: str = setting(
         "",
         "Token by which the node joins, of the section [nodes] of the masters' tokens file (docs/security.md). A flag is seen by whoever "
         "lists processes: rather give it by join_token_file, or by its variable.",
     )
     join_token_file: str = setting("", "File whose text is that token, read each time that the node looks for a master.")
-    allow_unauthenticated: bool = setting(False, ALLOW_HELP)
+    allow_unauthenticated: bool = shared_settings.ALLOW_UNAUTHENTICATED()
     listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
-    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
-    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
-    http_tls_cert: str = setting("", CERT_HELP)
-    http_tls_key: str = setting("", KEY_HELP)
-    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
-    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
-    run_dir: str = setting(
-        "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
-    )
-    socket_group: str = setting("", SOCKET_GROUP_HELP)
-    socket_mode: str = setting("", SOCKET_MODE_HELP)
+    http: str = shared_settings.HTTP()
+    http_token_file: str = shared_settings.HTTP_TOKEN_FILE()
+    http_tls_cert: str = shared_settings.HTTP_TLS_CERT()
+    http_tls_key: str = shared_settings.HTTP_TLS_KEY()
+    log_level: str = shared_settings.LOG_LEVEL()
+    log_format: str = shared_settings.LOG_FORMAT()
+    run_dir: str = shared_settings.RUN_DIR()
+    socket_group: str = shared_settings.SOCKET_GROUP()
+    socket_mode: str = shared_settings.SOCKET_MODE()
     memory: Size = setting(
         Size(0),
         "Most memory that the node takes in all, such as its container's limit: it divides this into DRAM tier, block table "
@@ -82,13 +74,7 @@ class NodeSettings(ServerTlsSettings):
         minimum=0,
         maximum=3600,
     )
-    busy_poll_us: int = setting(
-        DEFAULT_US,
-        "How long the node may look for the next request before it sleeps, where requests have come as soon as that; 0: it sleeps at once. "
-        "Not where this process has one processor only.",
-        minimum=0,
-        maximum=10_000,
-    )
+    busy_poll_us: int = shared_settings.BUSY_POLL_US()
     ticket_grace_s: float = setting(
         3600.0,
         "Where tokens are needed: how long those who are connected are served while no master is heard of, which would say whose token is "

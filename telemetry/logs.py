@@ -10,10 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-FORMATS: Final = ("text", "json")
-LEVEL_HELP: Final = "From which level on lines are logged, at run time by a POST to /debug/log-level: debug, info, warning, error."
-FORMAT_HELP: Final = "How: text, or json, an object a line; events have the names and fields of docs/operations.md in both."
 ROOT: Final = "kvstore"
 """The logger above all of ours."""
 

@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
+from kvstore.protocol.shared_settings import LEVELS
 from kvstore.security.actor import HTTP, Actor
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer, asked
-from kvstore.telemetry.logs import LEVELS, ROOT, named
+from kvstore.telemetry.logs import ROOT, named
 from kvstore.telemetry.metrics.exposition import Read, exposed
 from kvstore.telemetry.metrics.metric import Metric
 from kvstore.telemetry.stacks import profile, stacks

@@ -16,7 +16,7 @@ from kvstore.cli.tools.transport_checks import Check, Verdict
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.ports import PORTS, Port
 from kvstore.protocol.settings import format_size, parse_size
-from kvstore.protocol.variables import CONFIG, variable_name
+from kvstore.protocol.variables import CONFIG, SHARED_SECTION, shared_variable_name, variable_name
 from kvstore.security.tls.pem_files import validities
 
 REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
@@ -160,14 +160,15 @@ def _text(path: Path) -> str:
 
 
 def setting_of(section: str, name: str, config: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """A daemon's setting, "" where nobody says: by its variable, else by `config` or the file that KVSTORE_CONFIG names, which has been
+    """A daemon's setting, "" where nobody says: by its variables, else by `config` or the file that KVSTORE_CONFIG names, which has been
     read as the client's settings by then."""
-    variable = variable_name(section, name)
-    if variable in environ:
-        return environ[variable]
+    for variable in (variable_name(section, name), shared_variable_name(name)):
+        if variable in environ:
+            return environ[variable]
     file = config or environ.get(CONFIG, "")
-    table = tomllib.loads(Path(file).read_text(encoding="utf-8")).get(section, {}) if file else {}
-    return str(table.get(name, "")) if isinstance(table, dict) else ""
+    document = tomllib.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    tables = [table for table in (document.get(section), document.get(SHARED_SECTION)) if isinstance(table, dict)]
+    return str(next((table[name] for table in tables if name in table), ""))
 
 
 def certificate_files(config: str | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

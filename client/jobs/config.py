@@ -1,27 +1,22 @@
-"""Settings of jobs: `KVSTORE_JOBS_*`, or [jobs] in the TOML file, where an engine's plug-in reads them."""
+"""Bounds and deadlines of jobs, which the caller of `Jobs` gives."""
 
 from dataclasses import dataclass
-from typing import Final
 
-from kvstore.protocol.settings import Size, constant, setting
-
-SECTION: Final = "jobs"
+from kvstore.protocol.settings import Size, constant
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """How much may wait, for how long, and when the store counts as unreachable."""
 
-    queue_bytes: Size = setting(
-        Size(256 << 20), "Values of stores that wait or are being written, together; what is over it is refused, and dropped.", minimum=1
-    )
-    lookup_deadline_s: float = setting(
-        0.5, "From the asking to the answer of a lookup, unless it names its own: an engine's scheduler may wait for it.", minimum=0.001
-    )
-    load_deadline_s: float = setting(5.0, "From the submission to the end of a load, unless it names its own.", minimum=0.001, maximum=3600)
-    store_deadline_s: float = setting(
-        30.0, "From the submission to the end of a store, unless it names its own.", minimum=0.001, maximum=3600
-    )
+    queue_bytes: Size = constant(Size(256 << 20))
+    """Values of stores that wait or are being written, together; what is over it is refused, and dropped."""
+    lookup_deadline_s: float = constant(0.5)
+    """From the asking to the answer of a lookup, unless it names its own: an engine's scheduler may wait for it."""
+    load_deadline_s: float = constant(5.0)
+    """From the submission to the end of a load, unless it names its own."""
+    store_deadline_s: float = constant(30.0)
+    """From the submission to the end of a store, unless it names its own."""
     read_workers: int = constant(2)
     """Threads, or tasks of an event loop, that carry out lookups and loads: one that waits for a node that hangs does not hold up all."""
     write_workers: int = constant(1)

@@ -42,8 +42,11 @@ def setting(daemon: str, name: str, words: list[str]) -> str:
     for word, following in itertools.pairwise([*words, ""]):
         if word == flag or word.startswith(f"{flag}="):
             return following if word == flag else word.partition("=")[2]
-    variable = f"KVSTORE_{daemon}_{name}".upper()
-    return os.environ[variable] if variable in os.environ else str(settings_file(words).get(daemon, {}).get(name, ""))
+    for variable in (f"KVSTORE_{daemon}_{name}".upper(), f"KVSTORE_{name}".upper()):
+        if variable in os.environ:
+            return os.environ[variable]
+    tables = settings_file(words)
+    return str({**tables.get("shared", {}), **tables.get(daemon, {})}.get(name, ""))
 
 
 def settings_file(words: list[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.engines.settings import StoreSettings, settings_from
-from kvstore.protocol.settings import setting
+from kvstore.protocol import shared_settings
 
 SECTION: Final = "sglang"
 ENGINE_ENTRIES: Final = frozenset(
@@ -28,18 +28,8 @@ ENGINE_ENTRIES: Final = frozenset(
 class SGLangSettings(StoreSettings):
     """Of a HiCache storage back end."""
 
-    model: str = setting(
-        "",
-        "Engines share pages of models with equal names; empty: the name or path that SGLang was given. Set it where one has many paths.",
-    )
-    share_tp: int = setting(
-        0,
-        "Values in which the KV heads of a page are stored, so that engines of any tensor parallelism share it: a divisor of the model's "
-        "KV heads and a multiple of each engine's TP, equal in all these engines. 0: SGLang's `tp_lcm_size`, where that is set; else one "
-        "value a rank, shared by engines of equal TP.",
-        minimum=0,
-        maximum=1024,
-    )
+    model: str = shared_settings.MODEL()
+    share_tp: int = shared_settings.SHARE_TP()
 
 
 def from_extra_config(extra: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> SGLangSettings:

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
-from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
-from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "sidecar"
 ROLES: Final = ("both", "prefill", "decode")
@@ -23,28 +20,23 @@ class SidecarSettings(TlsSettings):
     advertise: str = setting("", "The URL that routers send requests to; default: that of engine.")
     events: str = setting("", "Where the engine publishes its KV events, tcp://HOST:PORT; default: what it has itself is not told.")
     events_replay: str = setting("", "Where it replays them, tcp://HOST:PORT; default: nowhere, so that a gap makes all void.")
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
-    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
-    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
-    http_tls_cert: str = setting("", CERT_HELP)
-    http_tls_key: str = setting("", KEY_HELP)
-    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
-    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
-    tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")
-    token: str = setting("", "The tenant's token.")
-    instance_token: str = setting(
-        "", "Token of the section [instances], by which the engine reports to the scheduler; default: the tenant's."
-    )
+    master: str = shared_settings.MASTER()
+    http: str = shared_settings.HTTP()
+    http_token_file: str = shared_settings.HTTP_TOKEN_FILE()
+    http_tls_cert: str = shared_settings.HTTP_TLS_CERT()
+    http_tls_key: str = shared_settings.HTTP_TLS_KEY()
+    log_level: str = shared_settings.LOG_LEVEL()
+    log_format: str = shared_settings.LOG_FORMAT()
+    tenant: str = shared_settings.TENANT()
+    token: str = shared_settings.TOKEN()
+    instance_token: str = shared_settings.INSTANCE_TOKEN()
     name: str = setting("", "Name of the instance, unlike all others'; default: the engine's address.")
     role: str = setting("both", "What the engine does for a request: prefill, decode, or both.", choices=ROLES)
     node: str = setting("", "Name of the storage node that its blocks are put to; default: it has none but its own.")
-    namespace_id: str = setting(
-        "",
-        "Id of the blocks' namespace, in hex, as vLLM's connector logs it, with the router's naming vllm; default: named by model.",
-    )
-    model: str = setting("", "Without namespace_id: the model of the blocks' namespace, as the router's.")
-    dtype: str = setting("bfloat16", "Without namespace_id: the element type of the blocks' namespace, as the router's.")
-    block_tokens: int = setting(16, "Tokens in a block of the engine.", minimum=1, maximum=65_536)
+    namespace_id: str = shared_settings.NAMESPACE_ID()
+    model: str = shared_settings.MODEL()
+    dtype: str = shared_settings.DTYPE()
+    block_tokens: int = shared_settings.BLOCK_TOKENS(default=16)
     deadline_s: float = setting(
         2.0,
         "Time for an answer: of the engine's metrics, a replay of its events, the master. An engine without an answer gets no requests.",

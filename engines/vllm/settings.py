@@ -8,6 +8,7 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.settings import StoreSettings, settings_from
+from kvstore.protocol import shared_settings
 from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "vllm"
@@ -21,26 +22,14 @@ CONNECT_TIMEOUT_S: Final = 0.5
 class VllmSettings(StoreSettings):
     """Settings of a connector or an offloading tier."""
 
-    model: str = setting(
-        "",
-        "Name of the model, in the key of its blocks: for people, and for weights that no fingerprint identifies. Empty: its architecture, "
-        "and the name or path that vLLM was given where there is no fingerprint.",
-    )
+    model: str = shared_settings.MODEL()
     resets_keep_weights: bool = setting(
         False,
         "The engine's caches are reset for other reasons than new weights, so that a reset without a name for the weights keeps their "
         "identity. Off: it gives the engine a version of its own, which nothing is shared under until it is named.",
     )
-    share_tp: int = setting(
-        0,
-        "Values in which the KV heads of a block are stored, so that engines of any tensor parallelism share it: a divisor of the model's "
-        "KV heads and a multiple of each engine's TP, equal in all these engines. 0: one value a rank, shared by engines of equal TP.",
-        minimum=0,
-        maximum=1024,
-    )
-    lookup_deadline_s: float = setting(
-        0.1, "Time to ask which blocks the store has; after that a request is a miss.", minimum=0.001, maximum=60
-    )
+    share_tp: int = shared_settings.SHARE_TP()
+    lookup_deadline_s: float = shared_settings.LOOKUP_DEADLINE_S(default=0.1)
     prefill_wait_s: float = setting(
         2.0,
         "Time that a request whose prompt another engine computed waits for blocks that one is still storing; then it is computed.",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from kvstore.protocol import shared_settings
 from kvstore.protocol.settings import setting
-from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "standin"
@@ -18,18 +18,16 @@ class StandinSettings(TlsSettings):
 
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))
     listen: str = setting("127.0.0.1:0", "HOST:PORT for requests (HTTP).")
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
-    tenant: str = setting("", "The tenant whose blocks these are.")
-    token: str = setting("", "The tenant's token.")
-    instance_token: str = setting(
-        "", "Token of the section [instances], by which the engine reports to the scheduler; default: the tenant's."
-    )
+    master: str = shared_settings.MASTER()
+    tenant: str = shared_settings.TENANT()
+    token: str = shared_settings.TOKEN()
+    instance_token: str = shared_settings.INSTANCE_TOKEN()
     node: str = setting("", "Name of the storage node that blocks are put to. A prefill engine without one never has a prefix.")
     name: str = setting("", "Name of the instance; default: the role and the address listened on.")
     model: str = setting("llama3-8b", "Model whose times are kept, and of the blocks' namespace.")
     gpu: str = setting("A100-80G", "GPU whose times are kept.")
     speedup: float = setting(1.0, "The engine's time passes this many times faster. What it reports is in its own time.", minimum=0.001)
-    block_tokens: int = setting(512, "Tokens in a block.", minimum=1, maximum=65_536)
+    block_tokens: int = shared_settings.BLOCK_TOKENS()
 
     # Constants: no operator has had a reason to change them.
     dtype: ClassVar[str] = "bfloat16"

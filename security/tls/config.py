@@ -13,13 +13,17 @@ class TlsSettings:
     tls_ca: str = setting(
         "",
         "PEM file of the authorities whose certificates are trusted. With it every connection over TCP is TLS; default: none is.",
+        shared=True,
     )
-    tls_cert: str = setting("", "PEM file of this program's own certificate, and of those between it and the authority. Goes with tls_key.")
-    tls_key: str = setting("", "PEM file of the certificate's private key, for its owner's eyes only.")
+    tls_cert: str = setting(
+        "", "PEM file of this program's own certificate, and of those between it and the authority. Goes with tls_key.", shared=True
+    )
+    tls_key: str = setting("", "PEM file of the certificate's private key, for its owner's eyes only.", shared=True)
     tls_revoked: str = setting(
         "",
         "File of certificates that are refused though their authority vouches for them, a SHA-256 fingerprint a line; what was opened with "
         "one ends (docs/security.md).",
+        shared=True,
     )
 
 
@@ -38,5 +42,5 @@ class ServerTlsSettings(TlsSettings):
     """Of who is connected to as well."""
 
     tls_require_client_cert: bool = setting(
-        True, "With tls_cert: whoever connects over TCP shows a certificate too (mutual TLS), one that tls_ca vouches for."
+        True, "With tls_cert: whoever connects over TCP shows a certificate too (mutual TLS), one that tls_ca vouches for.", shared=True
     )

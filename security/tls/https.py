@@ -13,11 +13,6 @@ from kvstore.security.config_file import signature
 from kvstore.security.tls.pem_files import load_pair
 
 SETTINGS: Final = "http_tls_cert and http_tls_key"
-CERT_HELP: Final = (
-    "PEM file of the HTTP port's certificate, and of those between it and its authority: with it the port speaks HTTPS only. Goes with "
-    "http_tls_key; read again as those of TLS are."
-)
-KEY_HELP: Final = "PEM file of that certificate's private key, for its owner's eyes only."
 log = logging.getLogger("kvstore.security")
 
 

@@ -34,16 +34,6 @@ MAX_ASKED: Final = 128
 
 log = logging.getLogger("kvstore.telemetry")
 
-HTTP_DEFAULT: Final = "127.0.0.1:0"
-HTTP_HELP: Final = (
-    "HOST:PORT of health, metrics and diagnostics (HTTP, docs/operations.md); port 0 takes a free one, which "
-    "`kvstore status --json` names; empty: none."
-)
-HTTP_TOKEN_FILE_HELP: Final = (
-    "File with tokens, one a line, read again when it changes: who shows one on the HTTP port (Authorization: Bearer TOKEN) is let in, "
-    "from other hosts too, and nobody else; without it this host is. Health is told to all."
-)
-
 
 class HttpServer:
     """See the module. `add`, `later`, `start` and `close` are for the daemon's thread; `add` for what `later` calls too."""

@@ -15,7 +15,7 @@ import click
 
 from kvstore.cli.main import kvstore
 from kvstore.protocol.settings import load_settings
-from kvstore.protocol.variables import CONFIG, MASTER, variable_name
+from kvstore.protocol.variables import CONFIG, SHARED, shared_variable_name, variable_name
 from tests.docs.shell_blocks import ROOT, Command
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -53,7 +53,7 @@ def make_settings() -> ModuleType:
 def variables() -> frozenset[str]:
     """Every environment variable that is a setting of some program."""
     named = {variable_name(section, field) for _, _, section, kind in make_settings().PROGRAMS for field in kind.__dataclass_fields__}
-    return frozenset(named | {CONFIG, MASTER})
+    return frozenset(named | {CONFIG} | {shared_variable_name(name) for name in SHARED})
 
 
 def check(command: Command, folder: Path) -> None:

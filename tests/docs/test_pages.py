@@ -154,7 +154,7 @@ def small(words: tuple[str, ...], folder: Path) -> list[str]:
 
 
 def start(hosts: TwoHosts, command: list[str], folder: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "KVSTORE_NODE_RUN_DIR": str(folder), "KVSTORE_MASTER_RUN_DIR": str(folder)}
+    environment = {**os.environ, "KVSTORE_RUN_DIR": str(folder)}
     return hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import Size, format_size, load_settings, loaded_mark, options, parse_size, setting, settings_table
+from kvstore.protocol.settings import Size, format_size, load_settings, loaded_mark, options, parse_size, setting
 from kvstore.protocol.variables import SECTIONS
 
 
@@ -150,7 +150,7 @@ def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Pa
     [
         ("[maser]\n", "unknown section [maser]: did you mean [master]?"),
         ("[oven]\n[Oven]\n", "unknown section [Oven]: did you mean [oven]?"),
-        ("[oven.top]\n[tensor]\n", "unknown section [tensor]: did you mean [tensors]?"),
+        ("[oven.top]\n[share]\n", "unknown section [share]: did you mean [shared]?"),
         ("[[nodes]]\n", "unknown section [nodes]: did you mean [node]?"),
         ("heat = 3\n[oven]\n", "heat stands in no section: write it below the line [SECTION] of the program that it is for"),
     ],
@@ -196,29 +196,51 @@ def test_every_setting_is_an_option_of_the_command_line(file: Path) -> None:
     assert "fan=False" in CliRunner().invoke(bake, ["--no-fan"]).output
 
 
-def test_the_table_has_a_row_for_every_setting() -> None:
-    table = settings_table("oven", Oven).splitlines()
-    assert len(table) == 2 + 6
-    assert table[2] == "| `--room` | `KVSTORE_OVEN_ROOM` | `room` | `4 KiB` | Room inside. |"
-    assert table[7] == "| `--note` | `KVSTORE_OVEN_NOTE` | `note` |  | Anything. |"
-
-
 @dataclass(frozen=True)
 class Pan:
-    """One setting, which other programs have too."""
+    """Settings that other programs have too, but for one."""
 
-    master: str = setting("here:1", "Where.", variable="KVSTORE_MASTER")
+    master: str = setting("here:1", "Where.", shared=True)
+    lid: bool = setting(False, "Covered.")
 
 
-def test_a_variable_that_programs_share_is_weaker_than_their_own_and_stronger_than_the_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("[pan]\nmaster = 'file:1'\n")
-    for environ, expected in (
-        ({}, "file:1"),
-        ({"KVSTORE_MASTER": "shared:1"}, "shared:1"),
-        ({"KVSTORE_MASTER": "shared:1", "KVSTORE_PAN_MASTER": "own:1"}, "own:1"),
-    ):
-        assert load_settings(Pan, "pan", flags={}, environ=environ, config=str(tmp_path / "file")).master == expected
-    assert "| `KVSTORE_PAN_MASTER` or `KVSTORE_MASTER` |" in settings_table("pan", Pan)
+SOURCES: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
+    "flag": ({"master": "flag:1"}, {}, ""),
+    "own variable": ({}, {"KVSTORE_PAN_MASTER": "own:1"}, ""),
+    "shared variable": ({}, {"KVSTORE_MASTER": "shared:1"}, ""),
+    "own section": ({}, {}, "[pan]\nmaster = 'section:1'\n"),
+    "shared section": ({}, {}, "[shared]\nmaster = 'all:1'\n"),
+}
+"""Flags, variables and lines of the file, the strongest first."""
+
+
+@pytest.mark.parametrize(
+    ("strongest", "master"), [(0, "flag:1"), (1, "own:1"), (2, "shared:1"), (3, "section:1"), (4, "all:1"), (5, "here:1")]
+)
+def test_a_shared_setting_is_taken_from_its_strongest_source(file: Path, strongest: int, master: str) -> None:
+    given = list(SOURCES.values())[strongest:]
+    file.write_text("".join(lines for _, _, lines in given))
+    flags: dict[str, str] = {name: value for some, _, _ in given for name, value in some.items()}
+    environ = {name: value for _, some, _ in given for name, value in some.items()}
+    assert load_settings(Pan, "pan", flags=flags, environ=environ, config=str(file)).master == master
+
+
+def test_a_shared_setting_of_other_programs_is_left_alone(file: Path) -> None:
+    file.write_text("[shared]\ntoken = 'of others'\n")
+    assert load_settings(Pan, "pan", flags={}, environ={"KVSTORE_TLS_CA": "ca.pem"}, config=str(file)) == Pan()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("[shared]\ntls_cca = 'ca.pem'\n", r"section \[shared\]: unknown setting tls_cca; did you mean tls_ca\?$"),
+        ("[shared]\nlid = true\n", r"section \[shared\]: unknown setting lid; known are "),
+    ],
+)
+def test_a_key_of_the_shared_section_that_no_program_shares_is_refused(file: Path, lines: str, message: str) -> None:
+    file.write_text(lines)
+    with pytest.raises(ConfigError, match=message):
+        load_settings(Pan, "pan", flags={}, environ={}, config=str(file))
 
 
 def test_a_misspelt_variable_is_refused() -> None:
@@ -236,6 +258,6 @@ def test_a_mark_tells_settings_that_were_loaded_and_is_no_setting() -> None:
     loaded = load_settings(Marked, "oven", flags={}, environ={"KVSTORE_OVEN_TRAYS": "3"})
     assert (loaded.trays, loaded.is_loaded, Marked().is_loaded) == (3, True, False)
     assert loaded == Marked(trays=3)
-    assert "is_loaded" not in settings_table("oven", Marked) + repr(loaded)
+    assert "is_loaded" not in repr(loaded)
     with pytest.raises(ConfigError, match="KVSTORE_OVEN_IS_LOADED is no setting"):
         load_settings(Marked, "oven", flags={}, environ={"KVSTORE_OVEN_IS_LOADED": "true"})

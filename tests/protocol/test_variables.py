@@ -23,6 +23,7 @@ def test_a_setting_has_the_variable_of_its_program() -> None:
         ("KVSTORE_NDOE_LISTEN", "KVSTORE_NODE_LISTEN"),
         ("KVSTORE_MASTR", "KVSTORE_MASTER"),
         ("KVSTORE_CONFG", "KVSTORE_CONFIG"),
+        ("KVSTORE_TLS_CERTS", "KVSTORE_TLS_CERT"),
     ],
 )
 def test_a_misspelt_variable_is_refused_with_the_nearest_name(variable: str, nearest: str) -> None:
@@ -35,8 +36,22 @@ def test_one_of_the_programs_own_that_is_like_nothing_is_refused_too() -> None:
         check("KVSTORE_NODE_QUUX_ZYGOTE")
 
 
+def test_a_variable_with_the_name_of_the_shared_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_SHARED_TLS_CA is no setting: the variable of a shared setting is KVSTORE_NAME"):
+        check("KVSTORE_SHARED_TLS_CA")
+
+
 def test_what_is_right_or_anothers_is_left_alone() -> None:
-    check("KVSTORE_NODE_DRAM", "KVSTORE_CONFIG", "KVSTORE_MASTER", "KVSTORE_CLIENT_TYPO", "KVSTORE_PASSWORD", "NODE_DRM", "PATH")
+    check(
+        "KVSTORE_NODE_DRAM",
+        "KVSTORE_CONFIG",
+        "KVSTORE_MASTER",
+        "KVSTORE_SALT",
+        "KVSTORE_CLIENT_TYPO",
+        "KVSTORE_PASSWORD",
+        "NODE_DRM",
+        "PATH",
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import TextIO
 import pytest
 
 from kvstore.protocol.errors import Unavailable
-from kvstore.telemetry.logs import EVENTS, FORMATS, JsonLines, TextLines, named, stops, write_logs
+from kvstore.protocol.shared_settings import FORMATS
+from kvstore.telemetry.logs import EVENTS, JsonLines, TextLines, named, stops, write_logs
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -18,7 +18,7 @@ from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import Access
-from kvstore.telemetry.http.server import HTTP_DEFAULT, HttpServer, asked, open_http
+from kvstore.telemetry.http.server import HttpServer, asked, open_http
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
@@ -186,7 +186,7 @@ def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
 class Settings:
     """Of a daemon."""
 
-    http: str = HTTP_DEFAULT
+    http: str = "127.0.0.1:0"
     http_token_file: str = ""
     http_tls_cert: str = ""
     http_tls_key: str = ""
