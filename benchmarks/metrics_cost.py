@@ -39,7 +39,6 @@ BASE: Final = "no HTTP ports"
 WAYS: Final[Mapping[str, str]] = {
     BASE: '[master]\nhttp = ""\n[node]\nhttp = ""\n',
     "the node's port": '[master]\nhttp = ""\n[node]\n',
-    "both ports, no console": "[master]\nconsole_interval_s = 0\n[node]\n",
     "both ports": "[node]\n",
     "both ports, scraped before": "[node]\n",
 }

@@ -46,7 +46,7 @@ LOOPS: Final = 200_000
 MOST_COST_PERCENT: Final = 2.0
 VALUE: Final = bytes(4096)
 NOWHERE: Final = "http://127.0.0.1:9/v1/traces"
-WITHOUT: Final = '[master]\nhttp = ""\nconsole_interval_s = 0\n[node]\nhttp = ""\n'
+WITHOUT: Final = '[master]\nhttp = ""\n[node]\nhttp = ""\n'
 
 
 def main() -> int:

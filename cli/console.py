@@ -18,7 +18,7 @@ from kvstore.cli.tools.cluster_report import ask_masters
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.console.config import INTERVAL_DEFAULT_S, ConsoleSettings
+from kvstore.console.config import ConsoleSettings
 from kvstore.console.source import Look, MasterSeen
 from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
@@ -136,7 +136,7 @@ class Outside:
 @click.option(
     "--interval-s",
     type=click.FloatRange(min=0.1, max=60),
-    default=INTERVAL_DEFAULT_S,
+    default=ConsoleSettings().interval_s,
     show_default=True,
     metavar="SECONDS",
     help="Time between looks at the cluster.",

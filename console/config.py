@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-INTERVAL_DEFAULT_S: Final = 1.0
-INTERVAL_HELP: Final = "How often the console looks at the cluster, for rates, its hour of history and events; 0: there is no console."
 HISTORY_S: Final = 3600.0
 
 
@@ -12,7 +10,8 @@ HISTORY_S: Final = 3600.0
 class ConsoleSettings:
     """How much a console keeps, in memory alone: about 10 MB for a thousand nodes."""
 
-    interval_s: float = INTERVAL_DEFAULT_S
+    interval_s: float = 1.0
+    """Between looks at the cluster: rates of a shorter time say little, and a page looks live."""
     history_s: float = HISTORY_S
     node_interval_s: float = 10.0
     """Between samples of each node."""

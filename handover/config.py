@@ -1,9 +1,9 @@
 """Settings of the hand-over: [handover] in the TOML file, KVSTORE_HANDOVER_*."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.security.tls.config import ServerTlsSettings
@@ -25,34 +25,32 @@ class HandoverSettings(ServerTlsSettings):
         "receive over a Connection). auto: pull over shared memory, push otherwise, stream without a transport in common.",
         choices=("auto", "push", "pull", "stream"),
     )
-    min_layer_batch_bytes: Size = setting(
-        Size(1 << 20), "Layers that are ready wait for the next ones until this much can go to a rank at once."
-    )
     staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
 
-    # Constants: no operator has had a reason to change them.
+    min_layer_batch_bytes: Size = constant(Size(1 << 20))
+    """Layers that are ready wait for the next ones until this much can go to a rank at once."""
     # Over loopback TCP and shared memory alike, runs of 4 KiB are quicker gathered, those of 8 KiB straight.
-    direct_min_bytes: ClassVar[int] = 8 << 10
+    direct_min_bytes: Size = constant(Size(8 << 10))
     """Runs at least this long on average go straight between the pools; shorter ones are gathered first."""
-    staging_part_bytes: ClassVar[int] = 4 << 20
+    staging_part_bytes: Size = constant(Size(4 << 20))
     """Largest part that is gathered, sent and scattered at once."""
-    staging_slots: ClassVar[int] = 2
+    staging_slots: int = constant(2)
     """Gathered parts under way from one rank to another."""
-    deadline_s: ClassVar[float] = 60.0
+    deadline_s: float = constant(60.0)
     """Time of a request whose caller names none."""
-    connect_timeout_s: ClassVar[float] = 2.0
+    connect_timeout_s: float = constant(2.0)
     """Time to connect to another rank."""
-    fence_timeout_s: ClassVar[float] = 10.0
+    fence_timeout_s: float = constant(10.0)
     """After a failure: how long to wait for bytes under way to end before the blocks are given up for good."""
-    fetch_share: ClassVar[float] = 0.25
+    fetch_share: float = constant(0.25)
     """Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked."""
-    copy_threads: ClassVar[int] = 1
+    copy_threads: int = constant(1)
     """Threads that gather, scatter and start transfers."""
-    max_connections: ClassVar[int] = 4096
+    max_connections: int = constant(4096)
     """Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused."""
-    hello_timeout_s: ClassVar[float] = HELLO_TIMEOUT_S
+    hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection that has not introduced itself after this long is closed."""
-    max_strangers: ClassVar[int] = MAX_STRANGERS
+    max_strangers: int = constant(MAX_STRANGERS)
     """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
-    peer_timeout_s: ClassVar[float] = PEER_TIMEOUT_S
+    peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
 from kvstore.master.directory.writes.record_policy import ALL, RECORDS
 from kvstore.protocol import shared_settings
 from kvstore.protocol.message import MAX_REPLICAS
 from kvstore.protocol.partitions import MAX_PARTITIONS
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.scheduler.baselines import DISPATCHERS
@@ -31,7 +30,6 @@ class MasterSettings(ServerTlsSettings):
     http_tls_key: str = shared_settings.HTTP_TLS_KEY()
     log_level: str = shared_settings.LOG_LEVEL()
     log_format: str = shared_settings.LOG_FORMAT()
-    console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
     run_dir: str = shared_settings.RUN_DIR()
     socket_group: str = shared_settings.SOCKET_GROUP()
     socket_mode: str = shared_settings.SOCKET_MODE()
@@ -127,83 +125,80 @@ class MasterSettings(ServerTlsSettings):
     )
     scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
     scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
-
-    # Constants: they are the same in every cluster, and given by tests only.
-
-    console_action_timeout_s: float = 30.0
+    console_action_timeout_s: float = constant(30.0)
     """What an operator asks of the console is answered after this, done or not; it goes on."""
-    share_settle_s: float = 3.0
+    share_settle_s: float = constant(3.0)
     """With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share.
     With more than a master takes to restart, restarts of masters move less."""
-    share_pause_s: float = 1.0
+    share_pause_s: float = constant(1.0)
     """With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time."""
-    share_turn_s: float = 0.2
+    share_turn_s: float = constant(0.2)
     """With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
     after so long, and so on."""
-    catalog_timeout_s: float = 10.0
+    catalog_timeout_s: float = constant(10.0)
     """Deadline for opening the catalog at start."""
-    etcd_quota_warning_share: float = 0.8
+    etcd_quota_warning_share: float = constant(0.8)
     """Share of that quota from which on the catalog's health tells of etcd's size."""
-    tokens_check_interval_s: float = 2.0
+    tokens_check_interval_s: float = constant(2.0)
     """How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is
     connected has ended."""
-    ticket_ttl_s: float = 300.0
+    ticket_ttl_s: float = constant(300.0)
     """Where tokens are needed: how long a ticket opens connections to its node. Those that are open go on; they end when the token is
     revoked."""
-    ticket_key_ttl_s: float = 3600.0
+    ticket_key_ttl_s: float = constant(3600.0)
     """How long tickets for a node are issued under one key; then it is given another one."""
-    reserve_ttl_s: float = 30.0
+    reserve_ttl_s: float = constant(30.0)
     """A granted put that is not published is forgotten after this long."""
-    max_reservations: int = 1 << 20
+    max_reservations: int = constant(1 << 20)
     """Puts granted and not yet published, of all tenants; more are refused as Full until some are published or expire."""
-    heartbeat_interval_s: float = 1.0
+    heartbeat_interval_s: float = constant(1.0)
     """How often nodes report."""
-    slow_start_s: float = 30.0
+    slow_start_s: float = constant(30.0)
     """A new node gets its full share of writes only after this long."""
-    forget_node_s: float = 60.0
+    forget_node_s: float = constant(60.0)
     """Blocks held only by a node dead for this long are forgotten."""
-    max_nodes: int = 1024
+    max_nodes: int = constant(1024)
     """Live nodes beyond this are refused."""
-    max_absent_nodes: int = 1024
+    max_absent_nodes: int = constant(1024)
     """Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a
     restart a node that has not registered yet counts as dead after `forget_node_s`."""
-    max_kept_removals: int = 100_000
+    max_kept_removals: int = constant(100_000)
     """Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory
     still lists there."""
-    repair_after_s: float = 30.0
+    repair_after_s: float = constant(30.0)
     """Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by
     then."""
-    copy_blocks: int = 4096
+    copy_blocks: int = constant(4096)
     """Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, and for what is
     hot."""
-    copy_bytes: Size = Size(256 << 20)
+    copy_bytes: Size = constant(Size(256 << 20))
     """Bytes of these; a larger block goes alone."""
-    spill_free_share: float = 0.1
+    spill_free_share: float = constant(0.1)
     """With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of
     this free in its lowest tier spills."""
-    sweep_rows: int = 20_000
+    sweep_rows: int = constant(20_000)
     """Rows looked at in one slice of that sweep, ten slices a second."""
-    command_timeout_s: float = 5.0
+    command_timeout_s: float = constant(5.0)
     """Deadline of a command to a node."""
-    control_timeout_s: float = 5.0
+    control_timeout_s: float = constant(5.0)
     """Deadline of a control call within the master."""
-    control_threads: int = 16
+    control_threads: int = constant(16)
     """Control calls served at once; half of them at most for one tenant, a quarter for all strangers."""
-    hello_timeout_s: float = HELLO_TIMEOUT_S
+    hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection that has not introduced itself after this long is closed."""
-    max_strangers: int = MAX_STRANGERS
+    max_strangers: int = constant(MAX_STRANGERS)
     """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
-    peer_timeout_s: float = PEER_TIMEOUT_S
+    peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""
-    admission_load_limit: float = 1.0
+    admission_load_limit: float = constant(1.0)
     """Share of an SLO that early and predicted admission load a pool to."""
-    report_interval_s: float = 0.5
+    report_interval_s: float = constant(0.5)
     """How often inference instances report to the scheduler."""
-    decision_ttl_s: float = 5.0
+    decision_ttl_s: float = constant(5.0)
     """A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost."""
-    max_instances: int = 1024
+    max_instances: int = constant(1024)
     """Inference instances beyond this are refused."""
-    max_engine_blocks: int = 1 << 20
+    max_engine_blocks: int = constant(1 << 20)
     """Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
-    measured_rate_ttl_s: float = 60.0
+    measured_rate_ttl_s: float = constant(60.0)
     """What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself."""

@@ -325,10 +325,9 @@ class Master:
                 level_changed=self._level_changed,
             )
             add_segments(self.http, lambda: ask(told.nodes))
-            if settings.console_interval_s:
-                watched = self._watched()
-                self._watch = Watch(watched, ConsoleSettings(interval_s=settings.console_interval_s), rest_s=watched.rest_s)
-                self.http.later(self._add_console)
+            watched = self._watched()
+            self._watch = Watch(watched, ConsoleSettings(), rest_s=watched.rest_s)
+            self.http.later(self._add_console)
             self.http.start()
         self._clockwork = Clockwork(
             self.reactor, self.partitions, self._sharing, self._quotas, self._files, self._control, self._status, self._trail

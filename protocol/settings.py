@@ -84,7 +84,8 @@ def loaded_mark() -> Any:
 
 
 def constant(default: Any) -> Any:
-    """A field that is no setting: no flag, variable or file gives it. Code may, where a test or another program needs another value."""
+    """A field that no flag, variable or file gives. A value that an operator chooses is a setting; one that is the same in every cluster is
+    a module constant, beside the code that uses it, unless a test needs another value: then it is a constant field."""
     return dataclasses.field(default=default)
 
 

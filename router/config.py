@@ -1,12 +1,12 @@
 """The settings of kvstore-router. What they do is in docs/router.md."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.address import parse_address
 from kvstore.security.binding import check_binding
 from kvstore.security.tls.config import TlsSettings
@@ -43,26 +43,27 @@ class RouterSettings(TlsSettings):
     tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)
     max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)
     max_requests: int = setting(1024, "Requests served at once; those beyond are refused.", minimum=1)
-    attempts: int = setting(6, "How often a request is scheduled when engines fail before its first token.", minimum=1, maximum=100)
     schedule_timeout_s: float = setting(2.0, "Time for the master to say where a request goes.", minimum=0.01)
     first_token_timeout_s: float = setting(
         120.0, "Time for a prefill, or the start of a streamed answer, its queue included.", minimum=0.01
     )
-    tokenize_timeout_s: float = setting(5.0, "Time for an engine to tokenise a prompt; later the request goes by load.", minimum=0.01)
     answer_timeout_s: float = setting(600.0, "Time for an answer that is not streamed.", minimum=0.01)
     drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
     next_token_timeout_s: float = setting(30.0, "Time between two parts of a streamed answer.", minimum=0.01)
 
-    # Constants: no operator has had a reason to change them.
-    predicted_output_tokens: ClassVar[int] = 343
+    attempts: int = constant(6)
+    """How often a request is scheduled when engines fail before its first token: pauses of 0.2 s that double come to 6 s."""
+    tokenize_timeout_s: float = constant(5.0)
+    """Time for an engine to tokenise a prompt; later the request goes by load."""
+    predicted_output_tokens: int = constant(343)
     """Tokens that an answer is expected to have, or what was asked for if less."""
-    retry_pause_s: ClassVar[float] = 0.2
+    retry_pause_s: float = constant(0.2)
     """Pause before the second attempt; it doubles from one to the next."""
-    connect_timeout_s: ClassVar[float] = 1.0
+    connect_timeout_s: float = constant(1.0)
     """Time for a connection to an engine, the look-up of its name included."""
-    client_timeout_s: ClassVar[float] = 30.0
+    client_timeout_s: float = constant(30.0)
     """A client that sends or takes nothing for this long is hung up on."""
-    threads: ClassVar[int] = 8
+    threads: int = constant(8)
     """Questions to the master at once, and as many prompts hashed beside them."""
 
 

@@ -20,7 +20,6 @@ from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, 
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
-from kvstore.store.tuning import TUNING
 from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -60,7 +59,6 @@ def main(config: str | None, **flags: Any) -> None:
             settings,
             transfer,
             tracing,
-            tuning=TUNING,
             on_synced=lambda: is_done("master"),
         )
     except KVStoreError as error:
@@ -75,7 +73,7 @@ def main(config: str | None, **flags: Any) -> None:
         "unix": places.unix,
         "http": places.http,
         "pid": os.getpid(),
-        "stop_s": settings.drain_s + TUNING.shutdown_timeout_s,
+        "stop_s": settings.drain_s + settings.shutdown_timeout_s,
     }
     say("serving", facts)
     node.prefault(lambda: is_done("memory"))

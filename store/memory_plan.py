@@ -10,7 +10,6 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, format_size
 from kvstore.store.block_table.quotas import most_index_bytes
 from kvstore.store.config import NodeSettings
-from kvstore.store.tuning import TUNING
 from kvstore.tiers.memory_limit import MemoryLimit
 
 DEFAULT_DRAM_BYTES: Final = 1 << 30
@@ -105,7 +104,7 @@ def _plan(settings: NodeSettings, dram_bytes: int) -> MemoryPlan:
     table_bytes = max(MIN_TABLE_BYTES, int(dram_bytes * settings.table_share))
     process_bytes = PROCESS_BYTES + dram_bytes // BYTES_PER_PAGE_TABLE_BYTE
     if settings.nvme or settings.hbm:
-        process_bytes += TUNING.read_bytes + TUNING.write_threads * TUNING.move_batch
+        process_bytes += settings.read_bytes + settings.write_threads * settings.move_batch
     if settings.hbm or settings.nvme_codec != "none":
         process_bytes += TORCH_BYTES
     return MemoryPlan(dram_bytes, table_bytes, process_bytes)

@@ -39,7 +39,6 @@ from kvstore.store.periodic_tasks import Clockwork
 from kvstore.store.session_authenticator import Admission
 from kvstore.store.status import NodeStatus, link_flows
 from kvstore.store.storage import Storage, check
-from kvstore.store.tuning import TUNING, NodeTuning
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.metrics.metric import NODE, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
@@ -73,7 +72,6 @@ class Node:
         transfer: TransferSettings | None = None,
         tracing: TracingSettings | None = None,
         *,
-        tuning: NodeTuning = TUNING,
         on_synced: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the tiers, recover what NVMe holds, and listen; whoever connects is served from `start` on.
@@ -83,7 +81,6 @@ class Node:
         """
         check(settings)
         self._settings = settings
-        self._tuning = tuning
         self._measures = NodeMeasures()
         self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._transfer = transfer or TransferSettings()
@@ -105,7 +102,6 @@ class Node:
                 transfer=self._transfer,
                 instance=self._instance,
                 tls=self._tls,
-                tuning=tuning,
             )
             self._listen(opened)
             self._serve()
@@ -117,7 +113,7 @@ class Node:
 
     def _listen(self, opened: ExitStack) -> None:
         """Take the addresses, and with them the name."""
-        settings, tuning, listen = self._settings, self._tuning, parse_address(self._settings.listen)
+        settings, listen = self._settings, parse_address(self._settings.listen)
         check_binding(
             "listen",
             listen.host,
@@ -130,11 +126,11 @@ class Node:
             Nobody(),
             ConnectionLimits(
                 max_connections=settings.max_connections,
-                hello_timeout_s=tuning.hello_timeout_s,
-                max_strangers=tuning.max_strangers,
-                peer_timeout_s=tuning.peer_timeout_s,
+                hello_timeout_s=settings.hello_timeout_s,
+                max_strangers=settings.max_strangers,
+                peer_timeout_s=settings.peer_timeout_s,
             ),
-            send_limits=SendLimits(tuning.peer_bytes, tuning.send_timeout_s),
+            send_limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
@@ -190,13 +186,13 @@ class Node:
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
 
     def _session(self, partition: int) -> MasterSession:
-        return MasterSession(self, self._storage, self._service, self._admission, self._tuning, partition, tracer=self._tracing)
+        return MasterSession(self, self._storage, self._service, self._admission, self._settings, partition, tracer=self._tracing)
 
     def _link(self, partition: int, session: MasterSession) -> MasterLink:
         settings = self._settings
         is_private = is_loopback(parse_address(settings.listen).host)
         needs_tickets = not (settings.allow_unauthenticated or self._asks_for_certificates() or is_private)
-        return MasterLink(self, self._addresses, session, self._tuning, needs_tickets=needs_tickets, tls=self._tls, partition=partition)
+        return MasterLink(self, self._addresses, session, self._settings, needs_tickets=needs_tickets, tls=self._tls, partition=partition)
 
     # --- the Member of the links, and the Owner of the sessions ---
 

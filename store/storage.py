@@ -37,7 +37,6 @@ from kvstore.store.shared_regions import SharedRegions
 from kvstore.store.tiering.drainer import Leaving, Saver
 from kvstore.store.tiering.mover import TierMover
 from kvstore.store.tiering.prefaulter import PageSizes, Prefaulter
-from kvstore.store.tuning import NodeTuning
 from kvstore.store.wait_queue import WaitingRoom
 from kvstore.store.writes.checksums import Checker
 from kvstore.store.writes.commit_batcher import Deciding
@@ -162,14 +161,12 @@ class Storage:
         transfer: TransferSettings,
         instance: int,
         tls: Certificates | None,
-        tuning: NodeTuning,
     ) -> None:
         """Open the tiers, and recover what NVMe holds; `opened` closes what is open if the rest of the node cannot be made.
 
         Raises ConfigError, TierFailed.
         """
         self._settings = settings
-        self._tuning = tuning
         self._reactor = reactor
         self.partitioning = Partitioning()
         self.codec = make_codec(settings.nvme_codec)
@@ -178,7 +175,7 @@ class Storage:
 
     def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
         """Tiers, engine, and the table with what NVMe held."""
-        settings, tuning = self._settings, self._tuning
+        settings = self._settings
         self.memory = plan_memory(settings)
         self._tiers = open_tiers(settings, self.memory)
         for tier in self._tiers.values():
@@ -189,28 +186,28 @@ class Storage:
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self.dram = dram
-        interval_s = tuning.claim_interval_s
+        interval_s = settings.claim_interval_s
         self.publishers = Publishers(
             lambda: self.table.blocks(),
             self.partitioning,
             lambda parts: Publisher(
                 parts,
-                batch_events=tuning.publish_batch,
-                max_in_flight=tuning.publish_in_flight,
+                batch_events=settings.publish_batch,
+                max_in_flight=settings.publish_in_flight,
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
                 soon=self._reactor.call_soon,
-                compare_from_blocks=tuning.compare_from_blocks,
+                compare_from_blocks=settings.compare_from_blocks,
             ),
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
-        holds = Holds(capacities, max_ns=int(tuning.max_lease_s * 1e9))
-        self.showing = Showing(dram, holds, max_look_ns=int(tuning.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
+        self.showing = Showing(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self.showing.close)
         self.table = BlockTable(
             self._tiers,
             TableRules(
                 make_policy=lambda: make_policy(settings.policy),
-                put_ttl_ns=int(tuning.put_ttl_s * 1e9),
+                put_ttl_ns=int(settings.put_ttl_s * 1e9),
                 high_watermark=settings.high_watermark,
                 low_watermark=settings.low_watermark,
                 max_table_bytes=self.memory.table_bytes,
@@ -228,14 +225,14 @@ class Storage:
 
     def _assemble(self, tls: Certificates | None) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
-        tuning, reactor, dram = self._tuning, self._reactor, self.dram
-        self.waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
+        settings, reactor, dram = self._settings, self._reactor, self.dram
+        self.waiting = WaitingRoom(max_of_owner=settings.peer_requests)
         self.leases = Leases(self.table.copies.release)
         self.mover = TierMover(
             reactor,
             self.table,
             self._tiers,
-            tuning=tuning,
+            settings=settings,
             on_room=self.waiting.retry,
             codec=self.codec,
         )
@@ -246,11 +243,11 @@ class Storage:
             self.table,
             self.publishers,
             self.answers,
-            interval_s=tuning.claim_interval_s,
+            interval_s=settings.claim_interval_s,
             on_room=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
-        slots = Slots(self.table, self.waiting, demotion_wait_s=self._settings.demotion_wait_s)
+        slots = Slots(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
         self._checker = Checker(reactor)
         self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
         self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
@@ -259,7 +256,7 @@ class Storage:
             dram,
             self.mover,
             self.leases,
-            tuning=tuning,
+            settings=settings,
             has_engine=self.engine is not None,
         )
         self.copies = ReplicaQueue(
@@ -267,15 +264,15 @@ class Storage:
             self.table,
             dram,
             self.waiting,
-            tuning=tuning,
+            settings=settings,
             engine=self.engine,
             tls=tls,
         )
         self.last_copies = LastCopies(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
-        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * tuning.move_batch, may_be_decided=lambda: self.deciding.has_master)
+        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self.deciding.has_master)
         self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
         self.pages = PageSizes(dram)
-        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=tuning.prefault_step)
+        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=settings.prefault_step)
 
     def close(self) -> None:
         """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
@@ -283,7 +280,7 @@ class Storage:
         self.copies.close()
         self._checker.close()
         self.mover.close()
-        self.prefaulter.join(self._tuning.shutdown_timeout_s)
+        self.prefaulter.join(self._settings.shutdown_timeout_s)
         for tier in self._tiers.values():
             tier.close()
 

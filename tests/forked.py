@@ -29,10 +29,10 @@ from kvstore.cli.main import kvstore
 from kvstore.cli.tools.launch import end_with
 from tests.entering import enter
 
-MODULES: Final = ("tests.tuned_master", "kvstore.master.daemon", "kvstore.store.daemon")
+MODULES: Final = ("tests.tuned_daemon", "kvstore.master.daemon", "kvstore.store.daemon")
 LATER: Final = ("kvstore.telemetry.http.aiohttp_server", "kvstore.telemetry.routes", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
-FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client", "tests.tuned_node")
+FORKABLE: Final = (*MODULES, "tests.faults.daemon", "tests.faults.client")
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
 COMMAND: Final = "kvstore.cli.main"
 """It has a `main` too, and loads the module of a subcommand when that is asked for; so does the template."""

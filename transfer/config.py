@@ -1,9 +1,9 @@
 """Settings of the transfer engine, the same for every program that has one: [transfer] in the TOML file, KVSTORE_TRANSFER_*."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
-from kvstore.protocol.settings import setting
+from kvstore.protocol.settings import Size, constant, setting
 
 SECTION: Final = "transfer"
 AUTO: Final = "auto"
@@ -32,51 +32,51 @@ class TransferSettings:
         maximum=65535,
     )
     tcp_streams: int = setting(2, "TCP connections to a peer on each rail.", minimum=1, maximum=64)
-    deadline_s: float = setting(30.0, "Time for a transfer whose caller names none.", minimum=0.001, maximum=3600)
     max_connections: int = setting(1024, "Peers' connections beyond this are refused.", minimum=1)
 
-    # Constants: no operator has had a reason to change them.
+    deadline_s: float = constant(30.0)
+    """Time for a transfer whose caller names none: as long as a put may stay open."""
     # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
     # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
-    slice_bytes: ClassVar[int] = 2 << 20
+    slice_bytes: Size = constant(Size(2 << 20))
     """Large transfers are cut into slices of this size."""
-    shm_slice_bytes: ClassVar[int] = 4 << 20
+    shm_slice_bytes: Size = constant(Size(4 << 20))
     """The same for shared memory, where a slice is a copy."""
-    ucx_slice_bytes: ClassVar[int] = 8 << 20
+    ucx_slice_bytes: Size = constant(Size(8 << 20))
     """The same for UCX, where each slice costs a rendezvous."""
-    nixl_slice_bytes: ClassVar[int] = 16 << 20
+    nixl_slice_bytes: Size = constant(Size(16 << 20))
     """The same for NIXL, which cuts and spreads by itself."""
-    window_slices: ClassVar[int] = 2
+    window_slices: int = constant(2)
     """Slices under way on one connection: one in work, the others asked for."""
-    max_endpoints: ClassVar[int] = 256
+    max_endpoints: int = constant(256)
     """Connections kept open on a rail; the SIEVE policy chooses which to close."""
-    idle_ttl_s: ClassVar[float] = 60.0
+    idle_ttl_s: float = constant(60.0)
     """A connection unused for this long is closed."""
-    peer_ttl_s: ClassVar[float] = 600.0
+    peer_ttl_s: float = constant(600.0)
     """A node forgets another one that it has copied nothing from for this long, and how fast the ways to it were."""
-    connect_timeout_s: ClassVar[float] = 2.0
+    connect_timeout_s: float = constant(2.0)
     """Time for one attempt to connect, so that another rail can still be tried."""
-    stall_timeout_s: ClassVar[float] = 0.5
+    stall_timeout_s: float = constant(0.5)
     """A connection that moves no byte of a slice for this long has failed."""
-    max_attempts: ClassVar[int] = 6
+    max_attempts: int = constant(6)
     """How often a slice is tried by one transport, over all its rails, before only others are left to it."""
-    cooldown_s: ClassVar[float] = 0.5
+    cooldown_s: float = constant(0.5)
     """A rail that failed rests for this long, then twice as long with each further failure."""
-    cooldown_max_s: ClassVar[float] = 8.0
+    cooldown_max_s: float = constant(8.0)
     """Longest rest of a failing rail."""
-    probe_share: ClassVar[float] = 0.02
+    probe_share: float = constant(0.02)
     """Share of slices sent over a rail other than the best one, to measure it."""
-    numa_penalty: ClassVar[float] = 2.0
+    numa_penalty: float = constant(2.0)
     """A rail of another NUMA node counts as this much slower."""
-    max_handshakes: ClassVar[int] = 64
+    max_handshakes: int = constant(64)
     """Connections that have not said yet who they are, beside max_connections; one more takes the oldest's place."""
-    handshake_timeout_s: ClassVar[float] = 5.0
+    handshake_timeout_s: float = constant(5.0)
     """A connection that has not said by then who it is is closed."""
-    serve_threads: ClassVar[int] = 16
+    serve_threads: int = constant(16)
     """Threads that serve peers; connections beyond wait their turn, and get threads of their own where those are held up."""
-    copy_threads: ClassVar[int] = 0
+    copy_threads: int = constant(0)
     """Threads that copy shared memory; 0: one a processor, 4 at most."""
-    link_poll_interval_s: ClassVar[float] = 1.0
+    link_poll_interval_s: float = constant(1.0)
     """How often the state of the links is looked at."""
 
     def slice_bytes_of(self, transport: str) -> int:

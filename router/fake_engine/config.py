@@ -1,10 +1,10 @@
 """The settings of stand-in engines."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from kvstore.protocol import shared_settings
-from kvstore.protocol.settings import setting
+from kvstore.protocol.settings import Size, constant, setting
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "standin"
@@ -29,10 +29,9 @@ class StandinSettings(TlsSettings):
     speedup: float = setting(1.0, "The engine's time passes this many times faster. What it reports is in its own time.", minimum=0.001)
     block_tokens: int = shared_settings.BLOCK_TOKENS()
 
-    # Constants: no operator has had a reason to change them.
-    dtype: ClassVar[str] = "bfloat16"
+    dtype: str = constant("bfloat16")
     """Element type of the blocks' namespace."""
-    block_bytes: ClassVar[int] = 4 << 10
+    block_bytes: Size = constant(Size(4 << 10))
     """Bytes that stand for a block in the store."""
-    drain_s: ClassVar[float] = 1.0
+    drain_s: float = constant(1.0)
     """Time that running requests have to end after SIGTERM."""

@@ -31,9 +31,9 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
+from kvstore.store.config import NodeSettings
 from kvstore.store.identity import Identity
 from kvstore.store.master_session.owner_search import OwnerSearch
-from kvstore.store.tuning import NodeTuning
 from kvstore.telemetry.logs import named
 
 STOP_POLL_S = 0.01
@@ -107,7 +107,7 @@ class MasterLink:
         node: Member,
         masters: Sequence[Address],
         connection: Connection,
-        tuning: NodeTuning,
+        settings: NodeSettings,
         *,
         needs_tickets: bool,
         tls: Certificates | None = None,
@@ -117,10 +117,10 @@ class MasterLink:
         self._node = node
         self._reactor = node.reactor
         self._connection = connection
-        self._tuning = tuning
-        self._timeout_s = tuning.control_timeout_s
+        self._settings = settings
+        self._timeout_s = settings.control_timeout_s
         self._search = OwnerSearch(
-            masters, self._hello, timeout_s=self._timeout_s, patience_s=tuning.owner_patience_s, tls=tls, clock_ns=self._reactor.now_ns
+            masters, self._hello, timeout_s=self._timeout_s, patience_s=settings.owner_patience_s, tls=tls, clock_ns=self._reactor.now_ns
         )
         self._needs_tickets = needs_tickets
         self._tls = tls
@@ -207,7 +207,7 @@ class MasterLink:
             if owner is None:
                 away_s = (self._reactor.now_ns() - self._no_link_since_ns) / 1e9
                 self._stopping.wait(
-                    max(self._tuning.reconnect_interval_s, min(away_s / PAUSE_SHARE, self._tuning.reconnect_max_interval_s))
+                    max(self._settings.reconnect_interval_s, min(away_s / PAUSE_SHARE, self._settings.reconnect_max_interval_s))
                 )
         if owner is not None:
             owner.close()
@@ -220,7 +220,7 @@ class MasterLink:
             self._refused_since_ns = 0
         elif not self._refused_since_ns:
             self._refused_since_ns = now_ns
-        elif now_ns - self._refused_since_ns >= self._tuning.refused_s * 1e9:
+        elif now_ns - self._refused_since_ns >= self._settings.refused_s * 1e9:
             self._reactor.call_soon(lambda: self._node.refused(text))
 
     def _live_once(self, owner: Channel | None) -> Channel | None:
@@ -228,7 +228,7 @@ class MasterLink:
         channel, place = self._search.nearest(owner or self._search.find())
         try:
             with contextlib.ExitStack() as calls:
-                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._tuning.peer_timeout_s))))  # type: ignore[no-untyped-call]
+                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._settings.peer_timeout_s))))  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
                 if self._node.node_id(self._partition) != self._said_id:
@@ -394,7 +394,7 @@ class MasterLink:
         over. Raises what the call does, and DeadlineExceeded where it does not even end at its deadline: who would tell is dead."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
-        for wait_s in looks(self._tuning.owner_patience_s):
+        for wait_s in looks(self._settings.owner_patience_s):
             left_s = overdue.left_s()
             try:
                 return call.result(timeout=min(wait_s, left_s))

@@ -19,12 +19,12 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import Tracer
 from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.config import NodeSettings
 from kvstore.store.master_requests import ask
 from kvstore.store.master_session.master_link import MasterLink
 from kvstore.store.node_service import NodeService
 from kvstore.store.session_authenticator import Admission
 from kvstore.store.storage import Storage
-from kvstore.store.tuning import NodeTuning
 
 log = logging.getLogger("kvstore.store")
 
@@ -51,7 +51,7 @@ class MasterSession:
         storage: Storage,
         service: NodeService,
         admission: Admission,
-        tuning: NodeTuning,
+        settings: NodeSettings,
         partition: int = 0,
         *,
         tracer: Tracer | None = None,
@@ -67,7 +67,7 @@ class MasterSession:
         self._last_copies = storage.last_copies
         self._admission = admission
         self._partition = partition
-        self._peer_timeout_s = tuning.peer_timeout_s
+        self._peer_timeout_s = settings.peer_timeout_s
         self._tracer = tracer
         self._session: Session | None = None
         self._registration_epoch = self._node_id = 0

@@ -17,11 +17,11 @@ from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.leases import Leases
 from kvstore.store.block_table.table import BlockTable
+from kvstore.store.config import NodeSettings
 from kvstore.store.reads.read_limiter import ReadTurns, charge_of, trim_heap
 from kvstore.store.reads.read_request import ReadRequest, SlowEntry, stage
 from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.tiering.mover import SlowRead, TierMover
-from kvstore.store.tuning import NodeTuning
 from kvstore.store.wait_queue import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
 
@@ -43,18 +43,18 @@ class ReadService:
         mover: TierMover,
         leases: Leases,
         *,
-        tuning: NodeTuning,
+        settings: NodeSettings,
         has_engine: bool,
     ) -> None:
         self._table = table
         self._dram = dram
         self._mover = mover
         self._leases = leases
-        self._turns = ReadTurns(node_bytes=tuning.read_bytes, peer_bytes=tuning.peer_bytes)
-        self._waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
+        self._turns = ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
+        self._waiting = WaitingRoom(max_of_owner=settings.peer_requests)
         """Reads that wait for their turn."""
-        self._max_lease_ns = int(tuning.max_lease_s * 1e9)
-        self._answer_bytes = tuning.peer_bytes
+        self._max_lease_ns = int(settings.max_lease_s * 1e9)
+        self._answer_bytes = settings.peer_bytes
         """What one answer sends at most, but for a single larger value."""
         self._has_engine = has_engine
         self.out_bytes = 0

@@ -25,8 +25,8 @@ from kvstore.store.block_table.block import DRAM, Block, Loss
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.config import NodeSettings
 from kvstore.store.replication.replica_fetch import Source, SourceRates, Wanted, fetch
-from kvstore.store.tuning import NodeTuning
 from kvstore.store.wait_queue import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
@@ -105,7 +105,7 @@ class ReplicaQueue:
         dram: DramTier,
         waiting: WaitingRoom,
         *,
-        tuning: NodeTuning,
+        settings: NodeSettings,
         engine: TransferEngine | None = None,
         tls: Certificates | None = None,
     ) -> None:
@@ -114,9 +114,9 @@ class ReplicaQueue:
         self._table = table
         self._dram = dram
         self._waiting = waiting
-        self._batch_bytes = tuning.copy_batch
-        self._queue_blocks = tuning.copy_queue
-        self._timeout_s = tuning.copy_timeout_s
+        self._batch_bytes = settings.copy_batch
+        self._queue_blocks = settings.copy_queue
+        self._timeout_s = settings.copy_timeout_s
         self._engine = engine
         self._tls = tls
         self._queue: deque[_Item] = deque()

@@ -18,7 +18,7 @@ from kvstore.store.block_table.block import Block, Loss
 from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.tags import tag_of
-from kvstore.store.tuning import NodeTuning
+from kvstore.store.config import NodeSettings
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Buffer, Record, Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
@@ -102,7 +102,7 @@ class TierMover:
         table: BlockTable,
         tiers: dict[int, Tier],
         *,
-        tuning: NodeTuning,
+        settings: NodeSettings,
         on_room: Callable[[], None],
         codec: ValueCodec | None = None,
     ) -> None:
@@ -110,12 +110,12 @@ class TierMover:
         self._reactor = reactor
         self._table = table
         self._tiers = tiers
-        self._batch_bytes = tuning.move_batch
-        self._tier_retry_s = tuning.tier_retry_s
+        self._batch_bytes = settings.move_batch
+        self._tier_retry_s = settings.tier_retry_s
         self._on_room = on_room
         self._codec = codec
-        self._writers = started(tuning.write_threads, "mover")
-        self._readers = started(tuning.read_threads, "tier-reader")
+        self._writers = started(settings.write_threads, "mover")
+        self._readers = started(settings.read_threads, "tier-reader")
 
     def kick(self) -> None:
         """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.extras import install_line
-from kvstore.protocol.settings import setting
+from kvstore.protocol.settings import constant, setting
 from kvstore.telemetry.metrics.metric import Reading
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class TracingSettings:
         minimum=0,
         maximum=1,
     )
-    flush_interval_s: float = setting(1.0, "Longest time that a span waits before it is sent.", minimum=0.001, maximum=3600)
+    flush_interval_s: float = constant(1.0)
+    """Longest time that a span waits before it is sent: a trace is complete a second after its call."""
 
 
 def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) -> "Tracing | None":

@@ -120,7 +120,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text("[master]\nconsole_interval_s = 0\n")
+    (tmp_path / "settings.toml").write_text("[master]\nhttp = ''\n")
     arguments = ["up", "--listen", "127.0.0.1:0", "--dram", "4MiB", "--config", str(tmp_path / "settings.toml")]
     told_lines = [json.loads(line) for line in CliRunner().invoke(kvstore, [*arguments, "--json"]).stdout.splitlines()]
     assert [(line["event"], line["console"]) for line in told_lines] == [("serving", ""), ("ready", ""), ("warm", "")]

@@ -54,7 +54,8 @@ class Cluster:
     def start_master(self) -> None:
         """Start the master, after the first time at the addresses that it had."""
         self.master = Process(
-            "tests.tuned_master",
+            "tests.tuned_daemon",
+            "kvstore-master",
             *("--listen", self.address, "--control", self._control, "--run-dir", str(self.folder / "m"), "--catalog", "memory:"),
             *("--node-ttl-s", "60", *self._master_flags),  # one that is stopped, or starved, is alive
             log=self.folder / "master.log",
@@ -76,7 +77,8 @@ class Cluster:
 
     def _start_node(self, number: int, listen: str, *flags: str) -> Process:
         return Process(
-            "tests.tuned_node",
+            "tests.tuned_daemon",
+            "kvstore-node",
             *("--master", self.address, "--listen", listen, "--name", f"n{number}"),
             *("--run-dir", str(self.folder / f"n{number}"), *flags),
             log=self.folder / f"node{number}.log",

@@ -145,8 +145,16 @@ class Site:
         if name[0] == "c":
             module, flags = "tests.faults.client", [self._plan(name).packed()]
         elif name[0] == "m":
-            module = "tests.faults.master"
-            flags = ["--listen", f"{address}:{MASTER_PORT}", "--control", f"{address}:{CONTROL_PORT}", "--run-dir", str(folder)]
+            module = "tests.faults.daemon"
+            flags = [
+                "kvstore-master",
+                "--listen",
+                f"{address}:{MASTER_PORT}",
+                "--control",
+                f"{address}:{CONTROL_PORT}",
+                "--run-dir",
+                str(folder),
+            ]
             flags += [
                 "--tokens",
                 self._tokens,
@@ -161,8 +169,8 @@ class Site:
             ]
             flags += ["--heartbeat-interval-s", str(self.lease_s / 8), "--slow-start-s", "0", "--peer-timeout-s", str(PEER_TIMEOUT_S)]
         else:
-            module = "tests.faults.node"
-            flags = ["--master", self.masters, "--listen", f"{address}:{NODE_PORT}", "--name", name, "--join-token", JOIN]
+            module = "tests.faults.daemon"
+            flags = ["kvstore-node", "--master", self.masters, "--listen", f"{address}:{NODE_PORT}", "--name", name, "--join-token", JOIN]
             flags += ["--run-dir", str(folder)]
             flags += [
                 "--nvme",

@@ -20,7 +20,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterato
     folder = tmp_path_factory.mktemp("standing")
     with System(folder, f"{etcd_url}/{uuid.uuid4()}", masters=MASTERS) as system:
         points = [Controlled(folder / f"points-{index}") for index in range(MASTERS)]
-        system.master_module = "tests.faults.master"
+        system.master_module = "tests.faults.daemon"
         for index in range(MASTERS):
             system.environments[f"master-{index}"] = points[index].environment
             system.start_master(index, *LEASE)

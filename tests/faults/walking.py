@@ -45,7 +45,7 @@ class Walk:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.system = System(folder, f"lmdb:{folder / 'catalog'}")
-        self.system.node_module, self.system.master_module = "tests.faults.node", "tests.faults.master"
+        self.system.node_module, self.system.master_module = "tests.faults.daemon", "tests.faults.daemon"
         self._points = {name: Controlled(folder / f"points-{name}") for names in ROLES.values() for name in names}
         for name, points in self._points.items():
             self.system.environments[name] = points.environment

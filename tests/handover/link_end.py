@@ -12,7 +12,6 @@ from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from tests.handover.scene import layout_of
-from tests.tuned import tuned
 
 
 class End:
@@ -25,7 +24,7 @@ class End:
         self.heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self.gone: SimpleQueue[tuple[int, KVStoreError]] = SimpleQueue()
         instance = bytes([number] * 16)
-        self.links = Links(reactor, tuned(HandoverSettings, connect_timeout_s=connect_timeout_s), instance, self)
+        self.links = Links(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
         address = reactor.call(lambda: self.links.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
         self.info = RankInfo(
             instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", listener=b"", host=str(number)

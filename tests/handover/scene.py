@@ -24,7 +24,6 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.streams.tcp import TcpConnection
-from tests.tuned import tuned
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=8, dtype="float16", block_tokens=16)
 
@@ -134,7 +133,7 @@ class Executor:
         self.ranks: list[Rank] = []
         try:
             for number in range(layout.parallel.ranks):
-                self.ranks.append(Rank(layout, number, settings or tuned(HandoverSettings, deadline_s=10), transports=transports, **how))
+                self.ranks.append(Rank(layout, number, settings or HandoverSettings(deadline_s=10), transports=transports, **how))
                 self._stack.callback(self.ranks[-1].close)
             self.descriptions = [rank.transceiver.describe() for rank in self.ranks]
             for rank in self.ranks:
@@ -172,7 +171,7 @@ class Executor:
 
 def executor(layout: CacheLayout, way: str, /, **more: Any) -> Executor:
     settings, how = WAYS[way]
-    return Executor(layout, tuned(HandoverSettings, **{"deadline_s": 20, **settings, **more}), **how)
+    return Executor(layout, HandoverSettings(**{"deadline_s": 20, **settings, **more}), **how)
 
 
 def outcomes(executors: Sequence[Executor], request_id: bytes) -> list[KVStoreError | None]:

@@ -19,7 +19,6 @@ from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.handover.scene import Executor, layout_of
-from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 
@@ -28,7 +27,7 @@ class Scene:
     """An honest executor, and a peer that says whatever the test wants."""
 
     def __init__(self, stack: ExitStack, *, way: str = "auto", **how: Any) -> None:
-        settings = tuned(HandoverSettings, deadline_s=20, way=way, direct_min_bytes=Size(0))
+        settings = HandoverSettings(deadline_s=20, way=way, direct_min_bytes=Size(0))
         self.honest = stack.enter_context(Executor(layout_of(), settings, **how))
         self.info = self.honest.counterpart(self.honest).ranks[0]
         self.bad = End(stack.enter_context(running()), 9)

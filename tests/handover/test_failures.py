@@ -13,7 +13,6 @@ from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreEr
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import assert_nothing_is_left, within
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, outcomes
-from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 QUICK: dict[str, Any] = {"min_layer_batch_bytes": Size(0)}
@@ -22,7 +21,7 @@ QUICK: dict[str, Any] = {"min_layer_batch_bytes": Size(0)}
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Executor, Executor]]:
     """TP 2 x PP 2 to TP 2 over TCP; each test leaves them usable."""
-    settings = tuned(HandoverSettings, deadline_s=20, way="push", direct_min_bytes=Size(0), **QUICK)
+    settings = HandoverSettings(deadline_s=20, way="push", direct_min_bytes=Size(0), **QUICK)
     with Executor(layout_of(tp=2, pp=2), settings) as source, Executor(layout_of(tp=2), settings) as destination:
         source.fill(1)
         yield source, destination

@@ -12,7 +12,6 @@ from kvstore.handover.prefix import PrefixStore
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.settings import Size
 from tests.handover.scene import SPEC, Executor, Rank, gathered, layout_of
-from tests.tuned import tuned
 
 TOKENS = 90
 OURS, THEIRS = [7, 3, 4, 1, 0, 2], [9, 10, 11, 2, 3, 5]
@@ -58,7 +57,7 @@ class Scene:
             self.shelves.append(Shelf(source.ranks[0], rank, counts[rank.rank]))
             return PrefixStore(self.shelves[-1], pool_of(rank))
 
-        settings = tuned(HandoverSettings, deadline_s=20, direct_min_bytes=Size(0), **more)
+        settings = HandoverSettings(deadline_s=20, direct_min_bytes=Size(0), **more)
         self.destination = Executor(layout_of(tp=2), settings, store=store_of)
 
 

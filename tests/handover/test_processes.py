@@ -14,7 +14,6 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.testing.transfer.waiting import within
 from tests.handover.scene import Rank, layout_of
 from tests.line_child import LineChild
-from tests.tuned import tuned
 
 SETTINGS: dict[str, Any] = {"deadline_s": 20.0, "direct_min_bytes": 0, "min_layer_batch_bytes": 0}
 LARGE = CacheSpec(layers=8, kv_heads=4, head_dim=64, dtype="float16", block_tokens=64)
@@ -36,7 +35,7 @@ class Child(LineChild):
 
 @contextmanager
 def own_rank(layout: CacheLayout, rank: int, transports: str, **more: Any) -> Iterator[Rank]:
-    own = Rank(layout, rank, tuned(HandoverSettings, **{**SETTINGS, **more}), transports=transports)
+    own = Rank(layout, rank, HandoverSettings(**{**SETTINGS, **more}), transports=transports)
     try:
         yield own
     finally:

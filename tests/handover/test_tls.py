@@ -15,7 +15,6 @@ from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Executor, layout_of
 from tests.handover.test_transceiver import hand_over
 from tests.security.tls.certified import HOSTS, given_to, shared
-from tests.tuned import tuned
 
 
 class Other(TcpConnection):
@@ -23,7 +22,7 @@ class Other(TcpConnection):
 
 
 def executor(tls: TlsSettings | None, **how: Any) -> Executor:
-    settings = tuned(HandoverSettings, deadline_s=20, direct_min_bytes=Size(1 << 30), staging_part_bytes=Size(4096))
+    settings = HandoverSettings(deadline_s=20, direct_min_bytes=Size(1 << 30), staging_part_bytes=Size(4096))
     settings = given_to(settings, tls) if tls is not None else settings
     return Executor(layout_of(), settings, transports="", **{"has_engine": False, "connection": TcpConnection, **how})
 

@@ -33,7 +33,7 @@ from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)
 TIMEOUT_S: Final = 30.0
-MASTER: Final = "tests.tuned_master"
+MASTER: Final = ("tests.tuned_daemon", "kvstore-master")
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class MasterProcess:
 
     def start(self) -> Places:
         flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(self.folder), *self.flags)
-        self.process = Forked(MASTER, flags, environment=os.environ | self.environment)
+        self.process = Forked(MASTER[0], [MASTER[1], *flags], environment=os.environ | self.environment)
         facts = self.next_line()
         assert facts.pop("event") == "ready"
         return Places(**facts)
@@ -161,7 +161,7 @@ class MasterProcess:
 
 def refusal(*flags: str) -> tuple[int, str]:
     """(exit code, standard error) of a master that cannot start."""
-    command = [sys.executable, "-m", MASTER, *flags]
+    command = [sys.executable, "-m", *MASTER, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return done.returncode, done.stderr
 

@@ -86,7 +86,7 @@ def test_it_says_where_it_is_serves_and_ends_cleanly_on_a_signal(start: Start) -
 def test_started_by_its_name_it_ends_cleanly_too(tmp_path: Path) -> None:
     """Forked ones leave out how Python takes apart what was loaded (tests/forked.py)."""
     flags = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(tmp_path)]
-    with subprocess.Popen([sys.executable, "-m", MASTER, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as master:
+    with subprocess.Popen([sys.executable, "-m", *MASTER, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as master:
         assert master.stdout is not None
         assert '"role": "owner"' in master.stdout.readline()
         master.terminate()

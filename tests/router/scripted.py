@@ -17,11 +17,10 @@ from kvstore.router.config import RouterSettings
 from kvstore.router.fake_engine.compute import continuation, text_of
 from kvstore.router.openai_api import CHAT, COMPLETIONS, ApiRequest, parse_request
 from kvstore.scheduler.request import Slo
-from tests.tuned import tuned
 
 T = TypeVar("T")
 Act = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-SETTINGS = tuned(RouterSettings, model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=100.0, tokenize_timeout_s=100.0)
+SETTINGS = RouterSettings(model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=100.0, tokenize_timeout_s=100.0)
 PROMPT = list(b"one, two, three")
 TEXT = bytes(PROMPT).decode()
 EVENTS = {"Content-Type": "text/event-stream"}

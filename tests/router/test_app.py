@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -43,7 +43,6 @@ from tests.router.scripted import (
     streams,
     well,
 )
-from tests.tuned import tuned
 
 BODY: dict[str, Any] = {"model": "m", "prompt": TEXT, "max_tokens": 5}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -125,7 +124,7 @@ def test_an_answer_is_the_engines_own() -> None:
 
 def test_the_scheduler_is_asked_with_the_keys_that_engines_use_and_the_slos_of_the_request() -> None:
     async def test() -> None:
-        async with served(settings=tuned(SETTINGS, ttft_slo_s=9.0)) as router:
+        async with served(settings=replace(SETTINGS, ttft_slo_s=9.0)) as router:
             await router.post({**BODY, "prompt": PROMPT}, x_kvstore_tbt_slo_s="0.5")
             keys = Namespace(model="m", dtype="bfloat16", block_tokens=4).block_keys(PROMPT)
             slo = Slo(ttft_s=9.0, tbt_s=0.5)
@@ -269,7 +268,7 @@ def test_models_health_and_counts() -> None:
     ],
 )
 def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any, status: int, code: str | None, message: str) -> None:
-    settings = tuned(SETTINGS, max_body_bytes=type(SETTINGS.max_body_bytes)(2048))
+    settings = replace(SETTINGS, max_body_bytes=type(SETTINGS.max_body_bytes)(2048))
 
     async def test() -> None:
         async with served(settings=settings) as router:
@@ -404,7 +403,7 @@ def test_a_whole_answer_that_breaks_off_is_made_anew() -> None:
 
 def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_frees_its_place() -> None:
     async def test() -> None:
-        async with served(settings=tuned(SETTINGS, max_requests=1)) as router:
+        async with served(settings=replace(SETTINGS, max_requests=1)) as router:
             router.engine.script.append(router.engine.silent)
             waiting = asyncio.create_task(router.post(BODY))
             await router.engine.entered.wait()
@@ -435,7 +434,7 @@ def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine() -> N
 
 def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
     async def test() -> None:
-        async with served(settings=tuned(SETTINGS, client_timeout_s=0.5)) as router:
+        async with served(settings=replace(SETTINGS, client_timeout_s=0.5)) as router:
             much = event({"choices": [{"index": 0, "text": "x" * 60_000}]})
             router.engine.script += [well, streams(*[much] * 400)]
             response = await router.post({**BODY, "stream": True})
@@ -449,7 +448,7 @@ def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
 
 def test_a_body_that_does_not_come_is_408() -> None:
     async def test() -> None:
-        async with served(settings=tuned(SETTINGS, client_timeout_s=0.05)) as router:
+        async with served(settings=replace(SETTINGS, client_timeout_s=0.05)) as router:
             reader, writer = await asyncio.open_connection(router.client.host, router.client.port)
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
             assert b" 408 " in await reader.readline()

@@ -16,8 +16,8 @@ NO_MASTER = ("--master", "127.0.0.1:1")
 
 
 def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal(tmp_path: Path) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", "--log-format", "json", *NO_MASTER)
-    router = Process("kvstore.router.daemon", *flags, log=tmp_path / "log")
+    flags = ("kvstore-router", "--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", "--log-format", "json", *NO_MASTER)
+    router = Process("tests.tuned_daemon", *flags, log=tmp_path / "log")
     try:
         connection = http.client.HTTPConnection(router.ready["listen"], timeout=120)
         connection.request("GET", "/health")

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,11 +36,10 @@ from tests.router.scripted import (
     streams,
     well,
 )
-from tests.tuned import tuned
 
 FIRST = Prefilled({"blocks": 3}, None)
 STREAMED = completion(stream=True)
-QUICK = tuned(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
+QUICK = replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
 
 
 @asynccontextmanager
@@ -190,7 +190,7 @@ def test_a_decode_that_fails_is_unavailable(act: Act, message: str) -> None:
 @pytest.mark.parametrize("what", ["prefill", "tokenize", "whole", "first", "next"])
 def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
     async def test() -> None:
-        settings = tuned(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
+        settings = replace(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
         async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
             engine.tokenizing.append(engine.silent)
             engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
@@ -286,7 +286,7 @@ def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkey
     async def test() -> None:
         monkeypatch.setattr(socket, "getaddrinfo", looks_up)
         try:
-            async with asked("http://engine.example", tuned(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
+            async with asked("http://engine.example", replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
                 with pytest.raises(Unreachable, match="cannot be reached"):
                     await engines.prefill(completion(), where)
         finally:

@@ -36,7 +36,6 @@ from tests.router.scripted import (
     says,
     streams,
 )
-from tests.tuned import tuned
 
 BAD = answers(500, "no")
 PREFIX = Prompt(len(PROMPT), [b"key"])
@@ -164,7 +163,7 @@ def test_a_master_that_is_away_is_asked_again() -> None:
 
 def test_the_last_attempt_gives_the_engines_own_failure() -> None:
     async def test() -> None:
-        settings = tuned(SETTINGS, attempts=3)
+        settings = dataclasses.replace(SETTINGS, attempts=3)
         async with ScriptedEngine(BAD, BAD, answers(503, "last")) as engine:
             counters = Counters()
             async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
@@ -180,7 +179,7 @@ def test_a_deadline_is_not_tried_again() -> None:
     async def test() -> None:
         async with ScriptedEngine() as engine:
             engine.script.append(engine.silent)
-            settings = tuned(SETTINGS, answer_timeout_s=0.5)
+            settings = dataclasses.replace(SETTINGS, answer_timeout_s=0.5)
             counters = Counters()
             async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
                 with pytest.raises(DeadlineExceeded):

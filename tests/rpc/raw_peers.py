@@ -19,7 +19,6 @@ from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
-from tests.tuned import tuned
 
 PATIENCE_S = 60.0
 AGENT_MAGIC = b"kvagent1 tcp "
@@ -47,7 +46,7 @@ def an_agent(
     listens: bool = True,
     **settings: float,
 ) -> Iterator[ConnectionAgent]:
-    agent = ConnectionAgent(name, Rail(), tuned(TransferSettings, **settings), connection_class, target=target, listens=listens)
+    agent = ConnectionAgent(name, Rail(), TransferSettings(**settings), connection_class, target=target, listens=listens)
     try:
         yield agent
     finally:
@@ -306,7 +305,7 @@ def _copy(source: socket.socket, destination: socket.socket) -> None:
 @contextmanager
 def a_target(exports: Exports, secret: bytes = b"", **settings: float) -> Iterator[tuple[Target, bytes]]:
     """A target that listens, and the metadata of its listener."""
-    target = Target("target", exports, tuned(TransferSettings, **settings), secret)
+    target = Target("target", exports, TransferSettings(**settings), secret)
     listener = TcpListener("127.0.0.1", 0)
     target.attach(listener)
     try:

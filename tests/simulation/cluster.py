@@ -16,7 +16,6 @@ from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
-from kvstore.store.tuning import NodeTuning
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.tiers.dram import DramTier
 from tests.simulation.catalog import ModelCatalog
@@ -164,8 +163,6 @@ class Cluster:
             policy=self.shape.policy,
             allow_unauthenticated=True,
             http="",
-        )
-        tuning = NodeTuning(
             put_ttl_s=PUT_TTL_S,
             control_timeout_s=1.0,
             owner_patience_s=0.5,
@@ -175,7 +172,7 @@ class Cluster:
             copy_timeout_s=3.0,
             compare_from_blocks=1,
         )
-        daemon.node = Node(settings, tuning=tuning)
+        daemon.node = Node(settings)
         daemon.node.start()
 
     def _open_tiers(self, settings: NodeSettings, _plan: object) -> dict[int, Any]:

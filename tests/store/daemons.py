@@ -17,7 +17,12 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
 from tests.forked import Forked
 
-MODULES = {"master": "tests.tuned_master", "node": "tests.tuned_node", "small-table node": "tests.store.small_table_node"}
+PROGRAMS = {
+    "master": ("tests.tuned_daemon", "kvstore-master"),
+    "node": ("tests.tuned_daemon", "kvstore-node"),
+    "small-table node": ("tests.store.small_table_node", "kvstore-node"),
+}
+"""The module of each, and the daemon that it runs."""
 
 
 def plain_environment() -> dict[str, str]:
@@ -28,7 +33,7 @@ def plain_environment() -> dict[str, str]:
 def start(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> "subprocess.Popen[str]":
     with log.open("ab") as errors:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-m", MODULES[kind], *flags],
+            [*prefix, sys.executable, "-m", *PROGRAMS[kind], *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
             env=plain_environment(),
@@ -47,7 +52,8 @@ class Daemon:
             self.process = start(kind, *flags, log=log, prefix=prefix)
         else:
             with log.open("ab") as errors:
-                self.process = Forked(MODULES[kind], flags, environment=plain_environment(), stderr=errors, host=host, hidden=hidden)
+                module, daemon = PROGRAMS[kind]
+                self.process = Forked(module, [daemon, *flags], environment=plain_environment(), stderr=errors, host=host, hidden=hidden)
         self.facts = self.line()
 
     def line(self) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import PeerRegion
 from tests.rpc.raw_peers import RawAsker, store
-from tests.tuned import tuned
 
 DEADLINE_S = 10.0
-LOOPBACK = tuned(TransferSettings, transports="tcp", rails="lo", stall_timeout_s=2 * DEADLINE_S)
+LOOPBACK = TransferSettings(transports="tcp", rails="lo", stall_timeout_s=2 * DEADLINE_S)
 """With a stall timeout that no test waits for: what stalls ends when the test ends it."""
 
 

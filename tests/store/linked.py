@@ -13,10 +13,10 @@ from kvstore.protocol.frames import Header
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
+from kvstore.store.config import NodeSettings
 from kvstore.store.identity import Identity, new_instance
 from kvstore.store.master_requests import ask
 from kvstore.store.master_session.master_link import MasterLink, Report
-from kvstore.store.tuning import NodeTuning
 from kvstore.testing.transfer.waiting import eventually
 
 
@@ -91,10 +91,10 @@ def a_link(
     """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
     heartbeats, in place of the master's (None: it has none, ever); `node_id` is what partition 0 has given the node."""
     member = Member(node_id, on_refused, answers)
-    tuning = NodeTuning(
+    settings = NodeSettings(
         control_timeout_s=timeout_s, owner_patience_s=0.05, reconnect_interval_s=0.01, reconnect_max_interval_s=0.1, refused_s=0.05
     )
-    link = MasterLink(member, [parse_address(address) for address in masters], member, tuning, needs_tickets=needs_tickets)
+    link = MasterLink(member, [parse_address(address) for address in masters], member, settings, needs_tickets=needs_tickets)
     serving = threading.Thread(target=member.reactor.run)
     serving.start()
     try:

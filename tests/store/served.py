@@ -29,6 +29,7 @@ from kvstore.security.identity import Kind, Role
 from kvstore.security.tickets.issuer import Issuer
 from kvstore.store.block_table.block import NVME, Block
 from kvstore.store.block_table.leases import Leases
+from kvstore.store.config import NodeSettings
 from kvstore.store.identity import Identity
 from kvstore.store.node_service import NodeService
 from kvstore.store.reads.read_service import ReadService
@@ -39,7 +40,6 @@ from kvstore.store.shared_regions import SharedRegions
 from kvstore.store.storage import Storage
 from kvstore.store.tiering.drainer import Leaving, Saver
 from kvstore.store.tiering.mover import TierMover
-from kvstore.store.tuning import NodeTuning
 from kvstore.store.wait_queue import WaitingRoom
 from kvstore.store.writes.checksums import Checker
 from kvstore.store.writes.commit_batcher import Deciding
@@ -107,7 +107,7 @@ class Served(Storage):
     ) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         table, dram = self.store.table, self.store.dram
-        self.tuning = NodeTuning(
+        self.settings = NodeSettings(
             move_batch=1 << 20,
             read_threads=1,
             write_threads=1,
@@ -126,7 +126,7 @@ class Served(Storage):
             self.reactor,
             table,
             self.store.tiers,
-            tuning=self.tuning,
+            settings=self.settings,
             on_room=self.waiting.retry,
             codec=self.store.codec,
         )
@@ -137,10 +137,10 @@ class Served(Storage):
             dram,
             self.mover,
             self.leases,
-            tuning=self.tuning,
+            settings=self.settings,
             has_engine=engine is not None,
         )
-        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, tuning=self.tuning)
+        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, settings=self.settings)
 
     def _assemble_puts(self, claim_interval_s: float, demotion_wait_s: float) -> None:
         table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting, demotion_wait_s=demotion_wait_s)

@@ -4,11 +4,11 @@ The rest is the real node.
 """
 
 from kvstore.store import memory_plan
-from tests import tuned_node
+from tests import tuned_daemon
 
 TABLE_BYTES = memory_plan.MIN_TABLE_BYTES // 4
 
 
 def main() -> None:
     setattr(memory_plan, "MIN_TABLE_BYTES", TABLE_BYTES)  # noqa: B010 - a constant
-    tuned_node.main()
+    tuned_daemon.main()

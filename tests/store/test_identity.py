@@ -18,7 +18,6 @@ from kvstore.transfer.topology.model import ETHERNET, Nic, Topology
 from tests.security.tls.certified import certificates, shared, swap
 from tests.store.daemons import master_flags, running, until_nodes_are
 from tests.store.engines import eventually
-from tests.tuned import tuned
 
 SETTINGS = NodeSettings(listen="127.0.0.1:0")
 
@@ -91,7 +90,7 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20))
-    node = Node(settings, tuned(TransferSettings, link_poll_interval_s=0.01))
+    node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
     node.start()
     assert node._storage.engine is not None
     link = node._links._links[0]
@@ -115,7 +114,7 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
 def test_a_certificate_that_is_renewed_for_another_name_is_told_though_no_link_has_changed() -> None:
     """Whoever connects takes no certificate but one for the names that he was told."""
     own, renewed, client = shared().node(), shared().node("n1"), certificates(shared().client())
-    settings = tuned(TransferSettings, transports="tcp", rails="lo", link_poll_interval_s=0.01)
+    settings = TransferSettings(transports="tcp", rails="lo", link_poll_interval_s=0.01)
     told: list[bytes] = []
     with TransferEngine("a", settings, tls=certificates(own)) as engine:
         region = engine.register(bytearray(b"value"))

@@ -13,12 +13,10 @@ from kvstore.store import periodic_tasks as clockwork
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
-from kvstore.store.tuning import NodeTuning
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.store.engines import LOOPBACK
-from tests.tuned import tuned
 
 
 @contextmanager
@@ -28,8 +26,10 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
         master=f"unix:{folder}/nobody.sock",
         run_dir=str(folder / "run"),
         dram=Size(1 << 20),
+        control_timeout_s=0.1,
+        reconnect_interval_s=0.01,
     )
-    node = Node(settings, transfer, tuning=NodeTuning(control_timeout_s=0.1, reconnect_interval_s=0.01))
+    node = Node(settings, transfer)
     reactor = threading.Thread(target=node.reactor.run)
     try:
         node.start()
@@ -42,7 +42,7 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
 
 
 def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Path) -> None:
-    with running(tmp_path, tuned(TransferSettings, peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
+    with running(tmp_path, TransferSettings(peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
         engine = node._storage.engine
         assert engine is not None
         engine.connect(other.describe())

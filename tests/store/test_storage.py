@@ -21,7 +21,6 @@ from kvstore.store.block_table.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
 from kvstore.store.storage import Storage, check, engine_settings, hang_up_on_looker, open_tiers, readable_blocks
-from kvstore.store.tuning import TUNING
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.tiers.value_codec import Encoding
@@ -47,7 +46,6 @@ def make(settings: NodeSettings, reactor: Reactor, opened: ExitStack) -> Storage
         transfer=TransferSettings(),
         instance=1,
         tls=None,
-        tuning=TUNING,
     )
 
 

@@ -14,7 +14,7 @@ import lmdb
 from kvstore.store import storage
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
-from tests import tuned_node
+from tests import tuned_daemon
 
 MARK: Final = "disk-is-full"
 
@@ -41,4 +41,4 @@ def begin(environment: lmdb.Environment, write: bool) -> Iterator[Any]:
 
 if __name__ == "__main__":
     setattr(storage, "NvmeTier", functools.partial(NvmeTier, begin=begin))  # noqa: B010 - what the node opens
-    tuned_node.main()
+    tuned_daemon.main()

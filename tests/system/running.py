@@ -62,9 +62,9 @@ class System:
         self.masters: dict[int, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.logs: list[str] = []
-        self.node_module = "tests.tuned_node"
+        self.node_module = "tests.tuned_daemon"
         """What is run as a node; a test of broken devices takes a node that has one."""
-        self.master_module = "tests.tuned_master"
+        self.master_module = "tests.tuned_daemon"
         self.environments: dict[str, dict[str, str]] = {}
         """By the name of a daemon (n0, master-0), what its environment has beside that of the tests."""
         self.settings = ClientSettings(master=self.address, deadline_s=30.0)
@@ -108,6 +108,7 @@ class System:
         self.masters[index] = self._start(
             f"master-{index}",
             self.master_module,
+            "kvstore-master",
             *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
             *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "60", "--slow-start-s", "0", *flags),
         )
@@ -122,6 +123,7 @@ class System:
         self.nodes[name] = self._start(
             name,
             self.node_module,
+            "kvstore-node",
             *("--master", self.address, "--listen", f"127.0.0.1:{self._node_ports[name]}", "--name", name),
             *("--join-token", JOIN),
             *("--demotion-wait-s", "60"),  # what is put is there, in DRAM or on NVMe

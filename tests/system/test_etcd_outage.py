@@ -37,7 +37,7 @@ def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
 def test_etcd_down_at_start_is_one_line_and_code_2() -> None:
     [port] = free_ports(1)
     flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--catalog-timeout-s", "1")
-    line = refusal("tests.tuned_master", *flags, "--catalog", f"etcd://127.0.0.1:{port}")
+    line = refusal("tests.tuned_daemon", "kvstore-master", *flags, "--catalog", f"etcd://127.0.0.1:{port}")
     assert f"127.0.0.1:{port}" in line
 
 

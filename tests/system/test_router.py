@@ -73,7 +73,7 @@ class Fleet:
         return Child(
             name,
             module,
-            ("--master", self.system.address, "--listen", "127.0.0.1:0", *COMMON, *flags),
+            (*flags, "--master", self.system.address, "--listen", "127.0.0.1:0", *COMMON),
             environment=environment,
             on_log=lambda child, line: self.system.logs.append(f"{child} | {line}"),
             on_end=lambda _child: None,
@@ -116,7 +116,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ending.callback(running.kill_engines)
         for name in ENGINES:
             running.start_engine(name)
-        router = running.start("router", "kvstore.router.daemon", "--attempts", "9", "--max-body-bytes", "100KiB")
+        router = running.start("router", "tests.tuned_daemon", "kvstore-router", "--attempts", "9", "--max-body-bytes", "100KiB")
         ending.callback(router.kill)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")

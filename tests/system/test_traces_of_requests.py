@@ -78,9 +78,7 @@ def collector() -> Iterator[Collector]:
 def config(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of daemons that trace all that begins with them, and send at once."""
     path = tmp_path_factory.mktemp("tracing") / "kvstore.toml"
-    path.write_text(
-        f'[tracing]\nendpoint = "{collector.endpoint}"\nflush_interval_s = 0.01\nsample_ratio = 1.0\n[master]\ninstance_ttl_s = 600\n'
-    )
+    path.write_text(f'[tracing]\nendpoint = "{collector.endpoint}"\nsample_ratio = 1.0\n[master]\ninstance_ttl_s = 600\n')
     return path
 
 

@@ -44,7 +44,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     folder = tmp_path / "garbage"
     folder.mkdir()
     with System(tmp_path) as system:
-        system.node_module, system.master_module = "tests.system.collected_node", "tests.system.collected_master"
+        system.node_module, system.master_module = "tests.system.collected_daemon", "tests.system.collected_daemon"
         system.environments.update((name, {FOLDER: str(folder)}) for name in ("n0", "n1", "master-0"))
         system.start_master()
         for name in ("n0", "n1"):

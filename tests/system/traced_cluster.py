@@ -13,7 +13,7 @@ from tests.telemetry.tracing.collector import Collector
 def traced_cluster(collector: Collector, folder: Path, *, nodes: int = 1) -> Iterator[Cluster]:
     """`folder` exists: their settings are put there."""
     config = folder / "kvstore.toml"
-    config.write_text(f'[tracing]\nendpoint = "{collector.endpoint}"\nflush_interval_s = 0.01\n')
+    config.write_text(f'[tracing]\nendpoint = "{collector.endpoint}"\n')
     plan = ClusterPlan(dram="8MiB", nodes=nodes, is_private=True, config=str(config))
     with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()

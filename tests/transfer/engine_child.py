@@ -12,13 +12,12 @@ import xxhash
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from tests.tuned import tuned
 
 REGION_BYTES = 256 << 10
 
 
 def main() -> None:
-    with TransferEngine("child", tuned(TransferSettings, transports=sys.argv[1], rails="lo", slice_bytes=Size(64 << 10))) as engine:
+    with TransferEngine("child", TransferSettings(transports=sys.argv[1], rails="lo", slice_bytes=Size(64 << 10))) as engine:
         shared, plain = engine.allocate(REGION_BYTES), engine.register(bytearray(np.random.default_rng(1).bytes(REGION_BYTES)))
         shared.memory[:] = np.random.default_rng(0).bytes(REGION_BYTES)
         exports = engine.export(shared, writable=True), engine.export(shared), engine.export(plain)

@@ -18,7 +18,6 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.topology.model import Nic, NumaNode, Topology
-from tests.tuned import tuned
 
 FAULTY = "tests.transfer.faulty:FaultyAgent"
 SPARE = "tests.transfer.faulty:SpareAgent"
@@ -265,7 +264,7 @@ def topology(*rails: str) -> Topology:
 
 def settings(transports: str = FAULTY, *, slice_bytes: int = 64, max_attempts: int = 6) -> TransferSettings:
     """Small slices, no probes: what happens is only what the test does."""
-    return tuned(TransferSettings, transports=transports, slice_bytes=slice_bytes, max_attempts=max_attempts, probe_share=0.0)
+    return TransferSettings(transports=transports, slice_bytes=slice_bytes, max_attempts=max_attempts, probe_share=0.0)
 
 
 def agents(engine: TransferEngine) -> list[FaultyAgent]:

@@ -15,7 +15,6 @@ from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.line_child import LineChild
-from tests.tuned import tuned
 
 SIZE = 256 << 10
 LONGEST_S = 0.003
@@ -71,7 +70,7 @@ class Storm:
 def main() -> None:
     transports, direction, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     storm = Storm(TransferEngine.transfer, count)
-    settings = tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
+    settings = TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
     came_out = touched = 0
     with LineChild("tests.transfer.engine_child", transports) as child, TransferEngine("struck", settings) as engine:
         description, shared, *_ = (bytes.fromhex(text) for text in child.answer())

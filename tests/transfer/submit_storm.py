@@ -16,7 +16,6 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.transfers import Transfer
 from tests.line_child import LineChild
 from tests.transfer.signal_storm import SIZE, Storm
-from tests.tuned import tuned
 
 LONGEST_S = 0.0004
 """Of the time to the next signal: a submit takes about as long."""
@@ -25,7 +24,7 @@ LONGEST_S = 0.0004
 def main() -> None:
     transports, count = sys.argv[1], int(sys.argv[2])
     storm = Storm(TransferEngine.submit, count, longest_s=LONGEST_S)
-    settings = tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
+    settings = TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
     came_out = left = 0
     with LineChild("tests.transfer.engine_child", transports) as child, TransferEngine("struck", settings) as engine:
         description, shared, *_ = (bytes.fromhex(text) for text in child.answer())

@@ -32,7 +32,6 @@ from kvstore.transfer.topology.model import Rails
 from tests.forks import told_by_child
 from tests.ports import free_ports
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
-from tests.tuned import tuned
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)
 
@@ -116,7 +115,7 @@ def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
 
 def test_runs_arrive_over_every_transport_and_both_ways() -> None:
     for transport in ("shm", "tcp"):
-        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)
+        used = TransferSettings(transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)
         with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
             theirs, ours = other.allocate(400 * 100), [engine.allocate(200 * 100), engine.allocate(200 * 100)]
             theirs.memory[:] = np.random.default_rng(0).bytes(400 * 100)

@@ -15,7 +15,6 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span
 from tests.line_child import LineChild
-from tests.tuned import tuned
 
 
 class Child(LineChild):
@@ -47,7 +46,7 @@ REAL = pytest.mark.parametrize("transports", ["shm", "tcp", "shm,tcp"])
 
 
 def real_engine(transports: str, name: str = "me") -> TransferEngine:
-    return TransferEngine(name, tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
+    return TransferEngine(name, TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
 
 
 @REAL

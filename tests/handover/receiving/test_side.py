@@ -13,14 +13,13 @@ from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.handover_messages import Ask
 from kvstore.protocol.message import Message
 from tests.handover.scene import Executor, layout_of
-from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 
 
 def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were told that the request is over already, and would keep an ask that nobody takes back."""
-    settings = tuned(HandoverSettings, deadline_s=20, way="push")
+    settings = HandoverSettings(deadline_s=20, way="push")
     with Executor(layout_of(tp=2), settings) as source, Executor(layout_of(), settings) as destination:
         [handle] = destination.receive(b"first", BLOCKS, TOKENS, source)
         for given in source.send(b"first", BLOCKS, TOKENS):

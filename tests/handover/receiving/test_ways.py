@@ -17,7 +17,6 @@ from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.protocol.settings import Size
 from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Rank, layout_of
-from tests.tuned import tuned
 
 Make = Callable[..., Rank]
 
@@ -28,7 +27,7 @@ def make() -> Iterator[Make]:
     with ExitStack() as stack:
 
         def one(transports: str = "tcp", *, way: str = "auto", direct_min_bytes: int = 0, **how: Any) -> Rank:
-            settings = tuned(HandoverSettings, way=way, direct_min_bytes=Size(direct_min_bytes))
+            settings = HandoverSettings(way=way, direct_min_bytes=Size(direct_min_bytes))
             rank = Rank(layout_of(), 0, settings, transports=transports, **how)
             stack.callback(rank.close)
             return rank

@@ -12,13 +12,12 @@ from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import eventually
 from tests.handover.scene import DIRECT, GATHERED, Rank, layout_of
-from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 
 
 def settings(**ways: Any) -> HandoverSettings:
-    return tuned(HandoverSettings, deadline_s=20, min_layer_batch_bytes=Size(0), **ways)
+    return HandoverSettings(deadline_s=20, min_layer_batch_bytes=Size(0), **ways)
 
 
 def test_once_a_receiver_is_found_gone_nothing_goes_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.store.config import NodeSettings
 from kvstore.store.master_session.master_session import MasterSession
 from kvstore.store.replication.last_replica import LastCopies
-from kvstore.store.tuning import NodeTuning
 from kvstore.testing.transfer.waiting import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
@@ -26,7 +26,7 @@ class Linked:
         self.node = node
         node.last_copies = self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
         self.reactor = node.reactor
-        self.session = MasterSession(self, node, node.service, node.admission, NodeTuning(peer_timeout_s=TIMEOUT_S))
+        self.session = MasterSession(self, node, node.service, node.admission, NodeSettings(peer_timeout_s=TIMEOUT_S))
 
     def synced(self) -> None:
         return

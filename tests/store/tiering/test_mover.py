@@ -11,8 +11,8 @@ from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, 
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.evictor import EXTRA_BLOCKS
+from kvstore.store.config import NodeSettings
 from kvstore.store.tiering.mover import SlowRead, TierMover
-from kvstore.store.tuning import NodeTuning
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from kvstore.tiers.tier import Record, TierFull
 from tests.no_threads import no_more_threads
@@ -45,7 +45,7 @@ class Node:
             self.reactor,
             self.store.table,
             self.store.tiers,
-            tuning=NodeTuning(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
+            settings=NodeSettings(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
             on_room=self._on_room,
         )
 

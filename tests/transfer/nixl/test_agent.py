@@ -34,7 +34,6 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.nixl.agent import NixlAgent, close_all
 from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
-from tests.tuned import tuned
 
 pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")
 MIB = 1 << 20
@@ -45,7 +44,7 @@ GRACE_S = 2.0
 
 
 def make_agent(name: str) -> NixlAgent:
-    return NixlAgent(name, Rail(), tuned(TransferSettings, stall_timeout_s=GRACE_S))
+    return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=GRACE_S))
 
 
 class TestWithinTheHost(AgentConformance):

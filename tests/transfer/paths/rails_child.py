@@ -24,7 +24,6 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 from tests.forked import Forked
 from tests.namespaces import TwoHosts
-from tests.tuned import tuned
 
 BLOCK_BYTES: Final = 4 << 20
 BLOCKS: Final = 8
@@ -227,9 +226,9 @@ def initiator(settings: TransferSettings, direction: Direction) -> None:
 def main() -> None:
     role, settings, *direction = sys.argv[1:]
     if role == "target":
-        target(tuned(TransferSettings, **json.loads(settings)))
+        target(TransferSettings(**json.loads(settings)))
     else:
-        initiator(tuned(TransferSettings, **json.loads(settings)), "write" if direction == ["write"] else "read")
+        initiator(TransferSettings(**json.loads(settings)), "write" if direction == ["write"] else "read")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.paths.path_chooser import SAMPLE_BYTES, Bandwidth, Measured, Path, PathChooser, PathFacts
-from tests.tuned import tuned
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
 MS_NS = 1_000_000
 GBIT_S = 125e6
 """Bytes per second."""
-SETTINGS = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
-NO_PROBES = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
+SETTINGS = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
+NO_PROBES = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
 
 
 def deliver(bandwidth: Bandwidth, *, bytes_s: float, begin_ns: int, took_s: float, size_bytes: int = MIB) -> int:
@@ -235,7 +234,7 @@ def test_a_later_transport_is_used_only_while_no_path_of_an_earlier_one_is_usabl
 
 
 def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
-    paths = PathChooser(tuned(TransferSettings, probe_share=0.5), random.Random(1))
+    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S), C: PathFacts(speed_bytes_s=GBIT_S)})
     chosen = []
     for number in range(400):

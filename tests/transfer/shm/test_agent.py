@@ -42,10 +42,9 @@ from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _Process
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
-from tests.tuned import tuned
 
 SIZE = 8192
-SETTINGS = tuned(TransferSettings, copy_threads=1, connect_timeout_s=1)
+SETTINGS = TransferSettings(copy_threads=1, connect_timeout_s=1)
 
 
 class TestSharedMemory(AgentConformance):
@@ -234,7 +233,7 @@ def test_a_stopped_owner_is_unreachable_soon_so_that_another_transport_can_be_tr
 
 
 def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: SharedOwner, ours: Region) -> None:
-    agent = SharedMemoryAgent("user", Rail(), tuned(TransferSettings, connect_timeout_s=30))
+    agent = SharedMemoryAgent("user", Rail(), TransferSettings(connect_timeout_s=30))
     remote = agent.load_remote(owner.metadata)
     read(agent, remote, ours, owner.regions[0])
     owner.stop()

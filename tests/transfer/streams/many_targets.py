@@ -12,7 +12,6 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpListener
-from tests.tuned import tuned
 
 REGION_BYTES = 4096
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +57,7 @@ def main(count: int) -> None:
     exports = Exports()
     region = Region(memoryview(bytearray(b"\1" * REGION_BYTES)))
     exports.add(region)
-    target = Target("many", exports, tuned(TransferSettings, serve_threads=4))
+    target = Target("many", exports, TransferSettings(serve_threads=4))
     listeners = [TcpListener("127.0.0.1", 0) for _ in range(count)]
     for listener in listeners:
         target.attach(listener)

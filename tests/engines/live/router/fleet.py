@@ -172,7 +172,8 @@ class Fleet:
             self.start_sidecars()
             where = ("--listen", "127.0.0.1:0", "--master", self.store.address)
             router = Process(
-                "kvstore.router.daemon",
+                "tests.tuned_daemon",
+                "kvstore-router",
                 *(*where, "--model", MODEL, "--schedule-timeout-s", "60", "--next-token-timeout-s", "300", "--tokenize-timeout-s", "60"),
                 *self.naming,
                 log=self._folder / "router.log",

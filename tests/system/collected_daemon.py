@@ -1,12 +1,12 @@
-"""kvstore-node, as collected.py says."""
+"""A daemon, as collected.py says."""
 
-from tests import tuned_node
+from tests import tuned_daemon
 from tests.system import collected
 
 
 def main() -> None:
     collected.tells()
-    tuned_node.main()
+    tuned_daemon.main()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""kvstore-node with fail points: the real one, told by FAIL_POINTS_FILE when to die."""
+"""A daemon with fail points: the real one, told by FAIL_POINTS_FILE when to die."""
 
-from tests import tuned_node
+from tests import tuned_daemon
 from tests.faults.fail_points import watch
 from tests.faults.points import POINTS
 
 
 def main() -> None:
     watch(POINTS)
-    tuned_node.main()
+    tuned_daemon.main()
 
 
 if __name__ == "__main__":
