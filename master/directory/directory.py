@@ -15,7 +15,8 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.index.inventory_comparison import Comparison
 from kvstore.master.directory.index.queries import Queries
@@ -36,7 +37,7 @@ from kvstore.master.directory.placement.spilled_blocks import Guest, Spilling
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.master.directory.weights import WeightsTable
 from kvstore.master.directory.writes.block_events import Effects, Plan, Publishing
-from kvstore.master.directory.writes.record_policy import ALL, Recording
+from kvstore.master.directory.writes.record_policy import Recording
 from kvstore.master.directory.writes.removals import Removals, Removing
 from kvstore.master.directory.writes.reservations import Claiming, Reservations
 from kvstore.protocol.catalog_messages import Publish
@@ -69,26 +70,20 @@ class Directory:
     def __init__(
         self,
         master_epoch: int,
+        followed: Followed,
+        limits: Limits,
         *,
         wall_ns: int,
+        now_ns: int,
         rng: random.Random,
-        timing: Timing | None = None,
-        limits: Limits | None = None,
-        followed: Followed | None = None,
         share_of: Callable[[str, int], Share | None] = unshared,
-        now_ns: int = 0,
-        recorded: str = ALL,
     ) -> None:
-        """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
-
-        `recorded` says which blocks have records: see record_policy.py.
+        """The directory of `followed`, which is its own from now on. No node lives until it registers.
 
         `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
         clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.
         """
-        self._timing = timing or Timing()
-        limits = limits or Limits()
-        followed = followed or Followed()
+        self._timing = limits.timing
         self._rng = rng
         self._share_of = share_of
         self._tenants, self._rows = followed.tenants, followed.rows
@@ -102,23 +97,18 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self.recording = Recording(self._rows, recorded)
-        self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, self.recording, master_epoch)
-        self.replication = Replication(self._rows, self._tenants, self.members, self.recording, master_epoch)
-        self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
-        self.targets = Targets(
-            self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
-        )
+        self.recording = Recording(self._rows, limits.recorded)
+        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.recording, master_epoch)
+        self._publishing = Publishing(parts, self._reservations)
+        self.replication = Replication(parts)
+        self.draining = Draining(parts, self.replication, limits.pace)
+        self.targets = Targets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
         guests: OrderedDict[tuple[str, bytes], Guest] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests, hot)
-        self.spilling = Spilling(
-            *(self._rows, self._tenants, self.members, self.replication, guests, limits.pace), free_share=limits.spill_free_share
-        )
+        self.last_copies = LastCopies(parts, guests, hot)
+        self.spilling = Spilling(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
         self.heat = Heat()
-        self.hot_copies = HotCopies(
-            *(self._rows, self._tenants, self.members, self.replication, self.heat, hot, limits.pace), spread=limits.spread, rng=rng
-        )
+        self.hot_copies = HotCopies(parts, self.replication, self.heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
@@ -127,21 +117,9 @@ class Directory:
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
         self.queries = Queries(self._rows, self._tenants)
-        self.claiming = Claiming(self._rows, self._tenants, self._reservations)
-        self.pins = Pins(
-            *(self._rows, self._tenants, self.queries, self.recording, master_epoch), share_of=share_of, wall_ns=wall_ns, now_ns=now_ns
-        )
-        self.removing = Removing(
-            self._rows,
-            self._tenants,
-            self.queries,
-            self._reservations,
-            self._publishing,
-            self.replication,
-            self.targets,
-            self._removals,
-            master_epoch,
-        )
+        self.claiming = Claiming(parts, self._reservations)
+        self.pins = Pins(parts, self.queries, share_of=share_of, wall_ns=wall_ns, now_ns=now_ns)
+        self.removing = Removing(parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals)
         self._sweep_row = 0
         self._remember(followed, now_ns)
 
@@ -166,10 +144,6 @@ class Directory:
     def columns(self) -> tuple[Rows, Tenants]:
         """What contents.py copies."""
         return self._rows, self._tenants
-
-    def keys_of(self, rows: Sequence[int]) -> list[bytes]:
-        """The keys that rows have now; empty for a row that is free meanwhile."""
-        return [self._rows.keys[row] for row in rows]
 
     def grants_ahead(self) -> list[Op]:
         """What allows the next generations; before the first of them it must be durable, later on nobody waits for it."""
@@ -349,7 +323,7 @@ class Directory:
         node = self.members.check(node_id, epoch)
         if node.state != SYNCING:
             raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has ended")
-        return Comparison(self._rows, self._tenants, self.recording, node)
+        return Comparison(self._parts, node)
 
     def paid(self, plan: Plan) -> None:
         """See Publishing.paid."""

@@ -106,35 +106,34 @@ class Leading:
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
-        timing = Timing(
-            settings.reserve_ttl_s,
-            settings.node_ttl_s,
-            settings.slow_start_s,
-            settings.forget_node_s,
-            settings.measured_rate_ttl_s,
-            settings.repair_after_s,
-        )
         limits = Limits(
-            settings.max_nodes,
-            settings.max_absent_nodes,
-            _share(settings.max_kept_removals, count),
-            _share(settings.max_reservations, count),
-            Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
-            settings.spill_free_share if settings.spill else 0.0,
-            Spread(settings.hot_copies, settings.hot_reads_per_s),
+            timing=Timing(
+                settings.reserve_ttl_s,
+                settings.node_ttl_s,
+                settings.slow_start_s,
+                settings.forget_node_s,
+                settings.measured_rate_ttl_s,
+                settings.repair_after_s,
+            ),
+            nodes=settings.max_nodes,
+            absent_nodes=settings.max_absent_nodes,
+            kept_removals=_share(settings.max_kept_removals, count),
+            reservations=_share(settings.max_reservations, count),
+            pace=Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
+            spill_free_share=settings.spill_free_share if settings.spill else 0.0,
+            spread=Spread(settings.hot_copies, settings.hot_reads_per_s),
+            recorded=settings.records,
         )
         if count > 1:
             followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
         self.directory = Directory(
             epoch,
+            followed,
+            limits,
             wall_ns=wall_ns,
-            rng=random.Random(),
-            timing=timing,
-            limits=limits,
-            followed=followed,
-            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
             now_ns=reactor.now_ns(),
-            recorded=settings.records,
+            rng=random.Random(),
+            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
         )
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
-from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.limits.quotas import Share
@@ -74,8 +74,7 @@ class Master:
         self,
         epoch: int = 1,
         catalog: "dict[bytes, bytes | BlockPuts] | None" = None,
-        timing: Timing | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         wall_ns: int | None = None,
         now_ns: int = 0,
         recorded: str = ALL,
@@ -96,13 +95,11 @@ class Master:
         followed.take([_change(*item) for item in self.catalog.items()])
         self.directory = Directory(
             epoch,
+            followed,
+            replace(limits, recorded=recorded),
             wall_ns=1000 * epoch if wall_ns is None else wall_ns,
-            rng=random.Random(1),
-            timing=timing,
-            limits=limits,
-            followed=followed,
             now_ns=self.now_ns,
-            recorded=recorded,
+            rng=random.Random(1),
             share_of=share_of,
         )
 

@@ -10,11 +10,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace, Receivers
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.protocol.node_states import ALIVE
@@ -40,9 +39,7 @@ class Spilling:
 
     def __init__(
         self,
-        rows: Rows,
-        tenants: Tenants,
-        members: Membership,
+        parts: DirectoryParts,
         replication: Replication,
         guests: OrderedDict[tuple[str, bytes], Guest],
         pace: Pace,
@@ -50,8 +47,8 @@ class Spilling:
         free_share: float,
     ) -> None:
         """`free_share` of its capacity a receiver keeps free; 0: nothing is spilled. `guests` is filled here, and read by LastCopies."""
-        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
-        self._copying = Copying(rows, tenants, members, replication, pace, full_share=free_share)
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
+        self._copying = Copying(parts, replication, pace, full_share=free_share)
         self._free_share = free_share
         self.guests = guests
         self._offers: OrderedDict[tuple[str, bytes], int] = OrderedDict()

@@ -1,6 +1,7 @@
 """Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -304,7 +305,7 @@ def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_other
 
 
 def test_whoever_reserves_without_end_is_refused_and_holds_up_nobody_for_longer_than_a_reservation_lasts() -> None:
-    master = Master(limits=Limits(reservations=4), timing=Timing(reserve_ttl_s=5))
+    master = Master(limits=Limits(reservations=4, timing=Timing(reserve_ttl_s=5)))
     master.sync(master.register("a"))
     for number in range(4):
         reserve(master, b"%d" % number)
@@ -327,7 +328,7 @@ def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:
 
 KEYS = st.sampled_from([b"a", b"b"])
 NAMES = st.sampled_from(["one", "two"])
-LIMITS = Limits(kept_removals=1)
+LIMITS = Limits(kept_removals=1, timing=Timing(slow_start_s=0))
 
 
 class Store:
@@ -360,7 +361,7 @@ class AgainstNodes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0), limits=LIMITS, recorded=self.recorded)
+        self.master = Master(limits=replace(LIMITS, timing=Timing(reserve_ttl_s=5, slow_start_s=0)), recorded=self.recorded)
         self.stores = {"one": Store(), "two": Store()}
         self.queue: list[tuple[Sequence[Change], Callable[[], None]]] = []
         self.generation = 0
@@ -560,7 +561,7 @@ class AgainstNodes(RuleBasedStateMachine):
     def kill_the_master(self) -> None:
         acknowledged = {name: set(store.acknowledged) for name, store in self.stores.items() if store.is_synced}
         self.queue.clear()
-        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0), LIMITS, recorded=self.recorded)
+        self.master = Master(self.master.epoch + 1, self.master.catalog, LIMITS, recorded=self.recorded)
         for name, keys in acknowledged.items():
             self._register(name)
             for key in keys if self.recorded == ALL else ():
@@ -659,13 +660,6 @@ def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_i
     assert isinstance(record, GrantedRecord)
     later = Master(epoch=2, catalog=master.catalog, wall_ns=0)
     assert later.directory.register(NodeInfo("a", 1, tcp="a:1"), (Tier(),), 0)[0].epoch > record.generation
-
-
-def test_its_columns_name_namespaces_and_rows_their_keys() -> None:
-    master, _node = one_node(b"a", b"b")
-    rows, tenants = master.directory.columns()
-    assert master.directory.keys_of([tenants.of(TENANT).rows.get(b"b"), 0]) == [b"b", b""]
-    assert rows.namespaces.names() == ["", "ns"]
 
 
 def test_what_a_hosts_nics_carried_is_kept_as_told_last_and_bounded() -> None:

@@ -7,6 +7,7 @@ import pytest
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.audit_log import AuditLog
+from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.membership.members import NodeInfo
@@ -34,7 +35,7 @@ def puts(*keys: bytes, generation: int = 5, holders: tuple[int, ...] = (1,), ten
 
 
 def stood_on(followed: Followed, *, wall_ns: int = 1000, now_ns: int = 0) -> Directory:
-    directory = Directory(7, wall_ns=wall_ns, rng=random.Random(1), followed=followed, now_ns=now_ns)
+    directory = Directory(7, followed, Limits(), wall_ns=wall_ns, now_ns=now_ns, rng=random.Random(1))
     directory.check_integrity()
     return directory
 

@@ -20,7 +20,7 @@ class Cluster:
     """The node 1 at host `x`, which holds a, b and c of 100 bytes each, and what a test adds."""
 
     def __init__(self, pace: Pace | None = None) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace()), timing=Timing(repair_after_s=PATIENCE_NS / S))
+        self.master = Master(limits=Limits(pace=pace or Pace(), timing=Timing(repair_after_s=PATIENCE_NS / S)))
         self.one = self.node("one", "x", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
 
     def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM, instance: int = 1) -> Member:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.placement import replication
 from kvstore.master.directory.placement.replication import ORDER_TTL_S, SPARE_ENDS, Replication
 from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import frames
@@ -110,28 +111,22 @@ def test_what_is_under_way_is_not_ordered_twice_but_for_another_node_it_is(pair:
 
 def test_each_namespace_and_each_full_message_is_an_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert frames.MAX_BATCH == 65_536
-    monkeypatch.setattr("kvstore.master.directory.placement.replication.MAX_BATCH", 2)
+    monkeypatch.setattr(replication, "MAX_BATCH", 2)
     pair.master.publish(pair.source, Event(b"d", 4, namespace="other"))
     found = pair.plan(b"a", b"d", b"b", b"c")
     assert [(order.namespace, order.keys) for order in found] == [("ns", [b"a", b"b"]), ("ns", [b"c"]), ("other", [b"d"])]
 
 
-def test_there_are_no_more_orders_than_the_limit(pair: Pair) -> None:
-    directory = pair.master.directory
-    directory.replication = Replication(
-        directory._rows, directory._tenants, directory.members, directory.recording, master_epoch=1, max_orders=2
-    )
+def test_there_are_no_more_orders_than_the_limit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "MAX_ORDERS", 2)
     assert [order.keys for order in pair.plan()] == [[b"a", b"b"]]
     assert not pair.plan()
     assert pair.report(b"a", b"b") == [1, 1]
     assert [order.keys for order in pair.plan()] == [[b"c"]]
 
 
-def test_orders_that_are_over_count_no_more_behind_one_that_stands(pair: Pair) -> None:
-    directory = pair.master.directory
-    directory.replication = Replication(
-        directory._rows, directory._tenants, directory.members, directory.recording, master_epoch=1, max_orders=2
-    )
+def test_orders_that_are_over_count_no_more_behind_one_that_stands(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "MAX_ORDERS", 2)
     assert pair.plan(b"a")
     for _ in range(2 * SPARE_ENDS):
         [order] = pair.plan(b"b")
