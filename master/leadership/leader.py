@@ -25,7 +25,7 @@ from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.leadership.status_messages import node_status, retired_message
-from kvstore.master.scheduling.scheduler import make_estimators, make_scheduling
+from kvstore.master.scheduling.scheduler import Scheduling
 from kvstore.master.server.frames_service import FramesService, Reachable
 from kvstore.master.server.node_frames import log_end
 from kvstore.master.server.owner_parts import MasterParts
@@ -143,11 +143,9 @@ class Leading:
             master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
-        estimators = make_estimators(settings)
-        self.scheduling = make_scheduling(
+        self.scheduling = Scheduling(
             settings,
             self.directory,
-            estimators,
             replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
             wall_ns=wall_ns,
             prefixes=place.prefixes if count > 1 else None,
