@@ -9,7 +9,7 @@ import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.writer import cut
 from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
@@ -54,9 +54,7 @@ def make() -> Iterator[MakeEtcdCatalog]:
     prefix = f"/test-{uuid.uuid4()}"
 
     def make(host_port: str, *, request_timeout_s: float = 5.0, lease_ttl_s: float = 60.0) -> EtcdCatalog:
-        made.append(
-            EtcdCatalog([host_port], prefix=prefix, request_timeout_s=request_timeout_s, longest_backoff_s=0.1, lease_ttl_s=lease_ttl_s)
-        )
+        made.append(EtcdCatalog([host_port], prefix=prefix, timing=EtcdTiming(lease_ttl_s, request_timeout_s, longest_backoff_s=0.1)))
         return made[-1]
 
     make.prefix = prefix  # type: ignore[attr-defined]
