@@ -165,15 +165,6 @@ def test_a_decode_instance_has_until_the_first_token_to_see_a_request(live: Sche
     assert live.shown()["d"].unseen_requests == 0
 
 
-def test_a_silent_instance_gets_nothing_more(live: Scheduled) -> None:
-    live.now_ns = 4 * S
-    live.report(prefill("pc", node="c"), decode("d"))
-    live.now_ns = 5 * S
-    assert sorted(live.scheduling.tick(live.now_ns)) == ["pa", "pb"]
-    reply = live.ask()
-    assert (reply.prefill, reply.prefix_blocks) == ("pc", 0)
-
-
 def test_without_instances_of_either_role_it_goes_nowhere() -> None:
     live = Scheduled()
     assert live.ask().rejected == "no_instance"
@@ -246,12 +237,6 @@ def test_what_instances_measure_is_learned_and_what_cannot_be_changes_nothing() 
     assert live.scheduling.show(0).estimators == "prefill: a linear guess; decode: a linear guess"
     live.report(decode("d", prefill_samples=samples))
     assert live.scheduling.show(0).estimators.startswith("prefill: fitted to 32 samples")
-
-
-def test_looking_is_no_access_and_makes_no_tenant(live: Scheduled) -> None:
-    live.ask(replace(PROMPT, tenant="nobody"))
-    live.master.directory.check_integrity()
-    assert list(live.master.directory.queries.list_keys("nobody")) == []
 
 
 @pytest.mark.parametrize(

@@ -312,19 +312,6 @@ def test_a_change_larger_than_a_part_is_a_part_of_its_own_and_no_change_is_no_pa
     assert list(cut({}, max_ops=10, max_bytes=200)) == []
 
 
-def test_etcd_takes_128_operations_and_a_compare_in_one_transaction_but_not_129(etcd: EtcdServer) -> None:
-    def transaction(op_count: int) -> Any:
-        request = rpc_pb2.TxnRequest()
-        request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=b"absent", mod_revision=0)
-        for number in range(op_count):
-            request.success.add().request_put.key = b"limit/%d" % number
-        return request
-
-    assert kv(etcd).Txn(transaction(128)).succeeded
-    with pytest.raises(grpc.RpcError, match="too many operations"):
-        kv(etcd).Txn(transaction(129))
-
-
 def test_into_how_many_shards_blocks_are_cut_is_the_catalogs_own(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     made = make(etcd.host_port)
     made.open(deadline_s=OPEN_DEADLINE_S)
@@ -349,10 +336,3 @@ def test_a_catalog_of_another_release_is_refused_not_guessed_at(make: MakeEtcdCa
     kv(etcd).Put(rpc_pb2.PutRequest(key=f"{make.prefix}/format".encode(), value=form))  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="another release"):
         make(etcd.host_port).open(deadline_s=OPEN_DEADLINE_S)
-
-
-def elected_blocks(catalog: EtcdCatalog) -> dict[tuple[str, bytes], object]:
-    """What a master finds that follows."""
-    following = opened(catalog, "late")
-    following.await_told("owned by other")
-    return following.blocks
