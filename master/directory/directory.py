@@ -24,8 +24,8 @@ from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.limits.pins import Pins
 from kvstore.master.directory.limits.quotas import OperatorQuotas, Share, unshared
-from kvstore.master.directory.membership.members import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
-from kvstore.master.directory.membership.node_load import RateReport, Rates
+from kvstore.master.directory.membership.members import Member, Membership, NodeInfo
+from kvstore.master.directory.membership.node_load import Rates
 from kvstore.master.directory.membership.reads import Heat, LastReads
 from kvstore.master.directory.placement.drains import Draining
 from kvstore.master.directory.placement.hot_copies import HotBlock, HotCopies
@@ -34,12 +34,14 @@ from kvstore.master.directory.placement.placement import place
 from kvstore.master.directory.placement.replica_targets import Targets
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.master.directory.placement.spilled_blocks import Guest, Spilling
-from kvstore.master.directory.records import NO_DESCRIPTION, Description
+from kvstore.master.directory.records import NO_DESCRIPTION, Description, DrainRecord, NodeRecord, PinRecord, StoppedRecord
 from kvstore.master.directory.weights import WeightsTable
+from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.master.directory.writes.block_events import Effects, Plan, Publishing
 from kvstore.master.directory.writes.record_policy import Recording
 from kvstore.master.directory.writes.removals import Removals, Removing
 from kvstore.master.directory.writes.reservations import Claiming, Reservations
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
@@ -113,7 +115,7 @@ class Directory:
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
         """Of all partitions, at the owner of the first."""
-        self.weights = WeightsTable(followed.weights(), followed.namespaces(), now_ns=now_ns, wall_ns=wall_ns)
+        self.weights = WeightsTable(followed.each(WeightsRecord), followed.each(NamespaceRecord), now_ns=now_ns, wall_ns=wall_ns)
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
         self.queries = Queries(self._rows, self._tenants)
@@ -126,15 +128,15 @@ class Directory:
     def _remember(self, followed: Followed, now_ns: int) -> None:
         if followed.strangers is not None:
             self.members.remember_strangers(followed.strangers)
-        for record in followed.nodes():
+        for record in followed.each(NodeRecord):
             self.members.remember(record, now_ns)
         for node in self.members:
             node.description = followed.description(node.info.name)
-        for pin in followed.ending_pins():
+        for pin in followed.each(PinRecord):
             self.pins.load(self._tenants.of(pin.tenant), pin)
-        for drain in followed.drains():
+        for drain in followed.each(DrainRecord):
             self.members.set_drain(drain.name, drain.to)
-        for stopped in followed.stopped():
+        for stopped in followed.each(StoppedRecord):
             self.members.set_stopped(stopped.name)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
@@ -154,7 +156,7 @@ class Directory:
         return [records.put_granted(self._granted_generation)]
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
+        self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
         known = self.members.named(info.name)
@@ -193,7 +195,7 @@ class Directory:
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
 
-    def slowed(self, node_id: int, epoch: int, slow: Sequence[SlowReport]) -> None:
+    def slowed(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
         """The slowest requests at the node, in place of those that it told of before. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(slow) > MAX_SLOW:
@@ -208,21 +210,21 @@ class Directory:
         self,
         node_id: int,
         epoch: int,
-        tiers: Sequence[TierReport],
+        tiers: Sequence[pb.TierStatus],
         counters: Mapping[str, int],
         now_ns: int,
         *,
-        tenants: Sequence[TenantReport] = (),
+        tenants: Sequence[pb.TenantUse] = (),
     ) -> None:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
 
-    def measured(self, node_id: int, epoch: int, rates: Sequence[RateReport], now_ns: int) -> None:
+    def measured(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
         """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.members.check(node_id, epoch)
         node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
-    def carried(self, node_id: int, epoch: int, links: Sequence[LinkReport]) -> None:
+    def carried(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
         """What the NICs of the node's host have carried. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(links) > MAX_LINKS:

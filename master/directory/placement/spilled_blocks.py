@@ -7,7 +7,7 @@ there, which that node keeps: so the one that was short of room is told, when it
 blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvstore.master.directory.directory_parts import DirectoryParts
@@ -74,16 +74,14 @@ class Spilling:
             if is_offered and not is_kept and len(self._offers) < MAX_OFFERED:
                 self._offers[tenant, key] = node_id
 
-    def step(self, now_ns: int, takes_guests: Callable[[int], bool]) -> list[CopyOrder]:
-        """Order the next copies, to nodes of which `takes_guests` says that their release knows what guests are."""
+    def step(self, now_ns: int) -> list[CopyOrder]:
+        """Order the next copies."""
         for where in self._copying.begin(now_ns):
             self._ended(where)
         self._tidy()
         if not self._offers:
             return []
-        takers = {
-            node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE and takes_guests(node.node_id)
-        }
+        takers = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
         receivers = Receivers(self._copying, takers)
         cost = 0
         while self._offers and not self._copying.is_busy and cost + receivers.looked_at < self._copying.pace.rows:

@@ -13,8 +13,8 @@ from kvstore.master.directory.placement.replication import ORDER_TTL_S, SPARE_EN
 from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import frames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold
-from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
-from tests.master.blocks import NVME, TENANT, Event, Master, S, publish
+from kvstore.protocol.errors import InvalidArgument, Unavailable
+from tests.master.blocks import TENANT, Event, Master, S, publish
 
 KEYS = [b"a", b"b", b"c"]
 NAMES = ("one", "two")
@@ -82,12 +82,6 @@ def test_an_order_names_the_source_and_each_block_as_it_is_known(pair: Pair) -> 
     assert pair.plan(b"child", b"a") == [
         Copy(1, TENANT, "ns", 1, "source's host", "/source", "source:1", [b"child", b"a"], [50, 100], [9, 7], [4, 1], [b"a", b""], [])
     ]
-
-
-def test_an_order_tells_how_the_engine_of_the_source_is_reached(pair: Pair) -> None:
-    pair.master.directory.members.describe(pair.source.node_id, pair.source.epoch, topology=None, transfer=b"by rail0")
-    [order] = pair.plan()
-    assert order.transfer == [b"by rail0"]
 
 
 def test_only_what_the_source_has_and_the_target_lacks_is_ordered_in_the_order_asked_for(pair: Pair) -> None:
@@ -209,14 +203,6 @@ def test_the_copy_is_there_when_the_source_is_not(pair: Pair) -> None:
     assert pair.holders(b"a") == [2]
 
 
-def test_a_source_that_dies_meanwhile_does_not_make_the_copy_wrong(pair: Pair) -> None:
-    pair.plan()
-    pair.master.directory.disconnected(pair.source.node_id, pair.source.epoch, 0)
-    assert pair.master.exists(*KEYS) == [0, 0, 0]
-    assert pair.report() == [1, 1, 1]
-    assert pair.master.exists(*KEYS) == [1, 1, 1]
-
-
 def test_nothing_is_entered_that_was_not_ordered_or_is_of_another_version(pair: Pair) -> None:
     assert pair.report() == [0, 0, 0]
     pair.plan()
@@ -239,23 +225,6 @@ def test_a_block_removed_meanwhile_does_not_come_back(pair: Pair) -> None:
     assert pair.master.exists(b"a") == [0]
 
 
-def test_a_block_removed_and_put_anew_meanwhile_is_not_its_former_version(pair: Pair) -> None:
-    pair.plan()
-    pair.master.commit(pair.master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
-    pair.master.publish(pair.source, Event(b"a", 50))
-    assert pair.report(b"a") == [0]
-    assert pair.holders(b"a") == [1]
-
-
-def test_a_block_replaced_meanwhile_is_not_entered_and_can_be_ordered_anew(pair: Pair) -> None:
-    pair.plan()
-    pair.master.publish(pair.source, Event(b"a", 50))
-    [order] = pair.plan()
-    assert (order.keys, order.generations) == ([b"a"], [50])
-    assert pair.report(b"a") == [0], "the former version"
-    assert pair.report(b"a", generations=[50]) == [1]
-
-
 def test_a_version_that_waits_for_the_catalog_takes_the_copys_place_too(pair: Pair) -> None:
     """The copy is entered, and told to go with the other holder once the newer version is durable."""
     other = pair.register("other")
@@ -269,62 +238,11 @@ def test_a_version_that_waits_for_the_catalog_takes_the_copys_place_too(pair: Pa
     assert pair.holders(b"a") == [other.node_id]
 
 
-def test_a_block_that_its_last_holder_gave_up_meanwhile_is_not_entered(pair: Pair) -> None:
-    pair.plan()
-    pair.master.publish(pair.source, Event(b"a", 1, EVENT_GONE))
-    assert pair.report(b"a", b"b") == [0, 1]
-
-
-def test_with_another_holder_left_a_block_that_the_source_gave_up_is_entered(pair: Pair) -> None:
-    other = pair.register("other")
-    pair.master.sync(other, Event(b"a", 1, tiers=NVME))
-    pair.plan()
-    pair.master.publish(pair.source, Event(b"a", 1, EVENT_GONE))
-    assert pair.report(b"a") == [1]
-    assert pair.holders(b"a") == [2, other.node_id]
-
-
 def test_what_was_removed_while_a_node_is_away_is_not_ordered_from_one_that_has_it_still(pair: Pair) -> None:
     other = pair.register("other")
     pair.master.directory.disconnected(other.node_id, other.epoch, 0)
     pair.master.directory.removing.plan(TENANT, [b"a"], force=False)
     assert [order.keys for order in pair.plan()] == [[b"b", b"c"]], "the source has not said yet that it dropped it"
-
-
-def test_orders_end_with_the_registration_of_their_node(pair: Pair) -> None:
-    pair.plan()
-    before = pair.target.epoch
-    pair.register("target")
-    with pytest.raises(StaleEpoch):
-        pair.report(epoch=before)
-    assert pair.report(b"a") == [0], "a later report speaks of orders that the node has forgotten"
-    assert [order.keys for order in pair.plan()] == [KEYS], "they can be given anew at once"
-    assert pair.report() == [1, 1, 1]
-
-
-def test_a_master_that_restarts_has_no_orders(pair: Pair) -> None:
-    pair.plan()
-    pair.master = pair.master.restart()
-    pair.source, pair.target = pair.register("source", 2), pair.register("target", 2)
-    pair.master.sync(pair.source, Event(b"a", 1))
-    pair.master.sync(pair.target)
-    assert pair.report(b"a") == [0]
-
-
-def test_the_inventory_that_comes_after_decides(pair: Pair) -> None:
-    """The master's answer may be lost with the link: the node has forgotten the copy then, and does not name it."""
-    pair.plan()
-    assert pair.report() == [1, 1, 1]
-    pair.target = pair.register("target")
-    pair.master.sync(pair.target, Event(b"b", 2))
-    assert [pair.holders(key) for key in KEYS] == [[1], pair.both, [1]]
-
-
-def test_a_removal_reaches_the_copy(pair: Pair) -> None:
-    pair.plan()
-    pair.report()
-    removal = pair.master.directory.removing.plan(TENANT, [b"a"], force=False)
-    assert sorted(node_id for node_id, _drop in removal.commands.messages()) == pair.both
 
 
 def test_a_pinned_block_is_pinned_at_its_new_holder(pair: Pair) -> None:
