@@ -4,14 +4,19 @@ A call shows a credential in its metadata (security/grpc_metadata.py).
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
 
 from kvstore.master.audit_trail import LOGIN, AuditTrail
+from kvstore.master.config import MasterSettings
 from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import Span, parent_in
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.authenticator import Guard
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key
@@ -20,6 +25,7 @@ from kvstore.security.permissions import JOINS, OPEN, RPCS, Rule, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
+from kvstore.telemetry.metrics.histogram import Histograms
 from kvstore.telemetry.metrics.requests import in_words
 
 Send = Callable[[Any], None]
@@ -33,21 +39,33 @@ log = logging.getLogger("kvstore.master")
 class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """See the module. Any thread may ask."""
 
-    def __init__(self, guard: Guard, trail: AuditTrail, *, threads: int, message_timeout_s: float, tls: Certificates | None = None) -> None:
-        """`threads` serve calls, and wait so long for a message that a call has announced. `tls` knows which certificates are revoked.
-        `trail` gets calls that are refused."""
+    def __init__(
+        self,
+        guard: Guard,
+        trail: AuditTrail,
+        settings: MasterSettings,
+        *,
+        durations: Histograms,
+        tls: Certificates | None = None,
+        begin_span: Callable[[str, TraceParent], Span] | None = None,
+    ) -> None:
+        """`trail` gets calls that are refused, `durations` how long calls take that have one answer. `tls` knows which certificates are
+        revoked. `begin_span` makes spans of calls that belong to a trace."""
         self._guard = guard
         self._trail = trail
-        self._tls = tls
-        self.executor = CallExecutor(threads)
-        self.message_timeout_s = message_timeout_s
+        self.tls = tls
+        self.durations = durations
+        self.begin_span = begin_span
+        self.executor = CallExecutor(settings.control_threads)
+        self.message_timeout_s = settings.hello_timeout_s
+        """For a message that a call has announced."""
         self.on_known: Callable[[str], None] = lambda _peer: None
         """Told from where somebody calls who is no stranger; set before the first call."""
 
     def identify(self, context: grpc.ServicerContext) -> Identity:
         """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
         peer = caller(context)
-        if self._tls is not None and self._tls.is_revoked(peer):
+        if self.tls is not None and self.tls.is_revoked(peer):
             raise Unauthorized(f"the certificate for {peer} has been revoked (tls_revoked): use another one")
         key = master_key(context.invocation_metadata())
         if key is not None:
@@ -182,12 +200,33 @@ class _Call:
             asked = next(asked)
         self._callers.check(self._rule, self._method, context)
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        answers = serve(asked, context)
-        for answer in answers if handler.response_streaming else (answers,):
-            with self._executor.waiting_for(context, SEND_TIMEOUT_S):
-                self._send(answer)
-            if not context.is_active():
-                return
+        with self._observed():
+            answers = serve(asked, context)
+            for answer in answers if handler.response_streaming else (answers,):
+                with self._executor.waiting_for(context, SEND_TIMEOUT_S):
+                    self._send(answer)
+                if not context.is_active():
+                    return
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Measure what the service does, and make it a span where the call belongs to a trace: strangers begin none."""
+        callers, handler, name = self._callers, self._handler, in_words(self._method.rpartition("/")[2])
+        parent, span = parent_in(self._context.invocation_metadata()), None
+        if callers.begin_span is not None and parent is not None and not handler.request_streaming:
+            span = callers.begin_span(name, parent)
+        began_ns, error = time.monotonic_ns(), ""
+        try:
+            yield
+        except BaseException:
+            code = self._context.code()
+            error = code.name if code is not None else "UNKNOWN"
+            raise
+        finally:
+            if handler.unary_unary is not None:
+                callers.durations[name].record(time.monotonic_ns() - began_ns)
+            if span is not None:
+                span.end(error)
 
     def _asked(self) -> Iterator[Any]:
         """Its messages."""

@@ -16,15 +16,16 @@ from kvstore.master.control_service import IT_GOES_ON
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.leadership.contents_messages import contents
 from kvstore.master.leadership.leader import Leading
-from kvstore.master.leadership.role_manager import Role, Standing
+from kvstore.master.leadership.role_manager import Role
 from kvstore.master.leadership.status_messages import node_topology
 from kvstore.master.peer_masters import Fellows
+from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.server.partition_router import refusal
+from kvstore.master.status import MasterStatus
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.status_merge import merged_status
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.reactor import Reactor
 from kvstore.security.actor import Actor
 
 T = TypeVar("T")
@@ -50,23 +51,13 @@ class Action:
 class Watched:
     """A kvstore.console.source.Source."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        standings: Sequence[Standing],
-        status: Callable[[int], pb.StatusReply],
-        fellows: Fellows,
-        *,
-        address: str,
-        timeout_s: float,
-        action_timeout_s: float,
-        slow: Callable[[], list[pb.SlowRequest]],
-    ) -> None:
-        """`standings`, by partition, `status`, this master's of a partition, and `slow`, its slowest requests, are for the loop's thread.
-        `address` is where the others know this master. `action_timeout_s`: for an action to be durable, and for contents of a fellow."""
-        self._reactor, self._standings, self._status, self._fellows = reactor, standings, status, fellows
-        self._address, self._timeout_s, self._action_timeout_s = address, timeout_s, action_timeout_s
-        self._slow = slow
+    def __init__(self, master: MasterParts, status: MasterStatus, fellows: Fellows, *, address: str) -> None:
+        """`address` is where the others know this master."""
+        self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
+        self._standings = [partition.standing for partition in status.partitions]
+        self._timeout_s = master.settings.control_timeout_s
+        self._action_timeout_s = master.settings.console_action_timeout_s
+        """For an action to be durable, and for contents of a fellow."""
         self._told: dict[int, tuple[float, pb.StatusReply]] = {}
         """Of partitions of others, what their owners said last, and when."""
         self._silent: dict[str, str] = {}
@@ -139,7 +130,7 @@ class Watched:
         if owner:
             reply: pb.SlowRequestsReply = self._fellows.ask(owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s)
             return reply.requests
-        return self._in_loop(self._slow)  # type: ignore[no-any-return]
+        return self._in_loop(self._status.slow_requests)  # type: ignore[no-any-return]
 
     def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         place = "" if cancel else to or TO_PEERS
@@ -170,7 +161,7 @@ class Watched:
 
     def _own(self) -> list[pb.StatusReply]:
         """Of each partition what this master knows; a turn of the loop for each."""
-        return [self._in_loop(partial(self._status, number)) for number in range(len(self._standings))]
+        return [self._in_loop(partial(self._status.of, partition)) for partition in self._status.partitions]
 
     def _begin(self, owners: Mapping[int, str]) -> dict[int, Callable[[], pb.StatusReply]]:
         """Ask the masters at these addresses about these partitions, all at once."""
@@ -292,7 +283,7 @@ class Watched:
                 timeout_s = deadline.up_to_s(self._timeout_s)
                 reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
             else:
-                reply = self._in_loop(partial(self._status, number))
+                reply = self._in_loop(partial(self._status.of, self._status.partitions[number]))
             if reply.role == Role.FOLLOWING:  # which knows no nodes
                 raise refusal(None)
             return any(known.name == node for known in reply.nodes)

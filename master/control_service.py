@@ -7,7 +7,7 @@ import functools
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -16,17 +16,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvstore.master.callers import Callers
+from kvstore.master.config import MasterSettings
 from kvstore.master.control_limits import UnauthenticatedConnections
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.directory.weights import REPORT_S
-from kvstore.master.grpc_calls import TimedCalls, TracedCalls, abort, in_loop
+from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.master.health import Health
 from kvstore.master.leadership.contents_messages import contents
 from kvstore.master.leadership.leader import Leading, MasterSeen
 from kvstore.master.leadership.role_manager import Standing
 from kvstore.master.leadership.status_messages import as_seen_by, node_topology, table_messages
+from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.sessions import Sessions, token_tables
+from kvstore.master.status import MasterStatus
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,
@@ -36,14 +39,10 @@ from kvstore.protocol.control_pb2_grpc import (
 )
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.partitions import from_metadata
-from kvstore.protocol.traceparent import TraceParent
-from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.address import Address
 from kvstore.security.identity import Identity, Kind
 from kvstore.security.permissions import RPCS, check_complete
-from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import add_port
-from kvstore.telemetry.metrics.histogram import Histograms
 
 T = TypeVar("T")
 log = logging.getLogger("kvstore.master")
@@ -75,33 +74,17 @@ OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog take
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. `standings` give the owner that this master is, by partition; `status` is the master's of a partition,
-    whatever its role there. Both are for the loop's thread. A call's metadata says which partition it is about (protocol/partitions.py)."""
+    """Implements kvstore.v1.Control. A call's metadata says which partition it is about (protocol/partitions.py)."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        standings: Sequence[Standing],
-        *,
-        status: Callable[[int], pb.StatusReply],
-        callers: Callers,
-        sessions: Sessions,
-        slow: Callable[[], list[pb.SlowRequest]],
-        name: str,
-        timeout_s: float,
-        action_timeout_s: float,
-    ) -> None:
-        """`slow` returns this master's slowest requests, and `name` is its name. `action_timeout_s`: for what is done with all blocks of a
-        namespace."""
-        self._sessions = sessions
-        self._slow = slow
-        self._name = name
-        self._reactor = reactor
-        self._standings = standings
+    def __init__(self, master: MasterParts, status: MasterStatus, callers: Callers, sessions: Sessions) -> None:
+        self._reactor = master.reactor
+        self._standings = [partition.standing for partition in status.partitions]
         self._status = status
         self._callers = callers
-        self._timeout_s = timeout_s
-        self._action_timeout_s = action_timeout_s
+        self._sessions = sessions
+        self._timeout_s = master.settings.control_timeout_s
+        self._action_timeout_s = master.settings.console_action_timeout_s
+        """For what is done with all blocks of a namespace."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         said = request
@@ -121,7 +104,7 @@ class ControlService(ControlServicer):
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
         def status() -> pb.StatusReply:
             partition = from_metadata(context.invocation_metadata(), len(self._standings))
-            return as_seen_by(self._callers.identify(context), self._status(partition))
+            return as_seen_by(self._callers.identify(context), self._status.of(self._status.partitions[partition]))
 
         return self._in_loop(context, status)
 
@@ -261,7 +244,7 @@ class ControlService(ControlServicer):
         return pb.RecordAuditReply()
 
     def Sessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
-        yield from self._in_loop(context, lambda: self._sessions.tables(self._name))
+        yield from self._in_loop(context, lambda: self._sessions.tables(self._status.name))
 
     def EndSession(self, request: pb.EndSessionRequest, context: grpc.ServicerContext) -> pb.EndSessionReply:  # noqa: N802
         by = self._callers.actor(context)
@@ -273,7 +256,7 @@ class ControlService(ControlServicer):
 
     def SlowRequests(self, request: pb.SlowRequestsRequest, context: grpc.ServicerContext) -> pb.SlowRequestsReply:  # noqa: N802
         """Of this master, and, at the owner of partition 0, of the nodes."""
-        return pb.SlowRequestsReply(requests=self._in_loop(context, self._slow))
+        return pb.SlowRequestsReply(requests=self._in_loop(context, self._status.slow_requests))
 
     def _standing(self, context: grpc.ServicerContext) -> Standing:
         """Of the partition that a call is about. Raises InvalidArgument."""
@@ -311,32 +294,19 @@ class ControlServer:
     """The gRPC server around it and around the scheduler. Owns its threads and its port."""
 
     def __init__(
-        self,
-        service: ControlService,
-        scheduler: SchedulerServicer,
-        callers: Callers,
-        host: str,
-        port: int,
-        *,
-        max_connections: int,
-        max_strangers: int,
-        durations: Histograms,
-        tls: Certificates | None = None,
-        begin_span: Callable[[str, TraceParent], Span] | None = None,
+        self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, address: Address, settings: MasterSettings
     ) -> None:
-        """Of `max_connections`, `max_strangers` and half of them at most may be of those who have not shown who they are. `durations` get
-        how long calls take, and `begin_span` makes spans of those that belong to a trace. Raises ConfigError when the port cannot be had,
-        InvalidArgument for a method without a rule."""
+        """Of `max_connections`, `max_strangers` and half of them at most may be of those who have not shown who they are. Raises
+        ConfigError when the address cannot be had, InvalidArgument for a method without a rule."""
         check_complete(RPCS, METHODS)
-        traced = [TracedCalls(begin_span)] if begin_span is not None else []
         self._server = grpc.server(
             ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="control-door"),
-            interceptors=[callers, TimedCalls(durations), *traced],
+            interceptors=[callers],
             options=[
                 ("grpc.so_reuseport", 0),  # two masters of one port would each get half of the calls: a port in use is an error
-                ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.max_allowed_incoming_connections", settings.max_connections),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
-                ("grpc.server_handshake_timeout_ms", int(callers.message_timeout_s * 1000)),
+                ("grpc.server_handshake_timeout_ms", int(settings.hello_timeout_s * 1000)),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
             ],
         )
@@ -349,15 +319,15 @@ class ControlServer:
         self.serving(is_owner=False)
         names = (*OURS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             # gRPC's core prints a line of its own before it says no.
-            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-            self.port = add_port(self._server, place, tls)
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            socket.create_server((address.host, address.port), family=family).close()
+            self.port = add_port(self._server, str(address), callers.tls)
         except (OSError, RuntimeError):
-            raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
-        most = min(max_strangers, max(1, max_connections // 2))
-        self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=max_connections)
+            raise ConfigError(f"cannot listen on {address} for the control plane: the port is in use or not this machine's") from None
+        most = min(settings.max_strangers, max(1, settings.max_connections // 2))
+        self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
         callers.on_known = self._unauthenticated.authenticated
         self._is_over = threading.Event()
         self._looking = threading.Thread(target=self._look, name="control-connections", daemon=True)

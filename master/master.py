@@ -64,7 +64,7 @@ from kvstore.telemetry.http.access import by_token, named_by_token, why_by_token
 from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import MASTER
-from kvstore.telemetry.metrics.requests import TURN_S, slow_messages
+from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
 STOP_GRACE_S: Final = 0.5
-MAX_SLOW: Final = 256
-"""Slow requests told at once."""
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 log = logging.getLogger("kvstore.master")
 
@@ -139,7 +137,6 @@ class Master:
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
         self._control: ControlServer | None = None
-        self._loads = TenantLoads()
         self._measures = MasterMeasures()
         self._server = Server(
             self.reactor,
@@ -151,6 +148,7 @@ class Master:
         self.http: HttpServer | None = None
         self._watch: Watch | None = None
         self._trail = AuditTrail(self.reactor, wall_s=wall_s)
+        self._parts = MasterParts(self.reactor, settings, self._guard, self._quotas, TenantLoads(), self._trail, wall_s)
         self._trail.deliver = self._deliver_audit
         self._server.on_denied = self._denied
         self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server, self._trail, self.reactor)
@@ -165,18 +163,9 @@ class Master:
             self._check_certificate()
             self._trail.master = self._me.name
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
-            self.partitions = tuple(self._make_partition(index, catalog) for index, catalog in enumerate(self._catalogs))
+            self.partitions = tuple(Partition(index, catalog, self._me, self._parts, self) for index, catalog in enumerate(self._catalogs))
             self._status = MasterStatus(
-                settings,
-                self.partitions,
-                self._server,
-                self._guard,
-                self._measures,
-                self._tracing,
-                self._trail,
-                name=self._me.name,
-                http=self._told_http,
-                wall_s=wall_s,
+                self._parts, self.partitions, self._server, self._measures, self._tracing, name=self._me.name, http=self.http
             )
             patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
             self._sharing = Sharing(self._me.address, settings.partitions, patience)
@@ -195,11 +184,6 @@ class Master:
     def _wait_s(self, partition: int) -> float:
         """In a catalog's thread."""
         return self._sharing.wait_s(self._catalogs[0].living, partition)
-
-    def _make_partition(self, index: int, catalog: Catalog) -> Partition:
-        what = "the catalog" if self._settings.partitions == 1 else f"partition {index} of the catalog"
-        lead, changed, fail = self._lead, self._changed, self._fail
-        return Partition(index, catalog, self._me, self.reactor, lead=lead, on_change=changed, on_failure=fail, what=what)
 
     def _make_catalog(self, partition: int) -> Catalog:
         settings = self._settings
@@ -267,43 +251,14 @@ class Master:
         """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
         plane's address cannot be had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        callers = Callers(
-            self._guard, self._trail, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s, tls=self._tls
-        )
-        service = ControlService(
-            self.reactor,
-            [partition.standing for partition in self.partitions],
-            status=lambda index: self._status.of(self.partitions[index]),
-            callers=callers,
-            sessions=Sessions(self._server, self.reactor, self._trail),
-            slow=self._slow_requests,
-            name=self._me.name,
-            timeout_s=settings.control_timeout_s,
-            action_timeout_s=settings.console_action_timeout_s,
-        )
-        control = parse_address(settings.control) if settings.control else None
-        control_host = control.host if control else listen.host
-        control_port = control.port if control else (listen.port + 1 if listen.port else 0)
-        scheduler = SchedulerService(
-            self.reactor,
-            lambda: self.partitions[0].standing.answering().scheduling,
-            callers=callers,
-            report_interval_s=settings.report_interval_s,
-            timeout_s=settings.control_timeout_s,
-        )
-        self._control = ControlServer(
-            service,
-            scheduler,
-            callers,
-            control_host,
-            control_port,
-            max_connections=settings.max_connections,
-            max_strangers=settings.max_strangers,
-            durations=self._measures.control,
-            tls=self._tls,
-            begin_span=self._tracing.begin_named if self._tracing is not None else None,
-        )
-        told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
+        begin_span = self._tracing.begin_named if self._tracing is not None else None
+        callers = Callers(self._guard, self._trail, settings, durations=self._measures.control, tls=self._tls, begin_span=begin_span)
+        service = ControlService(self._parts, self._status, callers, Sessions(self._server, self.reactor, self._trail))
+        scheduler = SchedulerService(self.reactor, settings, lambda: self.partitions[0].standing.answering().scheduling, callers)
+        default = Address(listen.host, listen.port + 1 if listen.port else 0)
+        control = parse_address(settings.control) if settings.control else default
+        self._control = ControlServer(service, scheduler, callers, control, settings)
+        told_host = settings.advertise or ("" if control.host in WILDCARDS else control.host)
         self._reachable = Reachable(
             socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port, settings.partitions
         )
@@ -325,13 +280,11 @@ class Master:
                 level_changed=self._level_changed,
             )
             add_segments(self.http, lambda: ask(told.nodes))
-            watched = self._watched()
+            watched = Watched(self._parts, self._status, self._fellows, address=self._me.address)
             self._watch = Watch(watched, ConsoleSettings(), rest_s=watched.rest_s)
             self.http.later(self._add_console)
             self.http.start()
-        self._clockwork = Clockwork(
-            self.reactor, self.partitions, self._sharing, self._quotas, self._files, self._control, self._status, self._trail
-        )
+        self._clockwork = Clockwork(self._parts, self._status, self._sharing, self._files, self._control)
         self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
         self.reactor.every(TURN_S, self._measures.requests.turn)
         for partition in self.partitions:
@@ -347,7 +300,7 @@ class Master:
             self._forwarder.start()
         http = self.http.told() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
-        return Places(self._tcp, self._unix, str(Address(control_host, self._control.port)), http, console)
+        return Places(self._tcp, self._unix, str(Address(control.host, self._control.port)), http, console)
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
@@ -380,12 +333,12 @@ class Master:
             self._tracing.close()
         self.reactor.close()
 
-    def _lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
-        master = MasterParts(self.reactor, self._settings, self._guard, self._quotas, self._loads, self._trail)
+    def lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
+        """See PartitionHost, as the next two."""
         place = _Place(partition.index, self.partitions)
-        return Leading(master, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
+        return Leading(self._parts, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
 
-    def _changed(self, partition: Partition) -> None:
+    def changed(self, partition: Partition) -> None:
         role = partition.standing.role
         self._measures.takeovers += role is Role.OWNER and not partition.was_owner
         partition.was_owner = role is Role.OWNER
@@ -395,30 +348,9 @@ class Master:
         self._control.serving(is_owner=any(one.standing.role is Role.OWNER for one in self.partitions))
         self.on_role(told_of(partition))
 
-    def _fail(self, error: KVStoreError) -> None:
+    def failed(self, error: KVStoreError) -> None:
         self.failure = error
         self.reactor.stop()
-
-    def _watched(self) -> Watched:
-        settings = self._settings
-        return Watched(
-            self.reactor,
-            [partition.standing for partition in self.partitions],
-            lambda index: self._status.of(self.partitions[index]),
-            self._fellows,
-            address=self._me.address,
-            timeout_s=settings.control_timeout_s,
-            action_timeout_s=settings.console_action_timeout_s,
-            slow=self._slow_requests,
-        )
-
-    def _slow_requests(self) -> list[pb.SlowRequest]:
-        """At this master, and at the nodes where it owns partition 0; the slowest first."""
-        standing = self.partitions[0].standing
-        found = slow_messages(self._measures.requests.slowest, self._me.name)
-        if standing.role is Role.OWNER:
-            found += standing.leading().slow_requests()
-        return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
     def _deliver_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
         """Whether this master owns partition 0, whose catalog keeps them."""
@@ -448,9 +380,6 @@ class Master:
         """In the HTTP server's thread."""
         change = Change(level.by, "log_level", f"logger {level.of}", level.old, level.new)
         self.reactor.call_soon(lambda: self._trail.done(change))
-
-    def _told_http(self) -> str:
-        return self.http.told(self._settings.advertise or socket.gethostname()) if self.http is not None else ""
 
     def reread_files(self) -> None:
         """Of all files that say who may do what, and how much: at SIGHUP."""

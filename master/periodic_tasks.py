@@ -5,18 +5,14 @@ Nothing here is begun by a request, and nothing of it waits.
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Final
 
-from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.control_service import ControlServer
-from kvstore.master.leadership.partition import Partition
 from kvstore.master.leadership.partition_assigner import Sharing
 from kvstore.master.leadership.role_manager import Role
+from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.sessions import PermissionFiles
 from kvstore.master.status import MasterStatus
-from kvstore.rpc.reactor import Reactor
-from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.telemetry.logs import named
 
 TICK_S: Final = 0.1
@@ -27,25 +23,13 @@ log = logging.getLogger("kvstore.master")
 class Clockwork:
     """See the module. All of it is done in the reactor's loop."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        partitions: Sequence[Partition],
-        sharing: Sharing,
-        quotas: QuotasInForce,
-        files: PermissionFiles,
-        control: ControlServer,
-        status: MasterStatus,
-        trail: AuditTrail,
-    ) -> None:
-        self._reactor = reactor
-        self._partitions = partitions
+    def __init__(self, master: MasterParts, status: MasterStatus, sharing: Sharing, files: PermissionFiles, control: ControlServer) -> None:
+        self._reactor, self._quotas, self._trail = master.reactor, master.quotas, master.trail
+        self._partitions = status.partitions
+        self._status = status
         self._sharing = sharing
-        self._quotas = quotas
         self._files = files
         self._control = control
-        self._status = status
-        self._trail = trail
         self._is_ready = False
 
     def start(self, *, check_interval_s: float) -> None:

@@ -4,32 +4,36 @@ It changes nothing and asks nobody: all of it is read from the parts as they are
 """
 
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import Owner
-from kvstore.master.config import MasterSettings
 from kvstore.master.leadership.partition import Partition
 from kvstore.master.leadership.role_manager import Role
 from kvstore.master.measures import MasterMeasures
+from kvstore.master.server.owner_parts import MasterParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.server.server import Server
 from kvstore.security.actor import kind_of
-from kvstore.security.authenticator import Guard
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer, asked
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.requests import slow_messages
 from kvstore.telemetry.tracing.config import spans_told
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
+
+
+MAX_SLOW: Final = 256
+"""Slow requests told at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,64 +57,58 @@ class MasterStatus:
 
     def __init__(
         self,
-        settings: MasterSettings,
+        master: MasterParts,
         partitions: Sequence[Partition],
         server: Server,
-        guard: Guard,
         measures: MasterMeasures,
         tracing: "Tracing | None",
-        trail: AuditTrail,
         *,
         name: str,
-        http: Callable[[], str],
-        wall_s: Callable[[], float] = time.time,
+        http: HttpServer | None,
     ) -> None:
-        """`name` is the master's, `http` where others reach its health and metrics, "" for none. `wall_s` is the clock by which
-        certificates and tokens end."""
-        self._wall_s = wall_s
-        self._settings = settings
-        self._partitions = partitions
+        """`name` is the master's; `http` serves its health and metrics."""
+        settings = self._settings = master.settings
+        self._guard, self._trail, self._wall_s = master.guard, master.trail, master.wall_s
+        self.partitions = partitions
         self._server = server
-        self._guard = guard
         self._measures = measures
         self._tracing = tracing
-        self._trail = trail
-        self._name = name
+        self.name = name
         self._http = http
         self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._started_ns = time.monotonic_ns()
 
     def unready(self) -> list[str]:
         """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
-        return list(dict.fromkeys(reason for partition in self._partitions for reason in self._unready(partition)))
+        return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
         told, health = told_of(partition), self._health(partition)
-        which = f"partition {partition.index} of " if len(self._partitions) > 1 else ""
+        which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
         reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
         reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
     def _health(self, partition: Partition) -> str:
         """Of its catalog. The first partition's looks after the place of all."""
-        return self._partitions[0].catalog.outage or partition.catalog.health
+        return self.partitions[0].catalog.outage or partition.catalog.health
 
     def readings(self) -> Readings:
         """What its metrics tell now."""
         told = self._measures.read(
-            self._name,
-            [partition.catalog.written for partition in self._partitions],
-            epoch=max(told_of(partition).epoch for partition in self._partitions),
+            self.name,
+            [partition.catalog.written for partition in self.partitions],
+            epoch=max(told_of(partition).epoch for partition in self.partitions),
             is_ready=not self.unready(),
-            is_healthy=all(self._health(partition) == "ok" for partition in self._partitions),
+            is_healthy=all(self._health(partition) == "ok" for partition in self.partitions),
             connections=len(self._server.sessions),
-            records=sum(partition.standing.records() for partition in self._partitions),
+            records=sum(partition.standing.records() for partition in self.partitions),
             trace_spans=spans_told(self._tracing),
         )
         told["kvstore_master_audit_entries"] = self._trail.counts()
         told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
         told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
-        owned = [partition.standing.leading() for partition in self._partitions if partition.standing.role is Role.OWNER]
+        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is Role.OWNER]
         return {**told, **self._measures.of_owner(owned)} if owned else told
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
@@ -125,8 +123,16 @@ class MasterStatus:
 
     def nodes(self) -> list[str]:
         """Names of the nodes that are alive, where this master owns the catalog."""
-        replies = [self.of(partition) for partition in self._partitions]
+        replies = [self.of(partition) for partition in self.partitions]
         return sorted({node.name for reply in replies for node in reply.nodes if node.state == "alive"})
+
+    def slow_requests(self) -> list[pb.SlowRequest]:
+        """At this master, and at the nodes where it owns partition 0; the slowest first."""
+        standing = self.partitions[0].standing
+        found = slow_messages(self._measures.requests.slowest, self.name)
+        if standing.role is Role.OWNER:
+            found += standing.leading().slow_requests()
+        return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
     def of(self, partition: Partition) -> pb.StatusReply:
         """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""
@@ -137,14 +143,14 @@ class MasterStatus:
             catalog=self._settings.catalog.partition("?")[0],
             catalog_health=self._health(partition),
             shards=partition.catalog.shards,
-            partitions=len(self._partitions),
+            partitions=len(self.partitions),
             rss_bytes=_rss_bytes(),
-            name=self._name,
+            name=self.name,
             role=role,
             owner=_as_message(owner) if owner is not None else None,
-            owners=[_as_message(each.owner()) for each in self._partitions],
+            owners=[_as_message(each.owner()) for each in self.partitions],
             records=partition.standing.records(),
-            http=self._http(),
+            http=self._http.told(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
             counters=self._measures.requests.told(),
         )
         reply.counters["credentials_refused"] = self._guard.refused

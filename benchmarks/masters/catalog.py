@@ -19,7 +19,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from benchmarks.store import publish_rows
 from kvstore.cli.tools.bench import Row, at_least, at_most
-from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.maintenance import Bounds
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.protocol import control_pb2 as pb
@@ -47,7 +47,7 @@ def rows() -> Iterator[Row]:
     with server() as etcd:
         empty_bytes = settled_bytes(etcd)
         prefix = f"/{uuid.uuid4()}"
-        catalog = EtcdCatalog([etcd.host_port], prefix=prefix, lease_ttl_s=10.0)
+        catalog = EtcdCatalog([etcd.host_port], prefix=prefix, timing=EtcdTiming(10.0))
         elected(catalog)
         commits = list(prompts(BLOCKS))
         yield at_least(f"publishing {BLOCKS:,} blocks by the catalog alone", BLOCKS / commit(catalog, commits), "blocks/s", 100_000)
@@ -62,7 +62,7 @@ def rows() -> Iterator[Row]:
 
 def churn() -> Iterator[Row]:
     with server(f"--quota-backend-bytes={QUOTA_BYTES}") as etcd:
-        catalog = EtcdCatalog([etcd.host_port], lease_ttl_s=10.0, bounds=Bounds(0.25, QUOTA_BYTES))
+        catalog = EtcdCatalog([etcd.host_port], timing=EtcdTiming(10.0), bounds=Bounds(0.25, QUOTA_BYTES))
         elected(catalog)
         first_bytes = written_bytes = 0
         live: list[BlockPuts] = []

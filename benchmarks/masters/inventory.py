@@ -11,7 +11,9 @@ from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
 from kvstore.cli.tools.bench import Row, at_most
+from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish
 from kvstore.protocol.digests import MAX_RUN
@@ -39,7 +41,7 @@ def rows() -> Iterator[Row]:
 
 
 def measured() -> list[Row]:
-    directory = Directory(1, wall_ns=0, rng=random.Random())
+    directory = Directory(1, Followed(), Limits(), wall_ns=0, now_ns=0, rng=random.Random())
     keys = random.Random(1).randbytes(KEY_BYTES * BLOCKS)
     found = []
     for name in ("first inventory", "the same once more, after a break of the link"):

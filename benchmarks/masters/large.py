@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.masters.catalog import await_merged, commit, prompts, restart, server, settled_bytes
 from kvstore.cli.tools.bench import Row, at_most
-from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from tests.master.catalogs.conformance import elected
 
 BLOCKS: Final = 10_000_000
@@ -21,7 +21,7 @@ def rows() -> Iterator[Row]:
     with server(f"--quota-backend-bytes={QUOTA_BYTES}") as etcd:
         empty_bytes, prefix = settled_bytes(etcd), f"/{uuid.uuid4()}"
         _took_s, alone_bytes = restart(etcd, f"{prefix}-empty")
-        catalog = EtcdCatalog([etcd.host_port], prefix=prefix, lease_ttl_s=10.0)
+        catalog = EtcdCatalog([etcd.host_port], prefix=prefix, timing=EtcdTiming(10.0))
         elected(catalog)
         yield Row(f"{BLOCKS:,} blocks: publishing by the catalog alone", BLOCKS / commit(catalog, prompts(BLOCKS)), "blocks/s")
         await_merged(etcd)

@@ -16,6 +16,7 @@ from benchmarks.masters.memory import KEY_BYTES, cut, resident_bytes
 from kvstore.cli.tools.bench import Row, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory import records
+from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.followed_records import Followed
 
@@ -51,7 +52,7 @@ def follow(blocks: int) -> list[Row]:
         followed.take([puts])
         spent_s += time.process_time() - begun_s
     took_bytes, begun_s = resident_bytes() - before, time.perf_counter()
-    directory = Directory(1, wall_ns=time.time_ns(), rng=random.Random(), followed=followed)
+    directory = Directory(1, followed, Limits(), wall_ns=time.time_ns(), now_ns=0, rng=random.Random())
     elected_s = time.perf_counter() - begun_s
     assert directory.blocks_at(1) == blocks
     return [

@@ -64,7 +64,7 @@ def _etcd(
     rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float], which: tuple[int, int]
 ) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
-    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
     from kvstore.master.catalogs.etcd.maintenance import Bounds
 
     place, _mark, query = rest.partition("?")
@@ -79,7 +79,7 @@ def _etcd(
         partition=partition,
         partitions=partitions,
         access=_access(query, files),
-        lease_ttl_s=lease_ttl_s,
+        timing=EtcdTiming(lease_ttl_s),
         bounds=Bounds(*bounds),
     )
 

@@ -6,7 +6,7 @@ A master that restarts learns from its nodes' inventories what they still hold; 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from kvstore.master.catalogs.group_commit import check_changes
@@ -19,11 +19,7 @@ class MemoryCatalog(Catalog):
 
     scheme: ClassVar[str] = "memory"
 
-    def __init__(self, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
-        """`wall_clock_ns` becomes the epoch, for operators to tell masters apart by. Nodes do so by the identity: nothing of an earlier
-        owner is kept, so each has a catalog of its own, and a clock set back between two of them harms nobody.
-        """
-        self._wall_clock_ns = wall_clock_ns
+    def __init__(self) -> None:
         self._identity = secrets.token_hex(IDENTITY_BYTES)
         self._refusal: KVStoreError | None = StaleEpoch("this master does not own the catalog yet")
 
@@ -35,8 +31,10 @@ class MemoryCatalog(Catalog):
         return self._identity
 
     def follow(self, me: Candidate, follower: Follower) -> None:
-        """There are no records, and nobody else: the election is at once."""
-        epoch = self._wall_clock_ns()
+        """There are no records, and nobody else: the election is at once. The epoch is the wall clock's time, for operators to tell masters
+        apart by. Nodes do so by the identity: nothing of an earlier owner is kept, so each has a catalog of its own, and a clock set back
+        between two of them harms nobody."""
+        epoch = time.time_ns()
 
         def elect() -> None:
             follower.begin()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvstore.master.directory.placement.copies import Pace
+from kvstore.master.directory.writes.record_policy import ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,13 @@ class Spread:
     reads_per_s: float = 100.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet published, what drains
-    have under way, the share of its capacity that a node keeps free where others spill to it (0: nothing is spilled), and how reads of hot
-    blocks are spread."""
+    """How long things last. Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet
+    published, what drains have under way, the share of its capacity that a node keeps free where others spill to it (0: nothing is
+    spilled), and how reads of hot blocks are spread."""
 
+    timing: Timing = field(default_factory=Timing)
     nodes: int = 1024
     absent_nodes: int = 1024
     kept_removals: int = 100_000
@@ -40,3 +42,5 @@ class Limits:
     pace: Pace = field(default_factory=Pace)
     spill_free_share: float = 0.0
     spread: Spread = field(default_factory=Spread)
+    recorded: str = ALL
+    """Which blocks have a record: see record_policy.py."""

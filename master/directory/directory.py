@@ -15,7 +15,8 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.index.inventory_comparison import Comparison
 from kvstore.master.directory.index.queries import Queries
@@ -23,8 +24,8 @@ from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.limits.pins import Pins
 from kvstore.master.directory.limits.quotas import OperatorQuotas, Share, unshared
-from kvstore.master.directory.membership.members import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
-from kvstore.master.directory.membership.node_load import RateReport, Rates
+from kvstore.master.directory.membership.members import Member, Membership, NodeInfo
+from kvstore.master.directory.membership.node_load import Rates
 from kvstore.master.directory.membership.reads import Heat, LastReads
 from kvstore.master.directory.placement.drains import Draining
 from kvstore.master.directory.placement.hot_copies import HotBlock, HotCopies
@@ -33,12 +34,14 @@ from kvstore.master.directory.placement.placement import place
 from kvstore.master.directory.placement.replica_targets import Targets
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.master.directory.placement.spilled_blocks import Guest, Spilling
-from kvstore.master.directory.records import NO_DESCRIPTION, Description
+from kvstore.master.directory.records import NO_DESCRIPTION, Description, DrainRecord, NodeRecord, PinRecord, StoppedRecord
 from kvstore.master.directory.weights import WeightsTable
+from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.master.directory.writes.block_events import Effects, Plan, Publishing
-from kvstore.master.directory.writes.record_policy import ALL, Recording
+from kvstore.master.directory.writes.record_policy import Recording
 from kvstore.master.directory.writes.removals import Removals, Removing
 from kvstore.master.directory.writes.reservations import Claiming, Reservations
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
@@ -69,26 +72,20 @@ class Directory:
     def __init__(
         self,
         master_epoch: int,
+        followed: Followed,
+        limits: Limits,
         *,
         wall_ns: int,
+        now_ns: int,
         rng: random.Random,
-        timing: Timing | None = None,
-        limits: Limits | None = None,
-        followed: Followed | None = None,
         share_of: Callable[[str, int], Share | None] = unshared,
-        now_ns: int = 0,
-        recorded: str = ALL,
     ) -> None:
-        """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
-
-        `recorded` says which blocks have records: see record_policy.py.
+        """The directory of `followed`, which is its own from now on. No node lives until it registers.
 
         `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
         clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.
         """
-        self._timing = timing or Timing()
-        limits = limits or Limits()
-        followed = followed or Followed()
+        self._timing = limits.timing
         self._rng = rng
         self._share_of = share_of
         self._tenants, self._rows = followed.tenants, followed.rows
@@ -102,61 +99,44 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self.recording = Recording(self._rows, recorded)
-        self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, self.recording, master_epoch)
-        self.replication = Replication(self._rows, self._tenants, self.members, self.recording, master_epoch)
-        self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
-        self.targets = Targets(
-            self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
-        )
+        self.recording = Recording(self._rows, limits.recorded)
+        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.recording, master_epoch)
+        self._publishing = Publishing(parts, self._reservations)
+        self.replication = Replication(parts)
+        self.draining = Draining(parts, self.replication, limits.pace)
+        self.targets = Targets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
         guests: OrderedDict[tuple[str, bytes], Guest] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests, hot)
-        self.spilling = Spilling(
-            *(self._rows, self._tenants, self.members, self.replication, guests, limits.pace), free_share=limits.spill_free_share
-        )
+        self.last_copies = LastCopies(parts, guests, hot)
+        self.spilling = Spilling(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
         self.heat = Heat()
-        self.hot_copies = HotCopies(
-            *(self._rows, self._tenants, self.members, self.replication, self.heat, hot, limits.pace), spread=limits.spread, rng=rng
-        )
+        self.hot_copies = HotCopies(parts, self.replication, self.heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
         """Of all partitions, at the owner of the first."""
-        self.weights = WeightsTable(followed.weights(), followed.namespaces(), now_ns=now_ns, wall_ns=wall_ns)
+        self.weights = WeightsTable(followed.each(WeightsRecord), followed.each(NamespaceRecord), now_ns=now_ns, wall_ns=wall_ns)
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
         self.queries = Queries(self._rows, self._tenants)
-        self.claiming = Claiming(self._rows, self._tenants, self._reservations)
-        self.pins = Pins(
-            *(self._rows, self._tenants, self.queries, self.recording, master_epoch), share_of=share_of, wall_ns=wall_ns, now_ns=now_ns
-        )
-        self.removing = Removing(
-            self._rows,
-            self._tenants,
-            self.queries,
-            self._reservations,
-            self._publishing,
-            self.replication,
-            self.targets,
-            self._removals,
-            master_epoch,
-        )
+        self.claiming = Claiming(parts, self._reservations)
+        self.pins = Pins(parts, self.queries, share_of=share_of, wall_ns=wall_ns, now_ns=now_ns)
+        self.removing = Removing(parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals)
         self._sweep_row = 0
         self._remember(followed, now_ns)
 
     def _remember(self, followed: Followed, now_ns: int) -> None:
         if followed.strangers is not None:
             self.members.remember_strangers(followed.strangers)
-        for record in followed.nodes():
+        for record in followed.each(NodeRecord):
             self.members.remember(record, now_ns)
         for node in self.members:
             node.description = followed.description(node.info.name)
-        for pin in followed.ending_pins():
+        for pin in followed.each(PinRecord):
             self.pins.load(self._tenants.of(pin.tenant), pin)
-        for drain in followed.drains():
+        for drain in followed.each(DrainRecord):
             self.members.set_drain(drain.name, drain.to)
-        for stopped in followed.stopped():
+        for stopped in followed.each(StoppedRecord):
             self.members.set_stopped(stopped.name)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
@@ -167,10 +147,6 @@ class Directory:
         """What contents.py copies."""
         return self._rows, self._tenants
 
-    def keys_of(self, rows: Sequence[int]) -> list[bytes]:
-        """The keys that rows have now; empty for a row that is free meanwhile."""
-        return [self._rows.keys[row] for row in rows]
-
     def grants_ahead(self) -> list[Op]:
         """What allows the next generations; before the first of them it must be durable, later on nobody waits for it."""
         last = self._reservations.last_generation
@@ -180,7 +156,7 @@ class Directory:
         return [records.put_granted(self._granted_generation)]
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
+        self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
         known = self.members.named(info.name)
@@ -219,7 +195,7 @@ class Directory:
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
 
-    def slowed(self, node_id: int, epoch: int, slow: Sequence[SlowReport]) -> None:
+    def slowed(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
         """The slowest requests at the node, in place of those that it told of before. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(slow) > MAX_SLOW:
@@ -234,21 +210,21 @@ class Directory:
         self,
         node_id: int,
         epoch: int,
-        tiers: Sequence[TierReport],
+        tiers: Sequence[pb.TierStatus],
         counters: Mapping[str, int],
         now_ns: int,
         *,
-        tenants: Sequence[TenantReport] = (),
+        tenants: Sequence[pb.TenantUse] = (),
     ) -> None:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
 
-    def measured(self, node_id: int, epoch: int, rates: Sequence[RateReport], now_ns: int) -> None:
+    def measured(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
         """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.members.check(node_id, epoch)
         node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
-    def carried(self, node_id: int, epoch: int, links: Sequence[LinkReport]) -> None:
+    def carried(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
         """What the NICs of the node's host have carried. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(links) > MAX_LINKS:
@@ -349,7 +325,7 @@ class Directory:
         node = self.members.check(node_id, epoch)
         if node.state != SYNCING:
             raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has ended")
-        return Comparison(self._rows, self._tenants, self.recording, node)
+        return Comparison(self._parts, node)
 
     def paid(self, plan: Plan) -> None:
         """See Publishing.paid."""

@@ -6,6 +6,7 @@ takes no longer for ten million blocks than for ten.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory import records
@@ -29,6 +30,11 @@ from kvstore.master.directory.records import (
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.security.quotas.limits import NamedLimits
 
+R = TypeVar("R")
+
+KEPT: Final = (NodeRecord, DrainRecord, StoppedRecord, PinRecord, QuotaRecord, WeightsRecord, NamespaceRecord)
+"""Kept as they are until a directory stands on them; of pins those that have an end, by the wall clock: others are in Tenant.pins."""
+
 
 class Followed:
     """The records of one catalog. `Directory` takes it over, and it must not be used after that. Not thread-safe."""
@@ -42,17 +48,10 @@ class Followed:
         self.granted_generation = 0
         """No owner has granted a newer one."""
         self.audit = AuditLog()
-        self._nodes: dict[bytes, NodeRecord] = {}
-        """By the record's key, as what follows."""
-        self._drains: dict[bytes, DrainRecord] = {}
-        self._stopped: dict[bytes, StoppedRecord] = {}
-        self._ending: dict[bytes, PinRecord] = {}
-        """Pins that have an end, by the wall clock; those that have none are in Tenant.pins."""
-        self._quotas: dict[bytes, QuotaRecord] = {}
+        self._kept: dict[type[object], dict[bytes, Any]] = {kind: {} for kind in KEPT}
+        """By the record's key."""
         self._limits: Mapping[str, NamedLimits] | None = None
-        """Made of `_quotas`; None: they have changed."""
-        self._weights: dict[bytes, WeightsRecord] = {}
-        self._namespaces: dict[bytes, NamespaceRecord] = {}
+        """What operators have set; None: that has changed."""
         self._parts: dict[str, dict[bytes, DescriptionPart]] = {}
         """Of the description of each node."""
 
@@ -80,39 +79,19 @@ class Followed:
         """Blocks that have a record."""
         return self.rows.sets.held_blocks()
 
-    def nodes(self) -> Iterator[NodeRecord]:
-        """The nodes that are known."""
-        return iter(self._nodes.values())
-
-    def drains(self) -> Iterator[DrainRecord]:
-        """Which nodes are drained."""
-        return iter(self._drains.values())
-
-    def stopped(self) -> Iterator[StoppedRecord]:
-        """Nodes whose process ended in an orderly way."""
-        return iter(self._stopped.values())
+    def each(self, kind: type[R]) -> Iterator[R]:
+        """Records of a kind of KEPT; of pins those that have an end."""
+        return iter(self._kept[kind].values())
 
     def operator_quotas(self) -> Mapping[str, NamedLimits]:
         """What operators have set of tenants' limits, by tenant; another mapping after each change."""
         if self._limits is None:
-            self._limits = {record.tenant: record.limits for record in self._quotas.values()}
+            self._limits = {record.tenant: record.limits for record in self.each(QuotaRecord)}
         return self._limits
 
     def description(self, name: str) -> Description:
         """What the node `name` said last. Raises Corrupt for a description of another release."""
         return records.join_description(tuple(self._parts.get(name, {}).values()))
-
-    def ending_pins(self) -> Iterator[PinRecord]:
-        """The pins that have an end."""
-        return iter(self._ending.values())
-
-    def weights(self) -> Iterator[WeightsRecord]:
-        """Versions of weights."""
-        return iter(self._weights.values())
-
-    def namespaces(self) -> Iterator[NamespaceRecord]:
-        """Namespaces that engines reported."""
-        return iter(self._namespaces.values())
 
     def _delete_blocks(self, change: BlockDeletes) -> None:
         rows = self.tenants.asked(change.tenant).rows
@@ -123,41 +102,31 @@ class Followed:
 
     def _put(self, key: bytes, value: bytes) -> None:
         record = records.decode(key, value)
-        if isinstance(record, NodeRecord):
-            self._nodes[key] = record
+        if isinstance(record, PinRecord):
+            self._delete(key)
+            if not record.until_ms:
+                self.tenants.of(record.tenant).pins[record.key] = FOR_GOOD
+                return
+        if type(record) in self._kept:
+            self._kept[type(record)][key] = record
+            self._limits = None if isinstance(record, QuotaRecord) else self._limits
         elif isinstance(record, DescriptionPart):
             self._parts.setdefault(record.name, {})[key] = record
         elif isinstance(record, StrangersRecord):
             self.strangers = record
         elif isinstance(record, GrantedRecord):
             self.granted_generation = record.generation
-        elif isinstance(record, DrainRecord):
-            self._drains[key] = record
-        elif isinstance(record, StoppedRecord):
-            self._stopped[key] = record
-        elif isinstance(record, QuotaRecord):
-            self._quotas[key], self._limits = record, None
-        elif isinstance(record, WeightsRecord):
-            self._weights[key] = record
-        elif isinstance(record, NamespaceRecord):
-            self._namespaces[key] = record
         elif isinstance(record, TargetRecord):
             self.tenants.of(record.tenant).targets[record.key] = record.count
         elif isinstance(record, RemovedRecord):
             self.tenants.of(record.tenant).removed[record.key] = record.generation
             self.last_generation = max(self.last_generation, record.generation)
-        else:
-            self._delete(key)
-            if record.until_ms:
-                self._ending[key] = record
-            else:
-                self.tenants.of(record.tenant).pins[record.key] = FOR_GOOD
 
     def _delete(self, key: bytes) -> None:
-        for kept in (self._nodes, self._drains, self._stopped, self._ending, self._weights, self._namespaces):
-            kept.pop(key, None)
-        if self._quotas.pop(key, None) is not None:
+        if key in self._kept[QuotaRecord]:
             self._limits = None
+        for kept in self._kept.values():
+            kept.pop(key, None)
         kind = records.KINDS.get(key[:1])
         if kind in (PinRecord, TargetRecord, RemovedRecord):
             tenant, block = records.block_of(key)

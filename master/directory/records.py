@@ -344,21 +344,8 @@ def decode(key: bytes, value: bytes) -> Record:
     raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")
 
 
-KINDS: Final[dict[bytes, type[Record]]] = {
-    b"n": NodeRecord,
-    b"e": GrantedRecord,
-    b"f": StrangersRecord,
-    b"d": DescriptionPart,
-    b"g": DrainRecord,
-    b"s": StoppedRecord,
-    b"p": PinRecord,
-    b"t": TargetRecord,
-    b"r": RemovedRecord,
-    b"q": QuotaRecord,
-    b"w": WeightsRecord,
-    b"i": NamespaceRecord,
-}
-"""Which record a key is one of, by its first byte."""
+KINDS: Final[dict[bytes, type[Record]]] = {b"d": DescriptionPart, b"p": PinRecord, b"t": TargetRecord, b"r": RemovedRecord}
+"""Records that are kept with their node or block, and so are looked for by what their key says, by the first byte of that."""
 
 
 def described_by(key: bytes) -> str:

@@ -3,7 +3,7 @@
 import functools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,10 +31,8 @@ MAX_SEGMENTS: Final = 2000
 """A message of 200 kB."""
 
 
-class InLoop(Protocol):
-    """Has a function called in the loop's thread; its result."""
-
-    def __call__(self, function: Callable[[], Any], /) -> Any: ...
+InLoop = Callable[[Callable[[], Any]], Any]
+"""Has a function called in the loop's thread; its result."""
 
 
 class Table(NamedTuple):

@@ -25,7 +25,7 @@ from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.leadership.status_messages import node_status, retired_message
-from kvstore.master.scheduling.scheduler import make_estimators, make_scheduling
+from kvstore.master.scheduling.scheduler import Scheduling
 from kvstore.master.server.frames_service import FramesService, Reachable
 from kvstore.master.server.node_frames import log_end
 from kvstore.master.server.owner_parts import MasterParts
@@ -40,7 +40,8 @@ from kvstore.security.quotas.quota import limits_shown
 from kvstore.telemetry.logs import named
 
 T = TypeVar("T")
-Refuse = Callable[[KVStoreError], None]
+Then = Callable[[T | KVStoreError], None]
+"""Gets the result of what was begun, or why there is none."""
 
 MAX_TENANTS: Final = 1000
 """Told of in a status: those that have most."""
@@ -106,35 +107,34 @@ class Leading:
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
-        timing = Timing(
-            settings.reserve_ttl_s,
-            settings.node_ttl_s,
-            settings.slow_start_s,
-            settings.forget_node_s,
-            settings.measured_rate_ttl_s,
-            settings.repair_after_s,
-        )
         limits = Limits(
-            settings.max_nodes,
-            settings.max_absent_nodes,
-            _share(settings.max_kept_removals, count),
-            _share(settings.max_reservations, count),
-            Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
-            settings.spill_free_share if settings.spill else 0.0,
-            Spread(settings.hot_copies, settings.hot_reads_per_s),
+            timing=Timing(
+                settings.reserve_ttl_s,
+                settings.node_ttl_s,
+                settings.slow_start_s,
+                settings.forget_node_s,
+                settings.measured_rate_ttl_s,
+                settings.repair_after_s,
+            ),
+            nodes=settings.max_nodes,
+            absent_nodes=settings.max_absent_nodes,
+            kept_removals=_share(settings.max_kept_removals, count),
+            reservations=_share(settings.max_reservations, count),
+            pace=Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
+            spill_free_share=settings.spill_free_share if settings.spill else 0.0,
+            spread=Spread(settings.hot_copies, settings.hot_reads_per_s),
+            recorded=settings.records,
         )
         if count > 1:
             followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
         self.directory = Directory(
             epoch,
+            followed,
+            limits,
             wall_ns=wall_ns,
-            rng=random.Random(),
-            timing=timing,
-            limits=limits,
-            followed=followed,
-            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
             now_ns=reactor.now_ns(),
-            recorded=settings.records,
+            rng=random.Random(),
+            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
         )
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
@@ -144,11 +144,9 @@ class Leading:
             master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
-        estimators = make_estimators(settings)
-        self.scheduling = make_scheduling(
+        self.scheduling = Scheduling(
             settings,
             self.directory,
-            estimators,
             replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
             wall_ns=wall_ns,
             prefixes=place.prefixes if count > 1 else None,
@@ -292,7 +290,7 @@ class Leading:
     def forget(self, name: str, by: Actor) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
-        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+        def begin(then: Then[None]) -> None:
             self._forget(name, lambda: then(None))
 
         return self._of_node(begin, Change(by, "forget", f"node {name}", self._known(name)))
@@ -300,13 +298,13 @@ class Leading:
     def drain(self, name: str, to: str, by: Actor) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
-        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+        def begin(then: Then[None]) -> None:
             self.frames.drains.drain(name, to, lambda: then(None))
 
         node = self.directory.members.named(name)
         return self._of_node(begin, Change(by, "drain", f"node {name}", _drain_shown(node.drain if node else ""), _drain_shown(to)))
 
-    def _of_node(self, begin: Callable[[Callable[[None], None], Refuse], None], change: Change) -> "Future[None]":
+    def _of_node(self, begin: Callable[[Then[None]], None], change: Change) -> "Future[None]":
         """A change of a node, which an operator's call brings to partition 0 last: that one is recorded."""
         return self._audited(begin, change) if self._is_first else self._promise(begin)
 
@@ -328,7 +326,7 @@ class Leading:
     def _change_quota(self, tenant: str, names: Collection[str], write: Callable[[], Sequence[Op]], change: Change) -> "Future[None]":
         """`names`: limits that change."""
 
-        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+        def begin(then: Then[None]) -> None:
             ops = write()
             self._quotas.overlay(self.directory.operator_quotas.tenants)
             self._committer.commit(ops, lambda: then(None))
@@ -353,7 +351,7 @@ class Leading:
     def retire_weights(self, tenant: str, base: str, version: str, by: Actor) -> "Future[int]":
         """See WeightsTable.retire: number of rows, once that is durable. Raises InvalidArgument."""
 
-        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+        def begin(then: Then[int]) -> None:
             count, changes = self.directory.weights.retire(tenant, base, version)
             self._committer.commit(changes, lambda: then(count))
 
@@ -364,22 +362,22 @@ class Leading:
         """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
         with Unavailable at the end, and with QuotaExceeded beyond the tenant's limit."""
 
-        def begin(then: Callable[[int], None], refuse: Refuse) -> None:
+        def begin(then: Then[int]) -> None:
             pin_all = self.frames.clients.pin_all
-            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse))
+            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then))
 
         return self._of_blocks(begin, Change(by, "pin" if pinned else "unpin", self._space(tenant, namespace)))
 
     def remove_all(self, tenant: str, namespace: str, by: Actor) -> "Future[int]":
         """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
 
-        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+        def begin(then: Then[int]) -> None:
             remove_all = self.frames.clients.remove_all
             self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
 
         return self._of_blocks(begin, Change(by, "remove", self._space(tenant, namespace)))
 
-    def _of_blocks(self, begin: Callable[[Callable[[int], None], Refuse], None], change: Change) -> "Future[int]":
+    def _of_blocks(self, begin: Callable[[Then[int]], None], change: Change) -> "Future[int]":
         return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} blocks"))
 
     def _space(self, tenant: str, namespace: str) -> str:
@@ -391,7 +389,6 @@ class Leading:
         """At nodes, as they told with their heartbeats; for partition 0."""
         for node in self.directory.members:
             for slow in node.slow:
-                assert isinstance(slow, pb.SlowRequest)
                 yield pb.SlowRequest(
                     tenant=slow.tenant,
                     operation=slow.operation,
@@ -410,9 +407,7 @@ class Leading:
     def _turns(self) -> Turns:
         return Turns(self._reactor.call_soon, lambda: not self._is_ended)
 
-    def _audited(
-        self, begin: Callable[[Callable[[T], None], Refuse], None], change: Change, outcome: Callable[[T], Change] | None = None
-    ) -> "Future[T]":
+    def _audited(self, begin: Callable[[Then[T]], None], change: Change, outcome: Callable[[T], Change] | None = None) -> "Future[T]":
         """As `_promise`; the audit trail gets the change once its result is known. `outcome` completes it with that result."""
 
         def ended(done: "Future[T]") -> None:
@@ -430,23 +425,22 @@ class Leading:
         promise.add_done_callback(ended)
         return promise
 
-    def _promise(self, begin: Callable[[Callable[[T], None], Refuse], None]) -> "Future[T]":
-        """Done when the first of what `begin` is given is called, and failed when the other is."""
+    def _promise(self, begin: Callable[[Then[T]], None]) -> "Future[T]":
+        """Done, or failed, when what `begin` is given is called."""
         durable: Future[T] = Future()
 
-        def then(result: T) -> None:
-            if durable in self._durable:
-                self._durable.discard(durable)
+        def then(result: T | KVStoreError) -> None:
+            if durable not in self._durable:
+                return
+            self._durable.discard(durable)
+            if isinstance(result, KVStoreError):
+                durable.set_exception(result)
+            else:
                 durable.set_result(result)
-
-        def refuse(error: KVStoreError) -> None:
-            if durable in self._durable:
-                self._durable.discard(durable)
-                durable.set_exception(error)
 
         self._durable.add(durable)
         try:
-            begin(then, refuse)
+            begin(then)
         except KVStoreError:
             self._durable.discard(durable)
             raise

@@ -8,12 +8,14 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Follower, Owner
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.leadership.leader import Leading
 from kvstore.master.leadership.role_manager import Role, Standing
 from kvstore.master.server.frames_service import Reachable
+from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.server.partition_router import StandbyFrames
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
@@ -80,28 +82,29 @@ class Relay:
         done.wait()  # for as long as the loop takes; `close` ends it
 
 
+class PartitionHost(Protocol):
+    """The master that a partition is of. All is called in its loop."""
+
+    def lead(self, partition: "Partition", epoch: int, followed: Followed) -> Leading:
+        """Make the owner of an epoch, on what was followed."""
+
+    def changed(self, partition: "Partition") -> None:
+        """The role there has changed, or the owner that is followed."""
+
+    def failed(self, error: KVStoreError) -> None:
+        """The catalog cannot be followed."""
+
+
 class Partition:
     """See the module."""
 
-    def __init__(
-        self,
-        index: int,
-        catalog: Catalog,
-        me: Candidate,
-        reactor: Reactor,
-        *,
-        lead: Callable[["Partition", int, Followed], Leading],
-        on_change: Callable[["Partition"], None],
-        on_failure: Callable[[KVStoreError], None],
-        what: str,
-    ) -> None:
-        """`lead` makes the owner of an epoch on what was followed. `on_change` is called at each change of the role or of the owner,
-        `on_failure` when the catalog cannot be followed. `what` it is, for the log."""
+    def __init__(self, index: int, catalog: Catalog, me: Candidate, master: MasterParts, host: PartitionHost) -> None:
         self.index = index
         self.catalog = catalog
         self._me = me
-        self.standing = Standing(me.address, functools.partial(lead, self), on_change=lambda: on_change(self), what=what)
-        self._relay = Relay(reactor, self.standing, on_failure=on_failure)
+        what = "the catalog" if master.settings.partitions == 1 else f"partition {index} of the catalog"
+        self.standing = Standing(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
+        self._relay = Relay(master.reactor, self.standing, on_failure=host.failed)
         self._standby: StandbyFrames | None = None
         self.was_owner = False
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.drains import Progress
@@ -15,8 +15,6 @@ from kvstore.transfer.description import unpack_engine
 
 def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) -> pb.NodeStatus:
     """What `kvstore status` shows of a node."""
-    tiers: list[Any] = list(node.tiers)
-    tenants: list[Any] = list(node.tenants)
     return pb.NodeStatus(
         node_id=node.node_id,
         name=node.info.name,
@@ -29,8 +27,8 @@ def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) 
         registration_epoch=node.epoch,
         heartbeat_age_s=(now_ns - node.heartbeat_ns) / 1e9 if node.heartbeat_ns else 0.0,
         blocks=blocks,
-        tiers=tiers,
-        tenants=tenants,
+        tiers=node.tiers,
+        tenants=node.tenants,
         counters=dict(node.counters),
         transports=transports(node.description.transfer),
         rates=[
@@ -48,9 +46,8 @@ def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) 
 
 def node_topology(node: Member, now_ns: int) -> pb.NodeTopology:
     """A node's host, and what its NICs have carried as of its last heartbeat."""
-    links: list[Any] = list(node.links)
     age_s = (now_ns - node.heartbeat_ns) / 1e9 if node.heartbeat_ns else 0.0
-    return pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology, links=links, links_age_s=age_s)
+    return pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology, links=node.links, links_age_s=age_s)
 
 
 @lru_cache(maxsize=1024)

@@ -22,12 +22,13 @@ from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES
-from kvstore.scheduler.admission import Admission, AdmitAll, make_admission
+from kvstore.scheduler.admission import AdmitAll, make_admission
 from kvstore.scheduler.baselines import make_dispatcher
-from kvstore.scheduler.dispatcher import Dispatcher, broken_slo
+from kvstore.scheduler.dispatcher import broken_slo
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.request import Decision, Rejection, Request, Slo
 
+NS_PER_US: Final = 1000
 MAX_PROMPT_BLOCKS: Final = 65_536
 MAX_TOKENS: Final = 1 << 27
 """Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""
@@ -92,31 +93,29 @@ class Scheduling:
 
     def __init__(
         self,
+        settings: MasterSettings,
         directory: Directory,
-        instances: Instances,
-        engine_caches: EngineCaches,
-        dispatcher: Dispatcher,
-        estimators: LiveEstimators,
         *,
-        admission: Admission,
         replicate: Replicate,
-        prefixes: FindPrefixes,
-        decision_ttl_s: float,
-        first_request_id: int,
+        wall_ns: int,
+        prefixes: FindPrefixes | None = None,
     ) -> None:
-        """`prefixes` are those of all partitions. `first_request_id`: above all that a former master has given out. `dispatcher` and
-        `admission` foresee with `estimators`."""
-        self.instances = instances
-        self.engine_caches = engine_caches
-        self.estimators = estimators
+        """`wall_ns` is the wall clock: request ids count from its microseconds, so that a master that is started again repeats none, and
+        they are still whole numbers in the JSON that engines pass on. `prefixes`: those of all partitions; None for the directory's.
+        Raises ConfigError, as `make_estimators`."""
+        self.instances = Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances)
+        self.engine_caches = EngineCaches(max_blocks=settings.max_engine_blocks)
+        self.estimators = make_estimators(settings)
         self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
         self._directory = directory
-        self._dispatcher = dispatcher
-        self._admission = admission
+        self._dispatcher = make_dispatcher(
+            settings.dispatcher, self.estimators.for_dispatcher(), threshold=settings.kvcache_balancing_threshold, seed=wall_ns
+        )
+        self._admission = make_admission(settings.admission, self.estimators, load_limit=settings.admission_load_limit)
         self._replicate = replicate
-        self._prefixes = prefixes
-        self._decision_ttl_ns = round(decision_ttl_s * NS_PER_S)
-        self._request_ids = itertools.count(first_request_id)
+        self._prefixes = prefixes or directory.queries.prefixes
+        self._decision_ttl_ns = round(settings.decision_ttl_s * NS_PER_S)
+        self._request_ids = itertools.count(wall_ns // NS_PER_US)
         self._decode_duration = DecodeDuration()
 
     def report(self, report: pb.ReportRequest, now_ns: int) -> str:
@@ -282,9 +281,6 @@ def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceSta
     )
 
 
-NS_PER_US = 1000
-
-
 def make_estimators(settings: MasterSettings) -> LiveEstimators:
     """Raises ConfigError: model or GPU is not known, one is given without the other, or the one does not fit on the other."""
     if bool(settings.scheduler_model) != bool(settings.scheduler_gpu):
@@ -293,29 +289,3 @@ def make_estimators(settings: MasterSettings) -> LiveEstimators:
         return LiveEstimators(None)
     model, gpu = find_model(settings.scheduler_model), find_gpu(settings.scheduler_gpu)
     return LiveEstimators(AnalyticModel(model, gpu, gpus=settings.scheduler_gpus))
-
-
-def make_scheduling(
-    settings: MasterSettings,
-    directory: Directory,
-    estimators: LiveEstimators,
-    *,
-    replicate: Replicate,
-    wall_ns: int,
-    prefixes: FindPrefixes | None = None,
-) -> Scheduling:
-    """`wall_ns` is the wall clock: request ids count from its microseconds, so that a master that is started again repeats none, and
-    they are still whole numbers in the JSON that engines pass on. `prefixes`: None for those that the directory knows."""
-    views = estimators.for_dispatcher()
-    return Scheduling(
-        directory,
-        Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances),
-        EngineCaches(max_blocks=settings.max_engine_blocks),
-        make_dispatcher(settings.dispatcher, views, threshold=settings.kvcache_balancing_threshold, seed=wall_ns),
-        estimators,
-        admission=make_admission(settings.admission, estimators, load_limit=settings.admission_load_limit),
-        replicate=replicate,
-        prefixes=prefixes or directory.queries.prefixes,
-        decision_ttl_s=settings.decision_ttl_s,
-        first_request_id=wall_ns // NS_PER_US,
-    )

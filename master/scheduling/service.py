@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import grpc
 
 from kvstore.master.callers import Callers
+from kvstore.master.config import MasterSettings
 from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.master.scheduling.scheduler import Prompt, Scheduling
 from kvstore.protocol import control_pb2 as pb
@@ -29,20 +30,11 @@ log = logging.getLogger("kvstore.master")
 class SchedulerService(SchedulerServicer):
     """Implements kvstore.v1.Scheduler. `scheduling` gives the owner's, in the loop's thread, or raises Unavailable while there is none."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        scheduling: Callable[[], Scheduling],
-        *,
-        callers: Callers,
-        report_interval_s: float,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, reactor: Reactor, settings: MasterSettings, scheduling: Callable[[], Scheduling], callers: Callers) -> None:
         self._reactor = reactor
+        self._settings = settings
         self._scheduling = scheduling
         self._callers = callers
-        self._report_interval_s = report_interval_s
-        self._timeout_s = timeout_s
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         def report() -> int:
@@ -62,7 +54,7 @@ class SchedulerService(SchedulerServicer):
             return scheduling.engine_caches.version(request.name)
 
         version = self._in_loop(context, report)
-        return pb.ReportReply(report_interval_s=self._report_interval_s, engine_cache_version=version)
+        return pb.ReportReply(report_interval_s=self._settings.report_interval_s, engine_cache_version=version)
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
         def leave() -> None:
@@ -92,7 +84,7 @@ class SchedulerService(SchedulerServicer):
             raise Denied(f"{identity} may not speak as instance {request.name!r}: its token is of that name only")
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
-        return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)
+        return in_loop(self._reactor, context, function, timeout_s=self._settings.control_timeout_s)
 
 
 def _prompt(request: pb.ScheduleRequest) -> Prompt:

@@ -262,18 +262,9 @@ class ClientFrames:
 
         turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
 
-    def pin_all(
-        self,
-        tenant: str,
-        namespace: str,
-        *,
-        pinned: bool,
-        turns: Turns,
-        then: Callable[[int], None],
-        refuse: Callable[[KVStoreError], None],
-    ) -> None:
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: Turns, then: Callable[[int | KVStoreError], None]) -> None:
         """Pin the blocks of a namespace, or let them go, and call `then` with how many that are. Where that is more than the tenant may
-        have, `refuse` is told; what was pinned before stays so."""
+        have, it gets that error; what was pinned before stays so."""
         pins = self._directory.pins
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
@@ -281,7 +272,7 @@ class ClientFrames:
             try:
                 pinning = pins.pin(tenant, keys, pinned=pinned)
             except QuotaExceeded as error:
-                refuse(error)
+                then(error)
                 return
 
             def told(answers: Answers) -> None:

@@ -181,7 +181,7 @@ class FramesService:
     def _spill(self, now_ns: int) -> None:
         """Order copies of what nodes without room would have leave next."""
         spilling = self._directory.spilling
-        for tenant, keys, node_id, source_node_id in spilling.step(now_ns, self.nodes.takes_guests):
+        for tenant, keys, node_id, source_node_id in spilling.step(now_ns):
             self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, as_guests=True)
         self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spilling.spilled_blocks, spilling.spilled_bytes
 

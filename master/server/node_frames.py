@@ -136,7 +136,7 @@ class NodeFrames:
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> int:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`: how many were not on
         their way already. Fire and forget: what comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing
-        of its own is to leave for them; only for a node that `takes_guests`. For the loop's thread."""
+        of its own is to leave for them. For the loop's thread."""
         if not keys:
             return 0
         link = self._links.get(node_id)
@@ -163,10 +163,6 @@ class NodeFrames:
 
         self._links.order([(node_id, order) for order in orders], told)
         return ordered
-
-    def takes_guests(self, node_id: int) -> bool:
-        """It has a link."""
-        return self._links.get(node_id) is not None
 
     def copied(self, session: Session, header: Header, message: Copied) -> None:
         """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""

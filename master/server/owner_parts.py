@@ -1,5 +1,7 @@
 """What the parts of an owner share: those of the master for all its partitions, and those of one partition for one epoch. Values."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.master.audit_trail import AuditTrail
@@ -26,6 +28,8 @@ class MasterParts:
     loads: TenantLoads
     """Of connections and requests of clients."""
     trail: AuditTrail
+    wall_s: Callable[[], float] = time.time
+    """The clock by which tokens and certificates end."""
 
 
 @dataclass(frozen=True, slots=True)

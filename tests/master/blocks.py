@@ -2,17 +2,18 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
-from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.limits.quotas import Share
 from kvstore.master.directory.membership.members import Member, NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
 from kvstore.master.directory.writes.record_policy import ALL
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 from kvstore.security.quotas.quota import NO_QUOTA, SHARED, Quota
 
@@ -21,15 +22,9 @@ DRAM, NVME = 2, 4
 TENANT: Final = "red"
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """A TierReport."""
-
-    name: str = "dram"
-    capacity_bytes: int = 1 << 30
-    used_bytes: int = 0
-    quarantined_bytes: int = 0
-    health: str = "ok"
+def tier_of(name: str = "dram", capacity_bytes: int = 1 << 30, used_bytes: int = 0, health: str = "ok") -> pb.TierStatus:
+    """A tier as a node tells of it."""
+    return pb.TierStatus(name=name, capacity_bytes=capacity_bytes, used_bytes=used_bytes, health=health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +69,7 @@ class Master:
         self,
         epoch: int = 1,
         catalog: "dict[bytes, bytes | BlockPuts] | None" = None,
-        timing: Timing | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         wall_ns: int | None = None,
         now_ns: int = 0,
         recorded: str = ALL,
@@ -96,13 +90,11 @@ class Master:
         followed.take([_change(*item) for item in self.catalog.items()])
         self.directory = Directory(
             epoch,
+            followed,
+            replace(limits, recorded=recorded),
             wall_ns=1000 * epoch if wall_ns is None else wall_ns,
-            rng=random.Random(1),
-            timing=timing,
-            limits=limits,
-            followed=followed,
             now_ns=self.now_ns,
-            recorded=recorded,
+            rng=random.Random(1),
             share_of=share_of,
         )
 
@@ -125,8 +117,8 @@ class Master:
         assert isinstance(record, BlockPuts)
         return record
 
-    def register(self, name: str, instance: int = 1, *tiers: Tier, description: Description = NO_DESCRIPTION) -> Member:
-        node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns, description)
+    def register(self, name: str, instance: int = 1, *tiers: pb.TierStatus, description: Description = NO_DESCRIPTION) -> Member:
+        node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (tier_of(),), self.now_ns, description)
         self.commit(ops)
         return node
 

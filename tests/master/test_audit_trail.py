@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.master.audit_trail import MAX_WAITING, WINDOW_NS, AuditTrail, Change
+from kvstore.master.audit_trail import MAX_KEYS, MAX_WAITING, WINDOW_NS, AuditTrail, Change, Repeats, entry_of
+from kvstore.master.directory.audit_log import MAX_TEXT_BYTES
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.rpc.reactor import Reactor
@@ -14,6 +15,7 @@ from kvstore.security.actor import Actor
 from kvstore.telemetry.logs import JsonLines
 
 ALICE = Actor("operator", "alice", peer="10.0.0.7", via="control")
+BY = Actor("operator", "alice", "0123456789abcdef", "10.0.0.7", "console")
 DRAIN = Change(ALICE, "drain", "node n1", "takes blocks", "drained to peers")
 
 
@@ -101,3 +103,34 @@ def test_repeats_are_merged(reactor: Reactor) -> None:
         ("remove", "done", "5 blocks", 1),
     ]
     assert trail.counts() == {("login", "refused"): 1000, ("remove", "done"): 1000}
+
+
+def test_entry_has_all_of_a_change() -> None:
+    entry = entry_of(Change(BY, "drain", "node n1", "takes blocks", "drained to nvme"), "done", master="m1", time_s=5.0)
+    assert (entry.kind, entry.actor, entry.credential, entry.peer, entry.via) == tuple(BY.told().values())
+    assert (entry.action, entry.target, entry.old, entry.new) == ("drain", "node n1", "takes blocks", "drained to nvme")
+    assert (entry.result, entry.master, entry.time_s, entry.number, entry.count) == ("done", "m1", 5.0, 0, 0)
+
+
+def test_entry_is_bounded_whatever_an_actor_is_called() -> None:
+    entry = entry_of(Change(Actor("unauthenticated", "x" * 9999), "login", detail="y" * 9999), "refused", master="m1", time_s=5.0, count=3)
+    assert len(entry.actor) == len(entry.detail) == MAX_TEXT_BYTES
+    assert entry.count == 3
+
+
+def test_first_is_reported_at_once_and_repeats_after_a_window() -> None:
+    repeats = Repeats[str]()
+    assert [repeats.is_first("a", now_ns) for now_ns in (0, 1, 2)] == [True, False, False]
+    assert repeats.is_first("b", 5)
+    assert list(repeats.due(WINDOW_NS - 1)) == []
+    assert list(repeats.due(WINDOW_NS)) == [("a", 2)]
+    assert list(repeats.due(2 * WINDOW_NS)) == [], "b was not repeated"
+    assert repeats.is_first("a", 2 * WINDOW_NS)
+
+
+def test_too_many_different_ones_are_counted_together() -> None:
+    """The last of them stands for all."""
+    repeats = Repeats[int]()
+    assert sum(repeats.is_first(number, 0) for number in range(MAX_KEYS + 10)) == MAX_KEYS
+    assert list(repeats.due(WINDOW_NS)) == [(MAX_KEYS + 9, 10)]
+    assert repeats.is_first(0, WINDOW_NS)

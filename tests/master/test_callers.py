@@ -1,9 +1,11 @@
 """Promises of callers.py, over real gRPC. Each method by each credential: tests/security/test_matrix.py."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,20 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvstore.master import callers as module
 from kvstore.master import control_service
 from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.callers import Callers
+from kvstore.master.config import MasterSettings
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.authenticator import Guard
 from kvstore.security.credentials import NO_TENANT
 from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.permissions import OPEN
+from kvstore.telemetry.metrics.histogram import Histograms
+from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
@@ -80,25 +88,69 @@ def test_reflection_is_for_who_is_known(places: Places) -> None:
 
 def test_a_method_without_a_rule_is_nobodys() -> None:
     served = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    callers = Callers(Guard(""), AuditTrail(Reactor(), wall_s=lambda: 0.0), threads=1, message_timeout_s=TIMEOUT_S)
+    with served_by({"New": served}) as channel:
+        code, text = refusal(channel.unary_unary("/test.Service/New"), b"")
+        assert (code, text) == (PERMISSION_DENIED, "no rule says who may call /test.Service/New: nobody may")
+        assert refusal(channel.unary_unary("/test.Service/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
 
-    class Bare(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-        def service(self, handler_call_details: Any) -> Any:
-            return served if handler_call_details.method.endswith("New") else None
 
+@contextmanager
+def served_by(methods: dict[str, Any], begin_span: Any = None) -> Iterator[Any]:
+    """A channel to a server with these methods, whose calls pass through Callers."""
+    trail = AuditTrail(Reactor(), wall_s=lambda: 0.0)
+    callers = Callers(Guard(""), trail, MasterSettings(control_threads=1), durations=Histograms(), begin_span=begin_span)
     server = grpc.server(ThreadPoolExecutor(1), interceptors=[callers])
-    server.add_generic_rpc_handlers((Bare(),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
-            channel: Any = opened
-            code, text = refusal(channel.unary_unary("/kvstore.v1.Control/New"), b"")
-            assert (code, text) == (PERMISSION_DENIED, "no rule says who may call /kvstore.v1.Control/New: nobody may")
-            assert refusal(channel.unary_unary("/kvstore.v1.Control/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
     finally:
         server.stop(0).wait(TIMEOUT_S)
         callers.executor.close()
+
+
+class Noted:
+    """A span that notes its end."""
+
+    def __init__(self, ended: list[tuple[str, TraceParent, str]], name: str, parent: TraceParent) -> None:
+        self._ended, self._of = ended, (name, parent)
+
+    def end(self, error: str = "") -> None:
+        self._ended.append((*self._of, error))
+
+
+def _one(request: bytes, context: grpc.ServicerContext) -> bytes:
+    if request == b"refuse":
+        context.abort(grpc.StatusCode.NOT_FOUND, "one secret key")
+    if request == b"fail":
+        raise ValueError("one secret key")
+    return request
+
+
+def _many(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield request
+    yield _one(request, context)
+
+
+def test_calls_of_a_trace_have_spans_that_name_an_error_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RPCS", {"/test.Service/AskOne": OPEN, "/test.Service/AskMany": OPEN})
+    parent, ended = TraceParent(7, 11), list[tuple[str, TraceParent, str]]()
+    methods = {"AskOne": grpc.unary_unary_rpc_method_handler(_one), "AskMany": grpc.unary_stream_rpc_method_handler(_many)}
+    with served_by(methods, partial(Noted, ended)) as channel:
+        one, many = channel.unary_unary("/test.Service/AskOne"), channel.unary_stream("/test.Service/AskMany")
+        for shown in ((), (("traceparent", "garbage"),)):
+            assert one(b"a", timeout=TIMEOUT_S, metadata=shown) == b"a"
+        assert ended == []
+        shown = (("traceparent", parent.text()),)
+        for request, code in ((b"a", ""), (b"refuse", "NOT_FOUND"), (b"fail", "UNKNOWN")):
+            for call in (one, lambda *args, **named: list(many(*args, **named))):
+                with contextlib.suppress(grpc.RpcError):
+                    call(request, timeout=TIMEOUT_S, metadata=shown)
+            eventually(lambda: len(ended) == 2, "both have ended")
+            assert ended == [("ask_one", parent, code), ("ask_many", parent, code)]
+            ended.clear()
 
 
 RED = ("red", "secret")

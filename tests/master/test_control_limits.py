@@ -85,14 +85,6 @@ def test_without_authentication_all_have_three_quarters_and_joining_nodes_the_re
     assert threads.running == [*"abcdef", "node"]
 
 
-def test_one_thread_serves_all_callers_one_after_the_other() -> None:
-    executor, threads = executor_of(1)
-    submit(executor, STRANGER, "s")
-    submit(executor, RED, "r")
-    threads.end("s")
-    assert threads.running == ["r"]
-
-
 def test_calls_of_one_caller_that_wait_are_bounded() -> None:
     executor, _ = executor_of(1)
     submit(executor, RED, *("r" for _ in range(MAX_WAITING + 1)))
@@ -251,14 +243,6 @@ def test_other_descriptors_are_left_alone(opened: contextlib.ExitStack) -> None:
     assert limit.enforce() == 0
     assert len(os.listdir("/proc/self/fd")) == before
     assert all(is_open(sock) for sock in (*pair, *theirs))
-
-
-def test_below_the_limit_no_descriptor_is_looked_at(opened: contextlib.ExitStack) -> None:
-    port = Port("127.0.0.1", opened)
-    port.connect()
-    limit = UnauthenticatedConnections(port.number, most=1 << 20, max_connections=1 << 21)
-    assert limit.enforce() == 0
-    assert not limit._descriptors
 
 
 def test_authenticated_peers_are_remembered_up_to_twice_the_connections(opened: contextlib.ExitStack) -> None:

@@ -47,21 +47,6 @@ def listed(places: Places, *, token: str = "", **request: object) -> list[bytes]
         return [key for reply in replies for key in reply.keys]
 
 
-def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node: NodeSide) -> None:
-    node.sync(Event(b"a"), Event(b"b"))
-    with places.stub() as stub:
-        tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
-        assert node.beat(tiers=[tier], counters={"gets": 7}).master_epoch == node.registration.master_epoch
-        status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
-    assert (status.blocks, status.reserved, status.pinned, status.catalog_health) == (2, 0, 0, "ok")
-    assert status.shards == 1
-    assert status.rss_bytes > 1 << 20
-    (shown,) = status.nodes
-    assert (shown.name, shown.state, shown.blocks, shown.host_id, shown.unix, shown.tcp) == ("one", "alive", 2, "host", "/u", "t:1")
-    assert (shown.tiers[0], shown.counters["gets"]) == (tier, 7)
-    assert 0 <= shown.heartbeat_age_s < TIMEOUT_S
-
-
 def test_what_a_node_measured_is_shown_and_what_cannot_be_is_refused_by_a_node_that_lives_on(places: Places, node: NodeSide) -> None:
     with places.stub() as stub:
         rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
@@ -124,33 +109,10 @@ def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide
     assert former.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_keys_are_listed_by_namespace_up_to_a_limit(places: Places, node: NodeSide) -> None:
-    node.sync(*(Event(b"%d" % n, namespace="even" if n % 2 == 0 else "odd") for n in range(6)))
-    assert listed(places, namespace="odd") == [b"1", b"3", b"5"]
-    assert len(listed(places, any_namespace=True)) == 6
-    assert listed(places, namespace="odd", limit=2) == [b"1", b"3"]
-    assert listed(places, namespace="none") == []
-
-
 def test_a_listing_of_the_longest_keys_and_namespaces_fits_grpcs_messages(places: Places, node: NodeSide) -> None:
     count = LIST_ROWS * 2
     node.sync(*(Event(b"%0255d" % n, namespace="n" * 255) for n in range(count)))
     assert len(listed(places, any_namespace=True)) == count
-
-
-def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
-        assert listed(places, token="secret", any_namespace=True) == []
-        for token in ("", "wrong"):
-            with pytest.raises(grpc.RpcError) as refused:
-                listed(places, token=token)
-        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        with places.stub() as stub:
-            request, shown = pb.ContentsRequest(tenant="red", max_segments=9), as_metadata("red", "secret")
-            assert not stub.Contents(request, timeout=TIMEOUT_S, metadata=shown).namespaces
-        with pytest.raises(grpc.RpcError) as refused, places.stub() as stub:
-            stub.Contents(pb.ContentsRequest(tenant="red"), timeout=TIMEOUT_S, metadata=as_metadata("red", "wrong"))
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_contents_are_those_of_all_where_everybody_is_let_in_and_the_tree_is_one_tenants(places: Places, node: NodeSide) -> None:
@@ -159,14 +121,6 @@ def test_contents_are_those_of_all_where_everybody_is_let_in_and_the_tree_is_one
         found = stub.Contents(pb.ContentsRequest(tenant=TENANT, namespace="x", max_segments=10), timeout=TIMEOUT_S)
     assert [(one.tenant, one.namespace, one.held.blocks) for one in found.namespaces] == [(TENANT, "x", 2), ("blue", "ns", 1)]
     assert [(one.key, one.held.blocks) for one in found.segments] == [(b"a", 2)]
-
-
-def test_a_call_that_a_stopping_master_cannot_answer_is_refused(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as places, places.stub() as stub:
-        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).epoch
-    with places.stub() as stub, pytest.raises(grpc.RpcError) as gone:
-        stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
-    assert gone.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 def test_health_and_reflection_are_served(places: Places) -> None:

@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.daemon import main
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.frames import HEADER, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER, unpack_header
 from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import parse_address
@@ -139,15 +139,6 @@ def test_garbage_on_either_port_costs_that_connection_and_nothing_else(start: St
     still_serves(places)
 
 
-def test_another_protocol_version_is_told_so(start: Start) -> None:
-    _master, places = start()
-    frame = bytearray(pack_header(Exists.TYPE, 1, 0))
-    frame[2] = 99
-    answer = exchange(places, bytes(frame))
-    assert "version 99" in Failure.unpack(answer[HEADER.size :]).text
-    still_serves(places)
-
-
 def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
     _master, places = start()
     code, errors = refusal("--listen", places.listen, "--control", "127.0.0.1:0", "--run-dir", str(tmp_path / "other"))
@@ -174,13 +165,6 @@ def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: 
         assert line.startswith("kvstore-master: error: ")
         assert what in line
     still_serves(places)
-
-
-def test_settings_come_from_the_environment_too(start: Start) -> None:
-    _master, places = start(KVSTORE_MASTER_CONTROL_THREADS="3", KVSTORE_MASTER_ADVERTISE="localhost")
-    client = places.client()
-    assert client.welcome.control.startswith("localhost:")
-    client.close()
 
 
 def published_then_killed(master: MasterProcess, places: Places) -> None:
@@ -284,18 +268,6 @@ def test_with_etcd_away_reads_go_on_and_a_pin_waits_until_its_deadline(
     node.answer(header, Flags(b"\1"))
     for channel in (client, other, node):
         channel.close()
-
-
-def test_a_silent_node_dies_and_its_blocks_leave_status_and_catalog(start: Start) -> None:
-    master, places = start("--node-ttl-s", "0.2", "--forget-node-s", "0")
-    node = NodeSide(places)
-    node.sync(Event(b"a"))
-    with places.stub() as stub:
-        while stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state != "dead":
-            pass
-        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
-    master.stop()
-    node.close()
 
 
 def test_it_loads_neither_a_transfer_engine_nor_etcds_messages_unless_it_has_that_catalog() -> None:

@@ -147,10 +147,10 @@ class _Server:
     """kvstore.master.control_service.ControlServer."""
 
     def __init__(
-        self, plane: "ControlPlane", service: Any, scheduler: object, callers: object, host: str, port: int, **_options: Any
+        self, plane: "ControlPlane", service: Any, _scheduler: object, _callers: object, address: Address, _settings: object
     ) -> None:
-        self.port = port
-        self._plane, self._place, self._served = plane, (host, port), (plane.network.world.here, service)
+        self.port = address.port
+        self._plane, self._place, self._served = plane, (address.host, address.port), (plane.network.world.here, service)
 
     def start(self) -> None:
         self._plane.services[self._place] = self._served

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
 from aetcd.rpc import rpc_pb2
@@ -54,6 +55,16 @@ FORMAT: Final = 1
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class EtcdTiming:
+    """An owner that etcd has not heard from for `lease_ttl_s` may be replaced; etcd takes no less than 2. Seconds of a request, and at most
+    between two tries."""
+
+    lease_ttl_s: float = LEASE_TTL_S
+    request_timeout_s: float = 5.0
+    longest_backoff_s: float = 2.0
+
+
 class EtcdCatalog(Catalog):
     """See Catalog. Writes come from one thread of its own, what the follower is told from another, and a lease has a third."""
 
@@ -67,17 +78,12 @@ class EtcdCatalog(Catalog):
         partition: int = 0,
         partitions: int = 1,
         access: EtcdAccess = EtcdAccess(),  # noqa: B008 - frozen
-        lease_ttl_s: float = LEASE_TTL_S,
+        timing: EtcdTiming = EtcdTiming(),  # noqa: B008 - frozen
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
-        in_flight: int = 4,
-        request_timeout_s: float = 5.0,
-        longest_backoff_s: float = 2.0,
     ) -> None:
-        """`endpoints` are `host:port`. `in_flight` transactions of one group are sent at once, each with `request_timeout_s`. An owner that
-        etcd has not heard from for `lease_ttl_s` may be replaced; etcd takes no less than 2.
+        """`endpoints` are `host:port`. The catalog is that of `partition` of so many; that of the first looks after etcd for all.
 
-        The catalog is that of `partition` of so many; that of the first looks after etcd for all. Raises ConfigError when a file of
-        `access` cannot be read.
+        Raises ConfigError when a file of `access` cannot be read.
         """
         # One for each purpose: what fails for one breaks its connection, and must not break the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
@@ -86,15 +92,12 @@ class EtcdCatalog(Catalog):
         self._listing = f"{prefix}.listing/{partition}/".encode()
         is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
         self._quorum = EtcdQuorum(endpoints, access)
-        self._keeper = EtcdKeeper(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=request_timeout_s)
+        self._keeper = EtcdKeeper(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s)
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
         self._keeps = not partition
         self._members: EtcdMembers | None = None
-        self.lease_ttl_s = lease_ttl_s
-        self._in_flight = in_flight
-        self.request_timeout_s = request_timeout_s
-        self._longest_backoff_s = longest_backoff_s
+        self.timing = timing
         self._identity = ""
         self._shards = SHARDS
         self._key = OwnerKey(self._prefix, Candidate("", ""))
@@ -135,8 +138,14 @@ class EtcdCatalog(Catalog):
         listing = self._listing + me.address.encode()
         self._following = EtcdFollowing(self, self._reading, self._leasing, self._key, listing, follower)
         if self._keeps:
-            times = {"lease_ttl_s": self.lease_ttl_s, "timeout_s": self.request_timeout_s}
-            self._members = EtcdMembers(self._channels[-1], self._prefix[:-1].decode(), me, self.contact, **times)
+            self._members = EtcdMembers(
+                self._channels[-1],
+                self._prefix[:-1].decode(),
+                me,
+                self.contact,
+                lease_ttl_s=self.timing.lease_ttl_s,
+                timeout_s=self.timing.request_timeout_s,
+            )
             self._members.start()
         self._following.start()
         if self._keeps:
@@ -209,7 +218,7 @@ class EtcdCatalog(Catalog):
         return owned.merging.step()
 
     def _writer(self, owned: Ownership) -> EtcdWriter:
-        return EtcdWriter(self._writing, self._key, owned, in_flight=self._in_flight, timeout_s=self.request_timeout_s)
+        return EtcdWriter(self._writing, self._key, owned, timeout_s=self.timing.request_timeout_s)
 
     def _end(self, why: StaleEpoch) -> None:
         if self._following is not None:
@@ -235,14 +244,14 @@ class EtcdCatalog(Catalog):
         while True:
             left_s = give_up_at_s - time.monotonic()
             try:
-                return attempt(min(self.request_timeout_s, max(left_s, 0.001)))
+                return attempt(min(self.timing.request_timeout_s, max(left_s, 0.001)))
             except CatalogUnavailable:
                 delay_s = backoff.next_s()
                 if delay_s >= give_up_at_s - time.monotonic() or self._closing.wait(delay_s):
                     raise
 
     def backoff(self) -> Backoff:
-        return Backoff(first_s=0.05, longest_s=self._longest_backoff_s)
+        return Backoff(first_s=0.05, longest_s=self.timing.longest_backoff_s)
 
 
 def _form(partitions: int) -> dict[str, int]:

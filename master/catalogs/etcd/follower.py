@@ -7,8 +7,8 @@ and one does. It is elected once its watch has brought that very creation: all t
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from aetcd.rpc import rpc_pb2
 
@@ -16,10 +16,12 @@ from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
 from kvstore.master.catalogs.etcd.lease import Lease, OwnerKey, end_of, owner_of, with_key
 from kvstore.master.catalogs.etcd.watch import CompactedError, Events, Watch
 from kvstore.master.catalogs.etcd.writer import Ownership
-from kvstore.master.catalogs.group_commit import Backoff
 from kvstore.master.catalogs.interface import Change, Follower, Op, Owner
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed
+
+if TYPE_CHECKING:
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 
 LOG = logging.getLogger("kvstore.master")
 
@@ -33,33 +35,12 @@ GRACE_S: Final = 1.0
 """How long `stop` waits for a call of the follower that is under way."""
 
 
-class FollowedCatalog(Protocol):
-    """The catalog that is followed."""
-
-    lease_ttl_s: float
-    request_timeout_s: float
-    wait_s: Callable[[], float]
-    """How long to leave a catalog that nobody owns to other masters."""
-
-    @property
-    def shards(self) -> int: ...
-
-    def backoff(self) -> Backoff:
-        """A new one."""
-
-    def admit(self, ownership: Ownership) -> None:
-        """This master owns it: commits are written."""
-
-    def refuse(self, why: StaleEpoch) -> None:
-        """It does not any more: commits fail."""
-
-
 class EtcdFollowing:
     """`run` is the thread's; `end` and `stop` may be called from any. `health`: None, or what keeps it from following."""
 
     def __init__(
         self,
-        catalog: FollowedCatalog,
+        catalog: "EtcdCatalog",
         reading: EtcdChannel,
         leasing: EtcdChannel,
         key: OwnerKey,
@@ -69,7 +50,7 @@ class EtcdFollowing:
         """`listing` is the key that has etcd's history kept (maintenance.py)."""
         self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
         self._catalog = catalog
-        self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.lease_ttl_s, catalog.request_timeout_s
+        self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.timing.lease_ttl_s, catalog.timing.request_timeout_s
         self._stopped = threading.Event()
         self._over = threading.Event()
         """This master's ownership is over, or the catalog is being closed."""

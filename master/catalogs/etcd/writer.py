@@ -22,6 +22,8 @@ MAX_TXN_OPS: Final = 128
 """etcd's default --max-txn-ops. It limits each branch of a transaction; the compare is counted apart."""
 MAX_TXN_BYTES: Final = 1024 * 1024
 """Keys and values of one transaction; etcd's default --max-request-bytes is 1.5 MiB with all overhead."""
+MAX_IN_FLIGHT: Final = 4
+"""Transactions of one group that are sent at once."""
 MIN_READ_KEYS: Final = 4
 MAX_READ_KEYS: Final = 4096
 
@@ -40,11 +42,10 @@ class Ownership:
 class EtcdWriter:
     """The values of one ownership; a Place for merging.py. Belongs to the committer's thread."""
 
-    def __init__(self, channel: EtcdChannel, key: OwnerKey, owned: Ownership, *, in_flight: int, timeout_s: float) -> None:
+    def __init__(self, channel: EtcdChannel, key: OwnerKey, owned: Ownership, *, timeout_s: float) -> None:
         self._channel = channel
         self._key = key
         self._owned = owned
-        self._in_flight = in_flight
         self._timeout_s = timeout_s
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
@@ -73,7 +74,7 @@ class EtcdWriter:
         waiting: deque[Reply] = deque()
         try:
             for part in cut(values, max_ops=MAX_TXN_OPS, max_bytes=MAX_TXN_BYTES):
-                if len(waiting) == self._in_flight:
+                if len(waiting) == MAX_IN_FLIGHT:
                     self._settle(waiting.popleft())
                 waiting.append(self._channel.start("Txn", self._transaction(part, owned.fence), timeout_s=self._timeout_s))
             while waiting:

@@ -116,14 +116,6 @@ class SegmentLog:
         for position in [position for position in log if due.first <= position <= due.last]:
             del log[position]
 
-    def oldest(self) -> Position:
-        """Where blocks go that were there before any commit: behind this, in each shard."""
-        return Position(0, max((position.part for log in self._logs for position in log if not position.number), default=0))
-
-    def counts(self) -> tuple[int, int]:
-        """(segments, operations) of all shards."""
-        return sum(map(len, self._logs)), sum(sum(log.values()) for log in self._logs)
-
     def _place(self, key: bytes) -> tuple[int, Position]:
         try:
             shard, _slash, rest = key.removeprefix(SEGMENTS).partition(b"/")

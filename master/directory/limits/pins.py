@@ -12,13 +12,12 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.queries import Queries
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import FOR_GOOD, Tenant, Tenants
-from kvstore.master.directory.limits.quotas import Share, unshared
+from kvstore.master.directory.index.tenants import FOR_GOOD, Tenant
+from kvstore.master.directory.limits.quotas import Share
 from kvstore.master.directory.placement.commands import Commands
 from kvstore.master.directory.records import PinRecord
-from kvstore.master.directory.writes.record_policy import Recording
 from kvstore.security.quotas.quota import PINS
 
 NS_PER_MS: Final = 1_000_000
@@ -41,19 +40,16 @@ class Pins:
 
     def __init__(
         self,
-        rows: Rows,
-        tenants: Tenants,
+        parts: DirectoryParts,
         queries: Queries,
-        recording: Recording,
-        master_epoch: int,
         *,
-        share_of: Callable[[str, int], Share | None] = unshared,
+        share_of: Callable[[str, int], Share | None],
         wall_ns: int,
         now_ns: int,
     ) -> None:
         """`share_of` says how much of a limit a tenant may have. It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
-        self._rows, self._tenants, self._queries, self._recording = rows, tenants, queries, recording
-        self._master_epoch = master_epoch
+        self._rows, self._tenants, self._queries, self._recording = parts.rows, parts.tenants, queries, parts.recording
+        self._master_epoch = parts.master_epoch
         self._share_of = share_of
         self._wall_offset_ns = wall_ns - now_ns
         """What makes the loop's clock the wall's."""

@@ -9,7 +9,6 @@ returns. A node that is not known gets the strangers' floor, since it may be one
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
@@ -22,47 +21,10 @@ from kvstore.master.directory.records import (
     NodeRecord,
     StrangersRecord,
 )
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from kvstore.protocol.message import MAX_TENANT_USES
 from kvstore.protocol.node_states import ALIVE, AWAY, DEAD, STOPPED, SYNCING
-
-
-class TierReport(Protocol):
-    """What a node says of one tier; kvstore.v1.TierStatus is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def quarantined_bytes(self) -> int: ...
-    @property
-    def health(self) -> str: ...
-
-
-class LinkReport(Protocol):
-    """What a NIC of a node's host has carried; kvstore.v1.LinkFlow is one. The master looks at none of it."""
-
-    @property
-    def device(self) -> str: ...
-
-
-class TenantReport(Protocol):
-    """What a node says of what one tenant takes of it; kvstore.v1.TenantUse is one."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def dram_bytes(self) -> int: ...
-
-
-class SlowReport(Protocol):
-    """A slow request at a node; kvstore.v1.SlowRequest is one. The master looks at none of it."""
-
-    @property
-    def duration_us(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +55,12 @@ class Member:
     heartbeat_ns: int = 0
     reserved_bytes: int = 0
     """Granted since the last heartbeat, so not yet in `tiers`."""
-    tiers: Sequence[TierReport] = ()
+    tiers: Sequence[pb.TierStatus] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    links: Sequence[LinkReport] = ()
+    links: Sequence[pb.LinkFlow] = ()
     """What its host's NICs have carried, as of the last heartbeat."""
-    tenants: Sequence[TenantReport] = ()
-    slow: Sequence[SlowReport] = ()
+    tenants: Sequence[pb.TenantUse] = ()
+    slow: Sequence[pb.SlowRequest] = ()
     """The slowest requests there, as it told last."""
     rates: Rates = field(default_factory=Rates)
     """At which it received from other nodes lately, as it measured."""
@@ -162,7 +124,7 @@ class Member:
     def dram_bytes(self) -> int:
         return sum(tier.capacity_bytes for tier in self._healthy() if tier.name == "dram")
 
-    def _healthy(self) -> list[TierReport]:
+    def _healthy(self) -> list[pb.TierStatus]:
         return [tier for tier in self.tiers if tier.health == "ok"]
 
 
@@ -229,7 +191,7 @@ class Membership:
         return node
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
+        self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, bool]:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
@@ -265,11 +227,11 @@ class Membership:
         self,
         node_id: int,
         epoch: int,
-        tiers: Sequence[TierReport],
+        tiers: Sequence[pb.TierStatus],
         counters: Mapping[str, int],
         now_ns: int,
         *,
-        tenants: Sequence[TenantReport] = (),
+        tenants: Sequence[pb.TenantUse] = (),
     ) -> None:
         """The node lives, and this is how full it is. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.check(node_id, epoch)

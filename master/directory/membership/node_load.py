@@ -7,10 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_RATES
+
+if TYPE_CHECKING:
+    from kvstore.master.directory.membership.members import Member
 
 SPAN_S: Final = 10.0
 """What a node did counts for 1/e after this: writers follow a change within seconds, and not the noise of one heartbeat."""
@@ -38,16 +42,7 @@ class Load:
         self._total_bytes, self._told_ns = total_bytes, now_ns
 
 
-class Loaded(Protocol):
-    """A node; membership.Member is one."""
-
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def load(self) -> Load: ...
-
-
-def shares(nodes: Iterable[Loaded]) -> dict[int, float]:
+def shares(nodes: Iterable["Member"]) -> dict[int, float]:
     """By node id, what is left of its share: 1 of an idle one, less the busier it is beside the mean of these."""
     busy = {node.node_id: max(0.0, node.load.bytes_s - IDLE_BYTES_S) for node in nodes}
     mean = sum(busy.values()) / len(busy) if busy else 0.0
@@ -56,19 +51,6 @@ def shares(nodes: Iterable[Loaded]) -> dict[int, float]:
 
 MAX_BYTES_PER_S: Final = 1e15
 """No network carries a petabyte a second: the figure is wrong."""
-
-
-class RateReport(Protocol):
-    """What a node says of its way from another; kvstore.v1.PeerRate is one."""
-
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def bytes_per_s(self) -> float: ...
-    @property
-    def basis_bytes(self) -> int: ...
-    @property
-    def age_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +68,7 @@ class Rates:
 
     __slots__ = ("_bytes_per_s", "_next_expiry_ns", "_rates", "_ttl_ns")
 
-    def __init__(self, reports: Sequence[RateReport] = (), *, ttl_ns: int = 0, now_ns: int = 0) -> None:
+    def __init__(self, reports: Sequence[pb.PeerRate] = (), *, ttl_ns: int = 0, now_ns: int = 0) -> None:
         """Raises InvalidArgument: too many, or what cannot have been measured."""
         if len(reports) > MAX_RATES:
             raise InvalidArgument(f"a node reports {len(reports)} rates: at most {MAX_RATES}")

@@ -9,8 +9,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 
 MAX_NAMESPACES: Final = 4096
@@ -64,19 +65,6 @@ MAX_READS_PER_S: Final = 1e9
 """No node reads a block so often: the figure is wrong."""
 
 
-class HotReport(Protocol):
-    """What a node says of a tenant's blocks; kvstore.v1.HotBlocks is one."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def keys(self) -> Sequence[bytes]: ...
-    @property
-    def reads_per_s(self) -> Sequence[float]: ...
-    @property
-    def far_reads_per_s(self) -> Sequence[float]: ...
-
-
 @dataclass(slots=True)
 class _Node:
     """When it was asked last, and what it told last (None: nothing since it was known) and when."""
@@ -113,7 +101,7 @@ class Heat:
         node.asked_ns = now_ns
         return max(MIN_OF_NODE, min(MAX_OF_NODE, MAX_BLOCKS // max(1, live)))
 
-    def take(self, node_id: int, reports: Sequence[HotReport], now_ns: int) -> None:
+    def take(self, node_id: int, reports: Sequence[pb.HotBlocks], now_ns: int) -> None:
         """What a node tells, in place of what it told before; of one that was not asked nothing is kept. Raises InvalidArgument for what it
         cannot have counted."""
         if any(

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.directory_parts import DirectoryParts
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.membership.node_load import shares
 from kvstore.master.directory.placement.replication import Replication
 
@@ -52,18 +51,9 @@ class Copying:
     """What is on its way for one purpose. A step: `begin`, then `add` as often as `is_busy` and `room` allow, then `take_orders`. Not
     thread-safe."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        tenants: Tenants,
-        members: Membership,
-        replication: Replication,
-        pace: Pace,
-        *,
-        full_share: float = FULL_SHARE,
-    ) -> None:
+    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace, *, full_share: float = FULL_SHARE) -> None:
         """`full_share` of its capacity a node keeps free for others than these."""
-        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self.pace = pace
         self._full_share = full_share
         self._room: dict[int, int] | None = None

@@ -14,10 +14,9 @@ import numpy as np
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
@@ -65,9 +64,9 @@ class _Drain:
 class Draining:
     """See the module. Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace | None = None) -> None:
-        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
-        self._copying = Copying(rows, tenants, members, replication, pace or Pace())
+    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace) -> None:
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
+        self._copying = Copying(parts, replication, pace)
         self._drains: dict[int, _Drain] = {}
         self._wanted: dict[int, int] = {}
         """Sets of holders that are all to be stopped, to rows."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.master.directory.bounds import Spread
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.membership.node_load import shares
 from kvstore.master.directory.membership.reads import Heat
 from kvstore.master.directory.placement.copies import Copying, CopyOrder, Pace
@@ -58,9 +57,7 @@ class HotCopies:
 
     def __init__(
         self,
-        rows: Rows,
-        tenants: Tenants,
-        members: Membership,
+        parts: DirectoryParts,
         replication: Replication,
         heat: Heat,
         hot: dict[tuple[str, bytes], HotBlock],
@@ -70,9 +67,9 @@ class HotCopies:
         rng: random.Random,
     ) -> None:
         """`hot` is filled here, and read by LastCopies."""
-        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self._heat, self._spread, self._rng = heat, spread, rng
-        self._copying = Copying(rows, tenants, members, replication, pace)
+        self._copying = Copying(parts, replication, pace)
         self._hot = hot
         self._under_way: dict[tuple[str, bytes], int] = {}
         """The node that is to get the next copy of a block."""

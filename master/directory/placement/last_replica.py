@@ -8,11 +8,9 @@ remembered, and no holder is held to it.
 
 from collections.abc import Mapping, Sequence
 
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Membership
 from kvstore.master.directory.placement.hot_copies import HotBlock
 from kvstore.master.directory.placement.spilled_blocks import Guest
 from kvstore.protocol.node_states import ALIVE
@@ -21,16 +19,10 @@ from kvstore.protocol.node_states import ALIVE
 class LastCopies:
     """Not thread-safe."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        tenants: Tenants,
-        members: Membership,
-        guests: Mapping[tuple[str, bytes], Guest],
-        hot: Mapping[tuple[str, bytes], HotBlock],
-    ) -> None:
+    def __init__(self, parts: DirectoryParts, guests: Mapping[tuple[str, bytes], Guest], hot: Mapping[tuple[str, bytes], HotBlock]) -> None:
         """`guests`: blocks that were spilled, by tenant and key. `hot`: those that are, or have copies for that."""
-        self._rows, self._tenants, self._members, self._guests, self._hot = rows, tenants, members, guests, hot
+        self._rows, self._tenants, self._members = parts.rows, parts.tenants, parts.members
+        self._guests, self._hot = guests, hot
 
     def may_leave(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
         """A flag a key, 1: others hold it and keep it, all of them nodes that live and stay. Raises StaleEpoch."""

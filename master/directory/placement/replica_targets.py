@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace, Receivers
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.protocol.errors import InvalidArgument
@@ -40,13 +39,10 @@ class Asked(NamedTuple):
 class Targets:
     """See the module. Not thread-safe."""
 
-    def __init__(
-        self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace, *, patience_ns: int
-    ) -> None:
+    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace, *, patience_ns: int) -> None:
         """A node that died less than `patience_ns` ago may be back with what it had: it is not missed yet."""
-        self._rows, self._tenants, self._members = rows, tenants, members
-        self._replication = replication
-        self._copying = Copying(rows, tenants, members, replication, pace)
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
+        self._copying = Copying(parts, replication, pace)
         self._patience_ns = patience_ns
         self._due: OrderedDict[_Where, None] = OrderedDict()
         """To be looked at next."""

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import with_holder
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenant, Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.index.tenants import Tenant
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.commands import Commands
-from kvstore.master.directory.writes.record_policy import Recording
 from kvstore.protocol.catalog_messages import Copied, Copy
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
@@ -54,12 +53,9 @@ class Entered:
 class Replication:
     """The orders under way. Not thread-safe."""
 
-    def __init__(
-        self, rows: Rows, tenants: Tenants, members: Membership, recording: Recording, master_epoch: int, *, max_orders: int = MAX_ORDERS
-    ) -> None:
-        self._rows, self._tenants, self._members, self._recording = rows, tenants, members, recording
-        self._master_epoch = master_epoch
-        self._max_orders = max_orders
+    def __init__(self, parts: DirectoryParts) -> None:
+        self._rows, self._tenants, self._members, self._recording = parts.rows, parts.tenants, parts.members, parts.recording
+        self._master_epoch = parts.master_epoch
         self._orders: dict[_Where, _Order] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
         """The nodes with an order for a block."""
@@ -204,7 +200,7 @@ class Replication:
             return False
         if former is not None:
             self._end(where, former.generation)
-        if len(self._orders) >= self._max_orders:
+        if len(self._orders) >= MAX_ORDERS:
             return False
         self._orders[where] = order
         self._nodes.setdefault(where[:2], []).append(where[2])

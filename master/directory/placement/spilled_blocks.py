@@ -7,14 +7,13 @@ there, which that node keeps: so the one that was short of room is told, when it
 blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace, Receivers
 from kvstore.master.directory.placement.replication import Replication
 from kvstore.protocol.node_states import ALIVE
@@ -40,9 +39,7 @@ class Spilling:
 
     def __init__(
         self,
-        rows: Rows,
-        tenants: Tenants,
-        members: Membership,
+        parts: DirectoryParts,
         replication: Replication,
         guests: OrderedDict[tuple[str, bytes], Guest],
         pace: Pace,
@@ -50,8 +47,8 @@ class Spilling:
         free_share: float,
     ) -> None:
         """`free_share` of its capacity a receiver keeps free; 0: nothing is spilled. `guests` is filled here, and read by LastCopies."""
-        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
-        self._copying = Copying(rows, tenants, members, replication, pace, full_share=free_share)
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
+        self._copying = Copying(parts, replication, pace, full_share=free_share)
         self._free_share = free_share
         self.guests = guests
         self._offers: OrderedDict[tuple[str, bytes], int] = OrderedDict()
@@ -77,16 +74,14 @@ class Spilling:
             if is_offered and not is_kept and len(self._offers) < MAX_OFFERED:
                 self._offers[tenant, key] = node_id
 
-    def step(self, now_ns: int, takes_guests: Callable[[int], bool]) -> list[CopyOrder]:
-        """Order the next copies, to nodes of which `takes_guests` says that their release knows what guests are."""
+    def step(self, now_ns: int) -> list[CopyOrder]:
+        """Order the next copies."""
         for where in self._copying.begin(now_ns):
             self._ended(where)
         self._tidy()
         if not self._offers:
             return []
-        takers = {
-            node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE and takes_guests(node.node_id)
-        }
+        takers = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
         receivers = Receivers(self._copying, takers)
         cost = 0
         while self._offers and not self._copying.is_busy and cost + receivers.looked_at < self._copying.pace.rows:

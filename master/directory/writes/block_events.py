@@ -18,15 +18,15 @@ import numpy as np
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT, TIERS, has_holder, with_holder, without_holder
 from kvstore.master.directory.index.key_index import FEW, Found
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Pending, PendingBatch, Tenant, Tenants
-from kvstore.master.directory.membership.members import Member, Membership
+from kvstore.master.directory.index.tenants import Pending, PendingBatch, Tenant
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement.commands import Commands
 from kvstore.master.directory.records import Version
-from kvstore.master.directory.writes.record_policy import DURABLE_TIERS, Recording
+from kvstore.master.directory.writes.record_policy import DURABLE_TIERS
 from kvstore.master.directory.writes.reservations import Reservations
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
@@ -68,12 +68,10 @@ class Effects:
 class Publishing:
     """The writing side of the directory. Not thread-safe."""
 
-    def __init__(
-        self, rows: Rows, tenants: Tenants, members: Membership, reservations: Reservations, recording: Recording, master_epoch: int
-    ) -> None:
-        self._rows, self._tenants, self._members, self._reservations = rows, tenants, members, reservations
-        self._recording = recording
-        self._master_epoch = master_epoch
+    def __init__(self, parts: DirectoryParts, reservations: Reservations) -> None:
+        self._rows, self._tenants, self._members, self._reservations = parts.rows, parts.tenants, parts.members, reservations
+        self._recording = parts.recording
+        self._master_epoch = parts.master_epoch
         self._next_ticket = 1
 
     def registered(self, node: Member, *, same_process: bool) -> None:

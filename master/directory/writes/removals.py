@@ -15,6 +15,7 @@ from itertools import compress
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.queries import Queries
 from kvstore.master.directory.index.rows import Rows
@@ -126,19 +127,17 @@ class Removing:
 
     def __init__(
         self,
-        rows: Rows,
-        tenants: Tenants,
+        parts: DirectoryParts,
         queries: Queries,
         reservations: Reservations,
         publishing: Publishing,
         replication: Replication,
         targets: Targets,
         removals: Removals,
-        master_epoch: int,
     ) -> None:
-        self._rows, self._tenants, self._queries, self._reservations = rows, tenants, queries, reservations
+        self._rows, self._tenants, self._queries, self._reservations = parts.rows, parts.tenants, queries, reservations
         self._publishing, self._replication, self._targets, self._removals = publishing, replication, targets, removals
-        self._master_epoch = master_epoch
+        self._master_epoch = parts.master_epoch
 
     def plan(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
         """Ask live holders to drop these blocks; their answers go to `dropped`. What only dead nodes hold is deleted at once.

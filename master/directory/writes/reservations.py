@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINTED, NAMED, NOBODY
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.rows import Rows
-from kvstore.master.directory.index.tenants import Reservation, Tenant, Tenants
+from kvstore.master.directory.index.tenants import Reservation, Tenant
 from kvstore.master.directory.limits.quotas import Share
 from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.errors import Full
@@ -127,8 +127,8 @@ MIN_NEW: Final = 4
 class Claiming:
     """Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, reservations: Reservations) -> None:
-        self._rows, self._tenants, self._reservations = rows, tenants, reservations
+    def __init__(self, parts: DirectoryParts, reservations: Reservations) -> None:
+        self._rows, self._tenants, self._reservations = parts.rows, parts.tenants, reservations
 
     def claim(self, message: Claim, *, node_id: int, now_ns: int) -> Grants:
         """What becomes of the blocks that the node has. GRANTED: it is the node's to publish, under that generation. PRESENT with a

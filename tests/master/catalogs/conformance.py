@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, BlockDeletes, BlockPuts, Candidate, Catalog, Change, Op
-from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
+from kvstore.protocol.errors import Closed, KVStoreError, StaleEpoch
 from tests.master.catalogs.following import Following
 
 OPEN_DEADLINE_S = 60.0
@@ -130,12 +130,6 @@ class CatalogConformance:
         naive.take(changes if self.durable else ())
         return naive.blocks
 
-    def test_a_new_place_is_empty_and_healthy(self, make: MakeCatalog) -> None:
-        catalog = make()
-        following = elected(catalog)
-        assert (following.records, following.blocks) == ({}, {})
-        assert catalog.health == "ok"
-
     def test_a_follower_is_told_to_begin_then_who_owns_it_then_of_its_election(self, make: MakeCatalog) -> None:
         following = elected(make())
         assert following.told[0] == "begin"
@@ -170,12 +164,6 @@ class CatalogConformance:
         assert all(len(bytes.fromhex(identity)) == IDENTITY_BYTES for identity in identities)
         assert (identities[0] == identities[1]) == self.durable, "what forgets is another catalog each time"
 
-    def test_the_last_operation_on_a_key_wins_within_a_batch(self, catalog: Catalog, make: MakeCatalog) -> None:
-        set_last = (Op(b"a", b"1"), Op(b"a", None), Op(b"a", b"2"))
-        deleted_last = (Op(b"y", b"1"), Op(b"y", None))
-        assert commit(catalog, *set_last, *deleted_last) is None
-        assert self.reloaded(catalog, make).records == self.expected((b"a", b"2"))
-
     def test_the_last_operation_on_a_key_wins_across_batches(self, catalog: Catalog, make: MakeCatalog) -> None:
         batches = [[Op(b"%d" % (number % 7), b"%d" % number if number % 3 else None)] for number in range(700)]
         assert all(error is None for _number, error in commit_all(catalog, batches))
@@ -204,11 +192,6 @@ class CatalogConformance:
         keys = [b"\x00", b"\x00\x00", b"\x00\xff", b"/", b"a", b"a\x00", b"a\x00b", b"a\xff", b"\xff", b"\xff\x00", b"\xff" * 400]
         assert commit(catalog, *(Op(key, key[:1]) for key in reversed(keys))) is None
         assert self.reloaded(catalog, make).records == self.expected(*((key, key[:1]) for key in keys))
-
-    def test_a_batch_of_20_000_records_is_taken_and_given(self, catalog: Catalog, make: MakeCatalog) -> None:
-        records = [(number.to_bytes(16, "big"), b"%0128d" % number) for number in range(20_000)]
-        assert commit(catalog, *map(Op._make, records)) is None
-        assert self.reloaded(catalog, make).records == self.expected(*records)
 
     def test_blocks_come_back_as_they_were_put_last(self, catalog: Catalog, make: MakeCatalog) -> None:
         changes = [
@@ -250,11 +233,3 @@ class CatalogConformance:
 
     def test_a_catalog_that_was_never_opened_can_be_closed(self, make: MakeCatalog) -> None:
         make().close()
-
-    @pytest.mark.parametrize("change", [Op(b"", b"x"), Op(b"k" * 401, None), blocks(b"k" * 256), BlockDeletes("t" * 129, [b"k"])])
-    def test_a_change_over_the_limits_is_refused_at_once(self, catalog: Catalog, change: Change) -> None:
-        outcomes = Outcomes()
-        with pytest.raises(InvalidArgument):
-            catalog.commit([Op(b"a", b"1"), change], outcomes.done())
-        assert outcomes.empty
-        assert commit(catalog, Op(b"a", b"1")) is None

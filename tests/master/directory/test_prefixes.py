@@ -3,30 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.master.directory.index.queries import Prefixes
 from tests.master.blocks import TENANT, Event, Master, S
 
 KEYS = [b"%d" % number for number in range(8)]
-
-
-def test_a_run_ends_at_the_first_block_that_the_node_lacks() -> None:
-    master = Master()
-    a, b, c = (master.register(name, number) for number, name in enumerate("abc", start=1))
-    master.sync(a, *(Event(key) for key in KEYS[:4]))
-    master.sync(b, *(Event(key) for key in (*KEYS[:2], *KEYS[3:])))
-    master.sync(c, *(Event(key) for key in KEYS[1:]))
-    assert master.directory.queries.prefixes(TENANT, KEYS).blocks == {a.node_id: 4, b.node_id: 2}
-    assert master.directory.queries.prefixes(TENANT, KEYS[1:]).blocks == {a.node_id: 3, b.node_id: 1, c.node_id: 7}
-
-
-def test_nobody_has_anything_of_no_prompt_of_strangers_or_of_the_unknown() -> None:
-    master = Master()
-    node = master.register("a")
-    master.sync(node, Event(b"0"))
-    nothing = Prefixes({}, 0)
-    assert master.directory.queries.prefixes(TENANT, []) == nothing
-    assert master.directory.queries.prefixes("blue", KEYS) == nothing
-    assert master.directory.queries.prefixes(TENANT, [b"x", b"0"]) == nothing
 
 
 def test_what_a_dead_node_has_is_not_counted() -> None:

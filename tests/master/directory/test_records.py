@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory.records import (
@@ -27,7 +26,6 @@ from kvstore.master.directory.records import (
     delete_node,
     delete_stopped,
     delete_target,
-    described_by,
     join_description,
     pin,
     put_block,
@@ -42,12 +40,7 @@ from kvstore.master.directory.records import (
     tenant_prefix,
     unpin,
 )
-from kvstore.master.directory.weights_records import NamespaceRecord, Weights, WeightsRecord, WeightsVersion, put_namespace, put_weights
 from kvstore.protocol.errors import Corrupt, InvalidArgument
-
-U64 = st.integers(0, (1 << 64) - 1)
-TEXT = st.text(max_size=30)
-KEY = st.binary(min_size=1, max_size=255)
 
 
 def test_a_block_is_columns_of_one() -> None:
@@ -175,18 +168,6 @@ def test_a_description_of_another_form_is_refused() -> None:
 def test_what_may_be_granted_comes_back() -> None:
     op = put_granted(1 << 60)
     assert decode(op.key, op.value or b"") == GrantedRecord(1 << 60)
-
-
-def test_a_part_of_a_description_says_whose_it_is() -> None:
-    assert {described_by(op.key) for op in put_description("n\xe4me", Description(bytes(PART_BYTES), b"t"), Description())} == {"n\xe4me"}
-
-
-def test_records_of_weights_are_told_by_their_first_byte() -> None:
-    namespace = NamespaceRecord("red", bytes(16), bytes(16), "model", b"form")
-    version = WeightsRecord(WeightsVersion(Weights("red", "base")), 1, 2, True, False, ("a",))
-    for op, record in ((put_namespace(namespace), namespace), (put_weights(version), version)):
-        assert op.value is not None
-        assert decode(op.key, op.value) == record
 
 
 def test_that_a_node_was_stopped_comes_back() -> None:

@@ -1,9 +1,6 @@
 """Promises of removals.py, held by a directory with nodes."""
 
-import pytest
-
 from kvstore.master.directory.bounds import Limits
-from kvstore.master.directory.index import holders
 from kvstore.master.directory.index.key_index import FEW
 from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.records import RemovedRecord, decode
@@ -31,28 +28,6 @@ def test_many_pinned_blocks_with_targets_go_with_their_marks() -> None:
     assert master.remove(*keys) == [0] * len(keys), "they are pinned"
     assert master.remove(*keys, force=True) == [1] * len(keys)
     assert not [key for key in master.catalog if key[:1] in b"bpt"], "neither records, nor pins, nor targets are left"
-
-
-def test_block_that_a_holder_keeps_is_looked_at_again_for_its_target() -> None:
-    master, node = one_node(b"a")
-    other = master.register("b")
-    master.sync(other)
-    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
-    removal = master.directory.removing.plan(TENANT, [b"a"], force=False)
-    assert master.directory.removing.dropped(node.node_id, TENANT, [b"a"], [1], b"\0") == []
-    master.directory.removing.over(TENANT, removal)
-    (order,) = master.directory.targets.step(0)
-    assert (order.tenant, order.keys, order.node_id) == (TENANT, [b"a"], other.node_id)
-
-
-def test_two_removes_of_a_block_are_over_one_by_one() -> None:
-    master, _ = one_node(b"a")
-    directory = master.directory
-    removals = [directory.removing.plan(TENANT, [b"a"], force=False) for _ in range(2)]
-    for left, removal in zip((1, 0), removals, strict=True):
-        directory.removing.over(TENANT, removal)
-        assert sum(tenant.removing.get(b"a", 0) for tenant in directory._tenants) == left
-    directory.removing.over("nobody", directory.removing.plan("nobody", [b"a"], force=False))
 
 
 def test_a_remove_reaches_a_commit_in_flight() -> None:
@@ -169,25 +144,3 @@ def test_a_pinned_block_is_removed_only_by_force() -> None:
     removal = master.directory.removing.plan(TENANT, [b"a"], force=True)
     assert (list(removal.flags), len(removal.commands.messages()), len(removal.ops)) == ([1], 1, 1)
     assert master.directory.counts().pinned == 0
-
-
-def test_a_replica_target_goes_with_the_block() -> None:
-    master, _ = one_node(b"a")
-    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
-    assert master.remove(b"a") == [1]
-    assert not any(key.startswith(b"t") for key in master.catalog)
-
-
-def test_a_replica_target_goes_at_once_where_no_holder_lives_who_could_answer() -> None:
-    master, node = one_node(b"a")
-    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
-    die(master, node)
-    master.commit(master.directory.removing.plan(TENANT, [b"a"], force=False).ops)
-    assert not any(key.startswith(b"t") for key in master.catalog)
-
-
-def test_all_that_have_a_block_drop_it_however_few_an_answer_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "MAX_REPLICAS", 1)
-    master, _ = one_node(b"a")
-    master.sync(master.register("b"), Event(b"a"))
-    assert master.remove(b"a") == [1]

@@ -14,7 +14,7 @@ from tests.master.directory.index.test_contents import copy
 
 def told(master: Master, limit: int = 1000, namespace: str = "ns") -> dict[bytes, Segment]:
     found = segments(copy(master), TENANT, namespace, limit=limit)
-    return dict(zip(master.directory.keys_of([one.row for one in found]), found, strict=True))
+    return dict(zip([master.directory.columns()[0].keys[one.row] for one in found], found, strict=True))
 
 
 def chain(keys: bytes, *, after: bytes = b"", size: int = 100, tiers: int = 2) -> list[Event]:
@@ -103,7 +103,7 @@ def test_of_what_is_read_the_hottest_is_told_first_with_what_leads_to_it_and_not
     reads = np.zeros(len(columns.sizes))
     reads[master.directory.queries.rows_of(TENANT, [b"a", b"b", b"d", b"y"])] = (3.0, 2.0, 1.5, 4.0)
     found = segments(columns, TENANT, "ns", limit=10, reads=reads)
-    assert master.directory.keys_of([one.row for one in found]) == [b"a", b"y", b"c"]
+    assert [master.directory.columns()[0].keys[one.row] for one in found] == [b"a", b"y", b"c"]
     assert [(one.parent, one.reads_per_s, one.subtree_reads_per_s, one.subtree_bytes) for one in found] == [
         (0, 5.0, 6.5, 9400),
         (0, 4.0, 4.0, 100),

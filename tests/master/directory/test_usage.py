@@ -3,7 +3,7 @@
 import random
 
 from kvstore.master.directory.index.contents import Held, Usage, usage
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, one_node
+from tests.master.blocks import DRAM, NVME, TENANT, Event, one_node
 from tests.master.directory.index.test_contents import copy
 
 HBM = 1
@@ -38,9 +38,3 @@ def test_pins_are_told_of_the_tenant_that_has_them() -> None:
     master, _node = one_node(b"a", b"b")
     master.directory.pins.pin(TENANT, [b"a"], pinned=True)
     assert usage(copy(master), TENANT, limit=9) == [Usage(TENANT, "ns", Held(2, (0, 200, 0, 0)), pinned=1)]
-
-
-def test_an_empty_directory_and_an_unknown_tenant_hold_nothing() -> None:
-    assert usage(copy(Master()), None, limit=9) == []
-    master, _node = one_node(b"a")
-    assert usage(copy(master), "nobody", limit=9) == []

@@ -18,7 +18,7 @@ from kvstore.master.directory.weights import (
     ReportedNamespace,
     WeightsTable,
 )
-from kvstore.master.directory.weights_records import WeightsRecord
+from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.protocol.errors import Full, InvalidArgument
 
 S = 1_000_000_000
@@ -65,7 +65,8 @@ class Table:
         """As the next master has it."""
         followed = Followed()
         followed.take([Op(key, value) for key, value in self.records.items()])
-        found = Table(WeightsTable(followed.weights(), followed.namespaces(), now_ns=self.now_ns, wall_ns=self.now_ns), self.at_s)
+        versions, namespaces = followed.each(WeightsRecord), followed.each(NamespaceRecord)
+        found = Table(WeightsTable(versions, namespaces, now_ns=self.now_ns, wall_ns=self.now_ns), self.at_s)
         found.records = self.records
         return found
 
@@ -203,15 +204,6 @@ def test_what_nobody_used_for_long_is_forgotten() -> None:
     assert [key.version for key, _row in table.table.of(None)] == ["v1"]
     assert len(table.records) == 2
     assert table.table.retired is NONE_RETIRED
-
-
-def test_a_report_without_namespaces_is_known_by_its_base_and_version() -> None:
-    table = Table()
-    table.write(table.table.report("red", "a", "base", "v1", [], 0))
-    [(key, row)] = table.table.of("red")
-    assert (key.weights.base, key.version, row.namespaces) == ("base", "v1", set())
-    assert list(table.table.of("blue")) == []
-    assert table.table.used_age_s(row, 3 * S) == 3.0
 
 
 @pytest.mark.parametrize(

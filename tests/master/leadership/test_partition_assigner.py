@@ -23,10 +23,6 @@ def test_shares_are_even_and_all_partitions_are_somebodys(living: frozenset[str]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_of_no_masters_nobody_has_a_share() -> None:
-    assert shares(frozenset(), 4) == ()
-
-
 @given(SOME, st.integers(0, 63))
 def test_the_order_of_a_partition_does_not_depend_on_who_else_lives(living: frozenset[str], partition: int) -> None:
     assert order(living, partition) == [master for master in order(MASTERS, partition) if master in living]

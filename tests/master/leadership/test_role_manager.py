@@ -10,7 +10,6 @@ from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import BlockPuts, Owner
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
-from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.followed_records import Followed
 from kvstore.master.directory.index.queries import Queries
 from kvstore.master.directory.records import delete_quota, put_quota
@@ -18,7 +17,6 @@ from kvstore.master.leadership.leader import Leading
 from kvstore.master.leadership.role_manager import Role, Standing
 from kvstore.master.server.frames_service import Reachable
 from kvstore.master.server.owner_parts import MasterParts
-from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.tenant_loads import TenantLoads
@@ -203,14 +201,3 @@ def test_limits_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: St
     assert standing.operator_quotas() == {"red": {"pins": 5}}, "it had owned it itself"
     standing.owned_by(OTHER)
     assert standing.operator_quotas() == {}, "they have been cleared meanwhile"
-
-
-def test_the_audit_trail_is_that_of_the_catalog_whoever_owns_it(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.take(AuditLog().add(pb.AuditEntry(action="drain")))
-    assert [entry.action for entry in standing.audit().after(0)] == ["drain"]
-    standing.owned_by(OTHER)
-    standing.elected(9)
-    assert [entry.action for entry in standing.audit().after(0)] == ["drain"]
-    standing.close(OVER)

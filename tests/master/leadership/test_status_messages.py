@@ -43,7 +43,3 @@ def test_anybody_else_sees_where_the_cluster_is_and_nothing_of_what_others_do_th
     seen = as_seen_by(identity, WHOLE)
     node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive", heartbeat_age_s=0.5)
     assert seen == pb.StatusReply(version="1", epoch=3, catalog_health="ok", role="owner", owner=WHOLE.owner, nodes=[node])
-
-
-def test_a_cluster_without_an_owner_is_seen_without_one() -> None:
-    assert not as_seen_by(Identity(Kind.NODE), pb.StatusReply(role="following")).HasField("owner")

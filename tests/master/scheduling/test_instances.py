@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.scheduling import instances as module
-from kvstore.master.scheduling.instances import UNMEASURED_BYTES_PER_S, DecodeMember, Instances, PrefillMember, Promise
-from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.master.scheduling.instances import DecodeMember, Instances, PrefillMember, Promise
+from kvstore.protocol.errors import Full
 from tests.master.blocks import S
 from tests.master.scheduling.reports import both, decode, prefill
 
@@ -38,14 +37,6 @@ def test_an_instance_joins_by_its_first_report_and_leaves_by_silence() -> None:
     assert (list(known.prefill), list(known.decode)) == (["a"], [])
     assert known.expire(8 * S) == ["a"]
     assert known.get("a") is None
-
-
-def test_an_instance_leaves_at_once_when_it_says_so_and_twice_is_no_error() -> None:
-    known = instances()
-    known.report(decode("b"), 0)
-    known.leave("b")
-    known.leave("b")
-    assert known.get("b") is None
 
 
 def test_one_that_does_both_is_in_either_list_and_counts_once() -> None:
@@ -108,31 +99,6 @@ def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() ->
     known.check_integrity()
 
 
-class NotWalked(dict[str, PrefillMember]):
-    """Looked up in, never walked through."""
-
-    def __iter__(self) -> NoReturn:
-        raise AssertionError("all instances are looked at")
-
-    items = keys = values = __iter__
-
-
-def test_a_report_costs_no_more_where_there_are_more_instances() -> None:
-    known = instances()
-    known.report(prefill("a"), 0)
-    known.report(prefill("b"), 0)
-    known.prefill = NotWalked(known.prefill)
-    known.report(prefill("a", queue_s=1), 0)
-    assert known.prefill["a"].report.queue_s == 1
-
-
-def test_a_report_that_cannot_be_changes_nothing() -> None:
-    known = instances()
-    with pytest.raises(InvalidArgument):
-        known.report(prefill(queue_s=-1), 0)
-    assert known.get("p") is None
-
-
 def test_under_a_new_role_it_is_another_instance() -> None:
     known = instances()
     known.report(prefill("a"), 0)
@@ -185,13 +151,6 @@ def test_a_queue_shrinks_with_time_and_grows_with_promises() -> None:
     assert (member.unseen_requests, member.unseen_s, member.scheduled) == (1, 2, 1)
 
 
-def test_an_idle_instance_does_a_promised_prefill_as_soon_as_it_has_it() -> None:
-    member = PrefillMember(prefill(), 0)
-    member.promise(1, to_prefill(1, 0.5))
-    assert member.view(int(1.25 * S)).queue_s == 0.25
-    assert member.view(2 * S).queue_s == 0
-
-
 def test_what_was_seen_is_in_the_report_and_what_was_not_comes_on_top() -> None:
     member = PrefillMember(prefill(), 0)
     member.promise(1, to_prefill(0, 2))
@@ -199,16 +158,6 @@ def test_what_was_seen_is_in_the_report_and_what_was_not_comes_on_top() -> None:
     member.renew(prefill(queue_s=1.5), [1, 99], int(0.5 * S))
     assert member.view(int(0.5 * S)).queue_s == 2.5
     assert (member.unseen_requests, member.scheduled) == (1, 2)
-
-
-def test_what_has_not_come_in_for_too_long_counts_as_lost() -> None:
-    member = PrefillMember(prefill(queue_s=10), 0)
-    member.promise(1, to_prefill(0, 2, ttl_s=1))
-    member.promise(2, to_prefill(0, 4, ttl_s=2))
-    assert member.view(S - 1).queue_s > 15
-    assert member.view(1 * S).queue_s == 13
-    assert member.view(2 * S).queue_s == 8
-    assert member.unseen_requests == 0
 
 
 def test_beyond_the_limit_the_oldest_promise_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,10 +187,6 @@ def test_where_an_instance_is_and_what_came_there_is_in_its_view() -> None:
     assert (member.view(0).place, member.view(0).received_bytes_per_s) == (None, {})
     member.at(3, {4: 5.0})
     assert (member.view(0).place, member.view(0).received_bytes_per_s) == (3, {4: 5.0})
-
-
-def test_an_instance_that_has_measured_nothing_is_taken_to_send_at_a_plausible_rate() -> None:
-    assert PrefillMember(prefill(), 0).view(0).send_bytes_per_s == UNMEASURED_BYTES_PER_S
 
 
 def test_promised_sequences_are_in_the_batch_before_they_come_in() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Copy
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.security.grpc_metadata import as_metadata
-from tests.credentials import tokens_file
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 from tests.master.scheduling.reports import decode, prefill
@@ -82,16 +80,6 @@ def test_a_request_is_placed_by_its_prefix_and_the_transfer_is_ordered_from_the_
     two.close()
 
 
-def test_a_burst_of_concurrent_requests_is_spread(service: Asked) -> None:
-    service.report(*(prefill(f"p{number}") for number in range(4)), decode("d0"), decode("d1"))
-    with ThreadPoolExecutor(8) as threads:
-        replies = list(threads.map(lambda _: service.schedule(input_tokens=1_000_000), range(8)))
-    assert sorted(reply.prefill for reply in replies) == sorted(["p0", "p1", "p2", "p3"] * 2)
-    assert sorted(reply.decode for reply in replies) == sorted(["d0", "d1"] * 4)
-    assert len({reply.request_id for reply in replies}) == 8
-    assert sum(each.unseen_requests for each in service.instances().instances) == 16
-
-
 def test_a_report_is_answered_with_the_interval_and_shown(service: Asked, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="kvstore.master")
     assert service.report(prefill("p", queue_s=2.5), prefill("p", queue_s=3.5)).report_interval_s == 0.125
@@ -110,11 +98,6 @@ def test_two_engines_of_one_name_are_a_line_in_the_log(service: Asked, caplog: p
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "two engines go by the name p, at http://y and at http://x: each takes the other's place; give either a name of its own"
     ]
-
-
-def test_no_instances_is_an_answer_and_no_error(service: Asked) -> None:
-    assert service.schedule().rejected == "no_instance"
-    assert service.instances().counters == {"scheduled": 0, "transfers": 0, "transfer_blocks": 0, "rejected_no_instance": 1}
 
 
 def test_an_slo_of_zero_is_none_and_a_negative_one_is_refused(service: Asked) -> None:
@@ -141,15 +124,6 @@ def test_errors_become_the_status_of_their_branch(tmp_path: Path) -> None:
             service.schedule(input_tokens=9_999)
     assert nameless.value.code() == odd.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert full.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places, asked(places) as service:
-        assert service.schedule(token="secret").rejected == "no_instance"
-        for tenant, token in (("red", "guess"), ("blue", "secret"), ("red", "")):
-            with pytest.raises(grpc.RpcError) as refused:
-                service.schedule(token=token, tenant=tenant)
-            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_silent_instance_leaves_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -119,20 +119,6 @@ def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_com
     node.close()
 
 
-def test_an_inventory_whose_records_cannot_be_committed_is_named_whole_and_the_next_is_compared(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = NodeSide(places)
-    node.publish(phase=PHASE_SYNC_BEGIN)
-    (message,) = made(node, *HELD)
-    with monkeypatch.context() as patch:
-        patch.setattr(Comparison, "_confirm", lambda self, begin: ["an operation"])
-        patch.setattr(leading(places).frames.nodes._comparing._committer, "commit", lambda ops: 1 // 0)
-        assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
-    assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
-    node.close()
-
-
 def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)

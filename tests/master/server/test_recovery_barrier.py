@@ -1,14 +1,12 @@
 """Promises of recovery_barrier.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore.master.server.recovery_barrier import Arrivals
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
 from kvstore.protocol.errors import Unavailable
@@ -24,7 +22,6 @@ from kvstore.protocol.master_messages import (
     Pin,
     PinFor,
     Remove,
-    RemoveMatching,
     Replicate,
     Reserve,
 )
@@ -225,18 +222,6 @@ def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_lin
     assert done.result(TIMEOUT_S) == 3
 
 
-def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(places: Places) -> None:
-    asked = Asking(places, RemoveMatching("", 1, "*", 0), Count)
-    await_waiting(places, 1)
-    nodes = [come(places, name) for name in ("one", "two")]
-    for node, count in zip(nodes, (2, 1), strict=True):
-        header = command(node)
-        node.answer(header, Flags(b"\1" * count))
-    assert asked.result() == Count(3)
-    for node in nodes:
-        node.close()
-
-
 def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
@@ -284,49 +269,6 @@ def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Pl
     sock.close()
 
 
-def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_nodes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked ten times a second, of a thousand nodes as of two."""
-    assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    with places.stub() as stub:
-        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
-    monkeypatch.setattr(leading.directory.members, "live", lambda: 1 // 0)
-    concerned = partial(leading._arrivals._are_concerned, TENANT, is_told=True)
-    waits = [reactor.call(partial(concerned, keys), deadline_s=TIMEOUT_S) for keys in ([b"a"], [b"none"], [b"c"])]
-    assert waits == [True, False, True]
-
-
-def test_while_nobody_comes_what_waits_is_not_asked_anew(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places.master is not None
-    reactor, arrivals = places.master.reactor, places.master.partitions[0].standing.leading()._arrivals
-    asked = Asking(places, Exists([b"a"]), Flags)
-    await_waiting(places, 1)
-    looked = 0
-    concerned = Arrivals._are_concerned
-
-    def counting(of: Arrivals, tenant: str, keys: Sequence[bytes], *, is_told: bool) -> bool:
-        nonlocal looked
-        looked += 1
-        return concerned(of, tenant, keys, is_told=is_told)
-
-    monkeypatch.setattr(Arrivals, "_are_concerned", counting)
-    for _ in range(3):
-        reactor.call(lambda: arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
-    assert looked == 0
-    node = come(places)
-    assert asked.result() == Flags(b"\1")
-    node.close()
-
-
-def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:
-    asked = Asking(places, Replicate([b"a", b"none"], 2), Flags)
-    await_waiting(places, 1)
-    node = come(places)
-    there, absent = asked.result().flags
-    assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
-    node.close()
-
-
 def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, catalog: dict[str, Any]) -> None:
     with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
         assert isinstance(Asking(places, Reserve([b"a"], [1]), Grants).result(), Unavailable), (
@@ -347,13 +289,6 @@ def test_of_a_node_that_does_not_come_in_time_the_blocks_are_misses(tmp_path: Pa
         client = places.client()
         assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
         assert ask(client, Nodes(), NodeTable).names == []
-        client.close()
-
-
-def test_without_such_a_time_nothing_is_waited_for(tmp_path: Path, catalog: dict[str, Any]) -> None:
-    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.0) as places:
-        client = places.client()
-        eventually(lambda: ask(client, Exists([b"a", b"c"]), Flags) == Flags(b"\0\0"), "an answer")
         client.close()
 
 

@@ -1,14 +1,11 @@
 """Promises of tickets.py: a real master with tokens, its gRPC and its frames, and a node's side of both that notes every byte."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvstore.master.server import tickets
-from kvstore.master.server.node_connections import NodeLinks, Word
-from kvstore.master.server.tickets import Tickets
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Copy, Revoke, TicketKey
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
@@ -173,32 +170,6 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
     read_word(other, Revoke)
     eventually(lambda: untold() == set(), "both know")
     other.close()
-
-
-def test_of_many_tokens_that_end_at_once_a_turn_of_the_loop_tells_some_and_the_next_ones_the_rest(
-    places: Places, node: Node, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns: list[list[str]] = []
-    tick, say = Tickets.tick, NodeLinks.say
-
-    def noted_tick(tickets: Tickets, now_ns: int) -> None:
-        turns.append([])
-        tick(tickets, now_ns)
-
-    def noted_say(links: NodeLinks, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
-        if isinstance(message, Revoke):
-            turns[-1].append(message.tenant)
-        say(links, node_id, message, answer, then)
-
-    monkeypatch.setattr(tickets, "MAX_TOLD_AT_ONCE", 1)
-    monkeypatch.setattr(NodeLinks, "say", noted_say)
-    monkeypatch.setattr(Tickets, "tick", noted_tick)
-    for tenant in TENANTS:
-        ticket_of(places, tenant)
-    (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": "another one"}))
-    for _ in TENANTS:
-        read_word(node, Revoke)
-    assert list(filter(None, turns)) == [["red"], ["blue"]]
 
 
 def test_a_node_that_does_not_say_that_it_knows_is_hung_up_on(places: Places, node: Node, folder: Path) -> None:

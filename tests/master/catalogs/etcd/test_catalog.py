@@ -9,7 +9,7 @@ import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.writer import cut
 from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
@@ -54,9 +54,7 @@ def make() -> Iterator[MakeEtcdCatalog]:
     prefix = f"/test-{uuid.uuid4()}"
 
     def make(host_port: str, *, request_timeout_s: float = 5.0, lease_ttl_s: float = 60.0) -> EtcdCatalog:
-        made.append(
-            EtcdCatalog([host_port], prefix=prefix, request_timeout_s=request_timeout_s, longest_backoff_s=0.1, lease_ttl_s=lease_ttl_s)
-        )
+        made.append(EtcdCatalog([host_port], prefix=prefix, timing=EtcdTiming(lease_ttl_s, request_timeout_s, longest_backoff_s=0.1)))
         return made[-1]
 
     make.prefix = prefix  # type: ignore[attr-defined]
@@ -314,19 +312,6 @@ def test_a_change_larger_than_a_part_is_a_part_of_its_own_and_no_change_is_no_pa
     assert list(cut({}, max_ops=10, max_bytes=200)) == []
 
 
-def test_etcd_takes_128_operations_and_a_compare_in_one_transaction_but_not_129(etcd: EtcdServer) -> None:
-    def transaction(op_count: int) -> Any:
-        request = rpc_pb2.TxnRequest()
-        request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=b"absent", mod_revision=0)
-        for number in range(op_count):
-            request.success.add().request_put.key = b"limit/%d" % number
-        return request
-
-    assert kv(etcd).Txn(transaction(128)).succeeded
-    with pytest.raises(grpc.RpcError, match="too many operations"):
-        kv(etcd).Txn(transaction(129))
-
-
 def test_into_how_many_shards_blocks_are_cut_is_the_catalogs_own(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     made = make(etcd.host_port)
     made.open(deadline_s=OPEN_DEADLINE_S)
@@ -351,10 +336,3 @@ def test_a_catalog_of_another_release_is_refused_not_guessed_at(make: MakeEtcdCa
     kv(etcd).Put(rpc_pb2.PutRequest(key=f"{make.prefix}/format".encode(), value=form))  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="another release"):
         make(etcd.host_port).open(deadline_s=OPEN_DEADLINE_S)
-
-
-def elected_blocks(catalog: EtcdCatalog) -> dict[tuple[str, bytes], object]:
-    """What a master finds that follows."""
-    following = opened(catalog, "late")
-    following.await_told("owned by other")
-    return following.blocks

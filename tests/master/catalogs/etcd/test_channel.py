@@ -11,7 +11,6 @@ from aetcd.rpc import auth_pb2, rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
 from tests.etcd_server import EtcdServer
-from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.ports import free_ports
 
 EtcdServerFactory = Callable[..., EtcdServer]
@@ -64,24 +63,12 @@ def unused_endpoint() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def test_a_call_is_answered(channel: OpenChannel, etcd: EtcdServer) -> None:
-    assert channel(etcd.host_port).call("Status", rpc_pb2.StatusRequest(), timeout_s=TIMEOUT_S).version.startswith("3.")
-
-
 def test_after_a_failure_the_next_endpoint_is_tried_and_after_the_last_the_first(channel: OpenChannel, etcd: EtcdServer) -> None:
     several = channel(unused_endpoint(), etcd.host_port, unused_endpoint())
     with pytest.raises(CatalogUnavailable, match="etcd unreachable: 127"):
         read(several, timeout_s=NOTHING_LISTENS_TIMEOUT_S)
     assert read(several).header.revision > 0
     assert read(several).header.revision > 0
-
-
-def test_endpoints_wrap_around(channel: OpenChannel) -> None:
-    first, second = unused_endpoint(), unused_endpoint()
-    several = channel(first, second)
-    for endpoint in (first, second, first):
-        with pytest.raises(CatalogUnavailable, match=endpoint):
-            read(several, timeout_s=NOTHING_LISTENS_TIMEOUT_S)
 
 
 def test_calls_that_share_a_lost_connection_all_fail_and_the_next_call_connects_anew(
@@ -133,22 +120,6 @@ def test_a_login_lets_calls_through_and_is_renewed_when_the_server_forgot_the_to
     with pytest.raises(CatalogUnavailable, match="invalid auth token"):
         read(known)
     read(known)
-
-
-def test_a_refused_token_is_renewed_by_the_next_call(channel: OpenChannel, guarded_etcd: EtcdServer) -> None:
-    calls: list[str] = []
-
-    def refuse_the_first_read(method: str) -> grpc.StatusCode | None:
-        calls.append(method)
-        return grpc.StatusCode.UNAUTHENTICATED if calls == ["Authenticate", "Range"] else None
-
-    with FaultyEtcd(guarded_etcd) as faulty:
-        faulty.on_call = refuse_the_first_read
-        known = channel(faulty.host_port, user="root", password="secret")
-        with pytest.raises(CatalogUnavailable, match="UNAUTHENTICATED"):
-            read(known)
-        read(known)
-    assert calls == ["Authenticate", "Range", "Authenticate", "Range"]
 
 
 def test_a_wrong_password_is_a_config_error(channel: OpenChannel, guarded_etcd: EtcdServer) -> None:

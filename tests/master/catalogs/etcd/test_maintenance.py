@@ -10,7 +10,7 @@ import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd import follower as following
-from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
 from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, Bounds, EtcdKeeper, trouble_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
@@ -33,7 +33,7 @@ def make() -> Iterator[MakeCatalog]:
     prefix = f"/test-{uuid.uuid4()}"
 
     def make(host_port: str, bounds: Bounds) -> EtcdCatalog:
-        made.append(EtcdCatalog([host_port], prefix=prefix, lease_ttl_s=60.0, longest_backoff_s=0.1, bounds=bounds))
+        made.append(EtcdCatalog([host_port], prefix=prefix, timing=EtcdTiming(60.0, longest_backoff_s=0.1), bounds=bounds))
         return made[-1]
 
     yield make

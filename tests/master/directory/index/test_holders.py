@@ -7,9 +7,6 @@ from kvstore.master.directory.index.holders import (
     NAMED,
     NOBODY,
     HolderSets,
-    has_holder,
-    with_holder,
-    without_holder,
 )
 
 
@@ -22,14 +19,6 @@ def test_equal_sets_share_one_index_until_their_last_row_leaves() -> None:
     sets.leave(two)
     sets.check_integrity([])
     assert sets.enter(((3, 2),)) == one
-
-
-def test_nobodys_set_is_index_0_and_never_counted() -> None:
-    sets = HolderSets()
-    assert sets.enter(()) == 0
-    sets.leave(0)
-    sets.check_integrity([0, 0])
-    assert not sets.live[0]
 
 
 def test_a_set_is_live_while_one_of_its_nodes_is() -> None:
@@ -106,24 +95,6 @@ def test_an_equal_set_that_lost_its_name_is_rewritten_too() -> None:
     sets.check_integrity([named, unnamed])
 
 
-def test_all_nodes_of_all_sets_are_told() -> None:
-    sets = HolderSets()
-    sets.enter(((1, 2), (7, 2)))
-    sets.leave(sets.enter(((9, 2),)))
-    assert sets.node_ids() == {1, 7}
-    assert sets.held_blocks() == 1
-    sets.rewrite(1, lambda _state: None)
-    assert sets.held_blocks() == 1
-    sets.rewrite(7, lambda _state: None)
-    assert sets.held_blocks() == 0, "nobody holds it any more; its row waits for a sweep"
-
-
-def test_pairs_are_kept_by_node() -> None:
-    assert with_holder(((3, 1),), 2, 4) == ((2, 4), (3, 1))
-    assert with_holder(((2, 1),), 2, 4) == ((2, 4),)
-    assert without_holder(((2, 1), (3, 1)), 2) == ((3, 1),)
-
-
 def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() -> None:
     sets = HolderSets()
     sets.set_live([1, 2, 3])
@@ -138,23 +109,3 @@ def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() 
     assert sets.only_at([1, 2]) == {first: 5, both: 1, other: 1}, "the third is dead"
     sets.set_live([])
     assert sets.only_at([1, 2]) == {}
-
-
-def test_the_mask_of_a_set_has_a_bit_for_each_node_that_lives() -> None:
-    sets = HolderSets()
-    index = sets.enter(((1, 0), (3, 0), (5, 0)))
-    sets.set_live([1, 5, 7])
-    assert sets.mask(index) == 0b100010
-    assert sets.mask(0) == 0
-
-
-def test_the_sets_are_told_that_a_node_has_yet_to_name_the_blocks_of() -> None:
-    sets = HolderSets()
-    hint, named, other = sets.enter(((1, 2 | HINT), (2, 2))), sets.enter(((1, 2), (2, 2 | HINT))), sets.enter(((2, HINT),))
-    assert (sets.hinted_at(1), sorted(sets.hinted_at(2)), sets.hinted_at(3)) == ([hint], [named, other], [])
-    assert len(sets) == 4
-
-
-def test_a_holder_is_found_by_its_id_in_whatever_state() -> None:
-    pairs = ((1, 2 | HINT), (3, 4))
-    assert [has_holder(pairs, node_id) for node_id in (1, 2, 3)] == [True, False, True]

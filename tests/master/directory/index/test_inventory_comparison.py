@@ -106,27 +106,6 @@ def test_of_a_difference_the_run_is_named_and_the_others_are_not() -> None:
     assert master.exists(b"new", held[40].key, held[39].key) == [1, 0, 1]
 
 
-def test_after_a_restart_of_the_master_which_knows_no_tiers_nothing_is_named_either() -> None:
-    held = [*events(40), *events(40, first=41, tiers=NVME)]
-    master, _node = known(*held)
-    again = master.restart()
-    node = again.register("a", 2)
-    assert compared(again, node, *held) == (0, [])
-    lookup = again.directory.queries.lookup(TENANT, [held[0].key, held[-1].key])
-    assert list(lookup.tiers) == [DRAM, NVME]
-
-
-def test_records_that_are_worth_none_in_the_tiers_told_go() -> None:
-    held = events(40)
-    master = Master(recorded=ALL)
-    master.sync(master.register("a"), *held)
-    again = Master(2, master.catalog, recorded=OUTLIVING)
-    assert again.directory.recording.count() == 40
-    assert compared(again, again.register("a", 2), *held) == (0, [])
-    assert again.directory.recording.count() == 0
-    again.directory.check_integrity()
-
-
 def test_a_removal_that_the_node_has_not_answered_is_named_and_dropped() -> None:
     held = events(40)
     master, node = known(*held)
@@ -139,17 +118,6 @@ def test_a_removal_that_the_node_has_not_answered_is_named_and_dropped() -> None
     named, drops = compared(master, node, *held)
     assert named == 32
     assert [drop.keys for drop in drops] == [[b"7"]]
-
-
-def test_what_the_node_has_dropped_without_an_answer_is_not_there_any_more() -> None:
-    held = events(40)
-    master, node = known(*held)
-    master.sync(node, *held)
-    master.register("b")
-    master.commit(master.directory.removing.plan(TENANT, [b"7"], force=False).ops)
-    named, drops = compared(master, master.register("a"), *held[:6], *held[7:])
-    assert (named, drops) == (0, [])
-    assert master.exists(b"6", b"7") == [1, 0]
 
 
 def test_what_goes_while_it_is_compared_is_not_taken_as_named() -> None:
@@ -272,12 +240,6 @@ def other_synced(master: Master) -> Member:
     node = master.register("b")
     master.sync(node)
     return node
-
-
-def test_of_an_empty_inventory_nothing_is_the_same() -> None:
-    master, node = known(*events(4))
-    assert compared(master, node) == (0, [])
-    assert master.exists(b"1") == [0]
 
 
 def test_as_many_blocks_of_which_one_is_another_are_not_the_same() -> None:

@@ -107,21 +107,6 @@ def test_it_grows_while_keys_come_and_go_and_loses_none(batch: int) -> None:
     rows.check_integrity()
 
 
-def test_an_index_that_is_growing_finds_what_has_moved_and_what_has_not() -> None:
-    """At each step of some growth, one by one and in batches."""
-    keys, rows = index()
-    known = 0
-    for _ in range(60):
-        step = numbered(known, known + 50)
-        enter_all(keys, rows, step[:20])
-        for key in step[20:]:
-            enter(keys, rows, key)
-        known += 50
-        rows.check_integrity()
-        asked = numbered(0, known + 50)
-        assert rows.find(asked).tolist() == [*range(1, known + 1), *[NO_ROW] * 50]
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_more_keys_than_a_bucket_has_ways_are_found_and_leave(order: int) -> None:
     keys, rows = index()
@@ -140,15 +125,6 @@ def test_more_keys_than_a_bucket_has_ways_are_found_and_leave(order: int) -> Non
     assert not rows
 
 
-def test_a_crowded_bucket_is_dispersed_when_the_index_grows() -> None:
-    keys, rows = index()
-    crowd = in_bucket(3, WAYS + 4)
-    enter_all(keys, rows, crowd)
-    enter_all(keys, rows, numbered(0, 40 * FIRST_BUCKETS))
-    rows.check_integrity()
-    assert rows.find(crowd).tolist() == list(range(1, len(crowd) + 1))
-
-
 def test_two_keys_of_one_tag_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tag has 31 bits of a hash: a pair that shares them is made by a hash of fewer bits."""
     monkeypatch.setattr("kvstore.master.directory.index.key_index.hash", lambda key: key[0], raising=False)
@@ -162,26 +138,6 @@ def test_two_keys_of_one_tag_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert rows.find(asked).tolist() == [1, 2, 3, NO_ROW] * FEW
     rows.remove(b"a1", 2)
     assert [rows.get(key) for key in alike] == [1, NO_ROW, 3]
-
-
-def test_keys_removed_together_are_those_removed_one_by_one() -> None:
-    """Of a bucket with more rows than ways, too."""
-    keys, rows = index()
-    crowd = in_bucket(3, WAYS + 3)
-    for key in crowd:
-        enter(keys, rows, key)
-    gone = crowd[::2]
-    numbers = np.array(list(map(rows.__getitem__, gone)), np.uint32)
-    rows.remove_all(gone, numbers)
-    keys.clear_all(numbers)
-    rows.check_integrity()
-    assert [key in rows for key in crowd] == [number % 2 == 1 for number in range(len(crowd))]
-    left = crowd[1::2]
-    numbers = np.array(list(map(rows.__getitem__, left)), np.uint32)
-    rows.remove_all(left, numbers)
-    keys.clear_all(numbers)
-    rows.check_integrity()
-    assert len(rows) == 0
 
 
 class AgainstDict(RuleBasedStateMachine):

@@ -14,43 +14,6 @@ def same(keys: Keys, rows: list[int], asked: list[bytes]) -> list[bool]:
     return found
 
 
-def test_a_row_gives_back_its_key_whatever_the_lengths() -> None:
-    keys = Keys()
-    assert [keys.append(b"a"), keys.append(b"long" * 50)] == [1, 2]
-    keys.extend([b"x", b"yy", b"x" * 255])
-    keys.extend([b"u", b"v"])
-    keys.extend([])
-    assert [keys[row] for row in range(len(keys))] == [b"", b"a", b"long" * 50, b"x", b"yy", b"x" * 255, b"u", b"v"]
-    keys.check_integrity(range(1, 8))
-
-
-def test_keys_cleared_together_leave_their_places() -> None:
-    keys = Keys()
-    keys.extend([b"a", b"b", b"c"])
-    keys.extend([b"dd", b"ee"])
-    keys.clear_all(np.array([1, 3, 5], np.uint32))
-    assert [keys[row] for row in range(1, 6)] == [b"", b"b", b"", b"dd", b""]
-    keys.check_integrity([2, 4])
-    for row in (1, 3, 5):
-        keys.set(row, b"x")
-    keys.check_integrity(range(1, 6))
-
-
-def test_the_place_of_a_key_that_left_is_used_again() -> None:
-    keys = Keys()
-    keys.extend([b"a", b"b", b"c"])
-    keys.clear(2)
-    assert keys[2] == b""
-    keys.check_integrity([1, 3])
-    keys.set(2, b"d")
-    assert [keys[row] for row in (1, 2, 3)] == [b"a", b"d", b"c"]
-    keys.check_integrity([1, 2, 3])
-    keys.clear(2)
-    keys.set(2, b"another length")
-    assert keys[2] == b"another length"
-    keys.check_integrity([1, 2, 3])
-
-
 def test_rows_of_keys_that_left_get_others_at_once() -> None:
     keys = Keys()
     keys.extend([b"a", b"b", b"c", b"d", b"e"])

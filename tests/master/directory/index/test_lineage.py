@@ -56,13 +56,6 @@ def test_many_together_end_as_one_by_one(parts: list[dict[int, int]]) -> None:
     assert forest.told() == one_by_one(*parts)
 
 
-def test_the_link_that_closes_a_cycle_is_not_taken_and_nobody_is_its_own_parent() -> None:
-    forest = Forest()
-    forest.adopt({1: 2, 5: 5})
-    forest.adopt({2: 3, 3: 1, 4: 3})
-    assert forest.told() == {1: 2, 2: 3, 4: 3}
-
-
 @pytest.mark.parametrize("together", [1, 2, 64])
 def test_lines_that_are_longer_than_is_walked_together_are_walked_by_themselves(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(lineage, "MAX_TOGETHER", together)

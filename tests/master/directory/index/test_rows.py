@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.index.holders import HINT, with_holder
+from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.key_index import FEW
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.rows import Rows
@@ -78,105 +78,12 @@ def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int, more: 
     at_once[0].check_integrity()
 
 
-def test_a_free_row_is_used_again() -> None:
-    rows, red = table()
-    row = rows.insert(red, b"a", version(), HELD)
-    rows.remove(row)
-    assert b"a" not in red.rows
-    assert rows.insert(red, b"b", version(), HELD) == row
-    rows.check_integrity()
-
-
-def test_a_namespace_is_forgotten_with_its_last_block_and_its_number_used_again() -> None:
-    rows, red = table()
-    row = rows.insert(red, b"a", version(namespace="one"), HELD)
-    assert len(rows.namespaces) == 2
-    rows.remove(row)
-    assert len(rows.namespaces) == 1
-    row = rows.insert(red, b"a", version(namespace="two"), HELD)
-    assert rows.version(row).namespace == "two"
-    assert rows.version(rows.insert(red, b"b", version(namespace="two"), HELD)).namespace == "two"
-
-
 def test_a_block_can_be_read_at_its_holders_that_live_and_one_that_is_not_known_at_none() -> None:
     rows, red = table()
     rows.insert(red, b"a", version(), ((1, 2), (2, 2)))
     rows.sets.set_live([2])
     assert list(rows.readable_at(red, b"a")) == [2]
     assert list(rows.readable_at(red, b"unknown")) == []
-
-
-BEFORE = (((1, 2),), ((1, 2), (2, 4)), ((1, HINT),), ((1, 4), (2, HINT)), ((1, 2),), ((1, 2), (2, 4)))
-TIERS = bytes((2, 6, 4, 4, 4, 6))
-
-
-def test_what_a_node_holds_already_it_holds_in_other_tiers_as_if_told_one_by_one() -> None:
-    at_once, each = table(), table()
-    keys = [b"k%d" % number for number in range(len(BEFORE))]
-    for rows, red in (at_once, each):
-        for number, (key, pairs) in enumerate(zip(keys, BEFORE, strict=True)):
-            rows.insert(red, key, version(number + 1), pairs)
-    generations = range(1, len(BEFORE) + 1)
-    told = [10] * len(BEFORE), [20] * len(BEFORE), generations
-    assert at_once[0].hold_known(at_once[1].rows.find(keys), told, 1, TIERS).all()
-    for key, pairs, tiers in zip(keys, BEFORE, TIERS, strict=True):
-        each[0].hold(each[1].rows[key], with_holder(pairs, 1, tiers))
-    for rows, red in (at_once, each):
-        rows.check_integrity()
-        assert [rows.pairs(red.rows[key]) for key in keys] == [with_holder(*one) for one in zip(BEFORE, [1] * 6, TIERS, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "generations", "node_id", "known"),
-    [
-        ([b"a", b"b"], [1, 3], 1, [True, False]),
-        ([b"a", b"b"], [1, 2], 2, [True, False]),
-        ([b"unknown", b"a"], [2, 1], 1, [False, True]),
-        ([b"a"], [1], 3, [False]),
-    ],
-    ids=["another version", "held by others", "unknown", "none"],
-)
-def test_only_what_a_node_is_known_to_hold_is_taken_in_at_once(
-    keys: list[bytes], generations: list[int], node_id: int, known: list[bool]
-) -> None:
-    rows, red = table()
-    rows.insert(red, b"a", version(1), ((1, 2), (2, 2)))
-    rows.insert(red, b"b", version(2), HELD)
-    count = len(keys)
-    assert rows.hold_known(red.rows.find(keys), ([10] * count, [20] * count, generations), node_id, bytes((4,)) * count).tolist() == known
-    pairs = with_holder(((1, 2), (2, 2)), node_id, 4) if any(known) else ((1, 2), (2, 2))
-    assert [rows.pairs(red.rows[key]) for key in (b"a", b"b")] == [pairs, HELD]
-    rows.check_integrity()
-
-
-def test_a_parent_that_went_finds_its_children_when_it_comes_back() -> None:
-    rows, red = table()
-    parent = rows.insert(red, b"p", version(), HELD)
-    child = rows.insert(red, b"c", version(parent=b"p"), HELD)
-    rows.remove(parent)
-    assert not rows.pairs(parent)
-    assert rows.insert(red, b"p", version(5), HELD) == parent
-    assert rows.version(child).parent == b"p"
-    rows.check_integrity()
-
-
-def test_a_chain_of_parents_that_went_goes_with_its_last_child() -> None:
-    rows, red = table()
-    first = rows.insert(red, b"1", version(), HELD)
-    second = rows.insert(red, b"2", version(parent=b"1"), HELD)
-    third = rows.insert(red, b"3", version(parent=b"2"), HELD)
-    rows.remove(first)
-    rows.remove(second)
-    assert len(red.rows) == 3
-    rows.remove(third)
-    assert not red.rows
-    rows.check_integrity()
-
-
-def test_an_unknown_parent_or_oneself_is_none() -> None:
-    rows, red = table()
-    assert rows.parents[rows.insert(red, b"a", version(parent=b"unknown"), HELD)] == NO_ROW
-    assert rows.parents[rows.insert(red, b"b", version(parent=b"b"), HELD)] == NO_ROW
 
 
 def replayed(*links: tuple[bytes, bytes], generation: int = 1, holders: tuple[int, ...] = (1,)) -> BlockPuts:
@@ -240,17 +147,6 @@ def test_parents_that_form_a_cycle_in_a_catalog_are_not_taken_and_all_rows_leave
             assert not red.rows
 
 
-def test_a_line_of_ancestors_that_is_too_long_to_be_looked_at_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.master.directory.index.lineage.MAX_LINEAGE", 4)
-    rows, red = table()
-    chain = [b"%d" % number for number in range(9)]
-    rows.replay(red, replayed(*zip(chain[1:], chain, strict=False)))
-    rows.replay(red, replayed((b"below 3", b"upper 3"), (b"below 8", b"upper 8")))
-    rows.replay(red, replayed((b"upper 3", b"2"), (b"upper 8", b"8")))
-    assert [rows.version(red.rows[key]).parent for key in (b"upper 3", b"upper 8")] == [b"2", b""]
-    rows.check_integrity()
-
-
 def test_blocks_that_go_together_take_ancestors_that_waited_for_them() -> None:
     rows, red = table()
     for key, parent in ((b"a", b""), (b"b", b"a"), (b"c", b"b"), (b"d", b"b"), (b"e", b"")):
@@ -311,13 +207,6 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
-
-
-def test_namespaces_are_named_by_index() -> None:
-    tenants = Tenants()
-    rows = Rows(tenants)
-    rows.insert(tenants.of("t"), b"a", Version(1, 2, 3, "some", b""), ((1, 2),))
-    assert rows.namespaces.names() == ["", "some"]
 
 
 @pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, FEW)])

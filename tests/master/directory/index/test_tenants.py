@@ -29,15 +29,6 @@ def test_a_block_of_a_batch_is_what_its_columns_say() -> None:
     assert not pending.has_any([b"a"])
 
 
-def test_a_batch_is_taken_out_only_as_it_came() -> None:
-    for change in ((), (Pending(9, 9, Version(1, 1, 1, "", b""), 2),)):
-        pending, batch = PendingCommits(), batch_of([b"a", b"b"])
-        pending.add_all(batch)
-        pending[b"a"] = change
-        assert not pending.take_all(batch)
-        assert pending[b"b"] == (batch.of(b"b"),)
-
-
 class AgainstADictionary(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()

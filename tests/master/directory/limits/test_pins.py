@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from kvstore.master.directory.index import holders
 from kvstore.master.directory.limits.pins import MAX_ENDED, SPARE_ENDS, Pinning
 from kvstore.protocol.catalog_messages import EVENT_GONE, Hold
 from kvstore.protocol.errors import QuotaExceeded
@@ -138,13 +137,6 @@ def test_so_many_pins_end_at_a_time() -> None:
     assert [len(after(master, 1).ops), len(after(master, 0).ops), len(after(master, 0).ops)] == [MAX_ENDED, 10, 0]
 
 
-def test_what_has_no_pin_is_counted_whether_it_is_there_or_not() -> None:
-    master, _node = one_node(b"a", b"b")
-    assert master.directory.pins.unpinned("nobody", [b"a"]) == 1
-    master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
-    assert master.directory.pins.unpinned(TENANT, [b"a", b"b", b"none", b"b"]) == 2
-
-
 def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:
     master = Master(quota=Quota(pins=2))
     master.sync(master.register("a"), *(Event(key) for key in (b"a", b"b", b"c")))
@@ -159,12 +151,3 @@ def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None
     master.commit(pins.pin(TENANT, [b"a", b"b"], pinned=True).ops)
     master.commit(pins.pin(TENANT, [b"b"], pinned=False).ops)
     assert pin_for(master, b"c", ttl_s=1).flags == b"\1"
-
-
-def test_all_that_have_a_block_are_told_however_few_an_answer_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "MAX_REPLICAS", 1)
-    master, _ = one_node(b"a")
-    master.sync(master.register("b"), Event(b"a"))
-    assert list(master.directory.queries.lookup(TENANT, [b"a"]).nodes) == [1]
-    told = master.directory.pins.pin(TENANT, [b"a"], pinned=True).commands.messages()
-    assert [node_id for node_id, _hold in told] == [1, 2]

@@ -15,7 +15,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from kvstore.protocol.message import MAX_TENANT_USES
 from kvstore.protocol.node_states import ALIVE, DEAD, STOPPED, SYNCING
-from tests.master.blocks import Tier
+from tests.master.blocks import tier_of
 
 TTL_NS = 10
 
@@ -34,15 +34,6 @@ def test_a_node_keeps_its_id_and_gets_a_new_epoch_each_time() -> None:
     assert again is node
     assert not is_new
     assert node.epoch > first
-
-
-def test_ids_follow_those_of_the_catalog() -> None:
-    nodes = members()
-    nodes.remember(NodeRecord("old", 7), 0)
-    assert [node.node_id for node in nodes] == [7]
-    assert not nodes.live()
-    assert nodes.register(NodeInfo("new", 1), (), 0)[0].node_id == 8
-    assert nodes.register(NodeInfo("old", 1), (), 0)[0].node_id == 7
 
 
 def test_a_nodes_host_is_where_others_reach_it() -> None:
@@ -149,7 +140,11 @@ def test_a_long_dead_node_is_written_off_once_a_death() -> None:
 
 def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() -> None:
     nodes = members()
-    tiers = (Tier("dram", 100, 30, 10), Tier("nvme", 1000, 500), Tier("hbm", 50, health="lost"))
+    tiers = (
+        pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=30, quarantined_bytes=10, health="ok"),
+        tier_of("nvme", 1000, 500),
+        tier_of("hbm", 50, health="lost"),
+    )
     node, _ = nodes.register(NodeInfo("a", 1), tiers, 0)
     node.reserved_bytes = 60
     assert (node.free_bytes, node.capacity_bytes, node.largest_bytes, node.dram_bytes) == (500, 1100, 1000, 100)
@@ -231,20 +226,6 @@ def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     nodes.remember_strangers(StrangersRecord(9, 2))
     nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
-
-
-def test_a_drain_is_known_before_its_node_and_until_that_is_forgotten() -> None:
-    nodes = members()
-    nodes.set_drain("a", "peers")
-    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
-    assert (node.drain, node.takes_blocks) == ("peers", False)
-    nodes.set_drain("a", "")
-    nodes.set_drain("a", "")
-    assert (node.drain, node.takes_blocks) == ("", True)
-    nodes.set_drain("a", "nvme")
-    nodes.disconnected(node.node_id, node.epoch, 1)
-    nodes.forget("a")
-    assert nodes.register(NodeInfo("a", 1), (), 2)[0].drain == ""
 
 
 def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_again() -> None:

@@ -1,35 +1,25 @@
 """Promises of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
 
-from typing import Any
-
 import pytest
 
 from kvstore.master.directory.bounds import Limits
 from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement import drains as draining
-from kvstore.master.directory.placement.copies import FULL_SHARE, LOOK_COST, REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory.placement.copies import FULL_SHARE, REFUSED_NS, CopyOrder, Pace
 from kvstore.master.directory.placement.drains import LOOK_NS, Draining, Progress
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Claim, Copied
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Claim
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.message import GRANTED
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, Tier, die
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, tier_of
+from tests.master.directory.placement.copying import KEYS, ROOM, Copying
 
-KEYS = [b"a", b"b", b"c"]
 CLOSED = {"closed": 1, "open_puts": 0, "undecided": 0, "publish_backlog": 0}
-ROOM = Tier(capacity_bytes=100_000)
 
 
-class Cluster:
-    """The node `one`, which holds a, b and c of 100 bytes each, and what a test adds; each `step` is later than the last look."""
+class Cluster(Copying):
+    """Each `step` is later than the last look."""
 
     def __init__(self, pace: Pace | None = None) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace()))
-        self.one = self.node("one", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
-
-    def node(self, name: str, *events: Event, tier: Tier = ROOM) -> Member:
-        node = self.master.register(name, 1, tier)
-        self.master.sync(node, *events)
-        return node
+        super().__init__(Limits(pace=pace or Pace()))
 
     @property
     def draining(self) -> Draining:
@@ -39,20 +29,7 @@ class Cluster:
         self.master.commit(self.draining.begin(name, to))
 
     def step(self, passed_ns: int = LOOK_NS) -> list[CopyOrder]:
-        """What is ordered, as the master does it."""
-        self.master.now_ns += passed_ns
-        orders: list[CopyOrder] = self.draining.step(self.master.now_ns)
-        for tenant, keys, node_id, source in orders:
-            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
-        self.master.directory.check_integrity()
-        return orders
-
-    def arrive(self, order: CopyOrder, *, has_room: bool = True) -> None:
-        node = self.master.directory.members.get(order.node_id)
-        assert node is not None
-        generations = [1 + KEYS.index(key) for key in order.keys]
-        message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
-        self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
+        return self.ordered(passed_ns, self.draining.step)
 
     def beat(self, node: Member, **counters: int) -> None:
         self.master.directory.heartbeat(node.node_id, node.epoch, node.tiers, CLOSED | counters, self.master.now_ns)
@@ -102,7 +79,7 @@ def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_ca
 
 def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_already_taken(cluster: Cluster) -> None:
     directory = cluster.master.directory
-    two = cluster.node("two")
+    two = cluster.node("two", "two")
     cluster.drain()
     granted = directory.reserve(TENANT, [b"x"], [10], local_node=1, now_ns=cluster.master.now_ns)
     assert list(granted.nodes) == [two.node_id]
@@ -130,7 +107,7 @@ def test_a_node_is_told_until_it_has_answered_and_again_after_each_registration(
 
 
 def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_the_node_has_said_all(cluster: Cluster) -> None:
-    two = cluster.node("two", Event(b"b", 2))
+    two = cluster.node("two", "two", Event(b"b", 2))
     cluster.drain()
     [order] = cluster.step()
     assert order == (TENANT, [b"a", b"c"], two.node_id, 1), "b is there already"
@@ -152,21 +129,10 @@ def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_th
     assert cluster.progress().is_done
 
 
-def test_what_is_published_late_is_copied_too(cluster: Cluster) -> None:
-    cluster.node("two")
-    cluster.drain()
-    [order] = cluster.step()
-    cluster.arrive(order)
-    assert cluster.step() == []
-    cluster.master.publish(cluster.one, Event(b"late", 9))
-    [order] = cluster.step()
-    assert order.keys == [b"late"]
-
-
 def test_no_more_is_on_its_way_than_the_pace_and_the_walk_goes_on_from_there() -> None:
     for pace in (Pace(blocks=1), Pace(bytes=1), Pace(rows=2)):
         cluster = Cluster(pace)
-        cluster.node("two")
+        cluster.node("two", "two")
         cluster.drain()
         got: list[bytes] = []
         for _ in range(8):
@@ -181,20 +147,20 @@ def test_no_more_is_on_its_way_than_the_pace_and_the_walk_goes_on_from_there() -
 
 def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster) -> None:
     full = int(1000 * FULL_SHARE)
-    two = cluster.node("two", tier=Tier(capacity_bytes=1000, used_bytes=1000 - 200 - full))
-    three = cluster.node("three", tier=Tier(capacity_bytes=1000, used_bytes=1000 - 100 - full))
+    two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=1000 - 200 - full))
+    three = cluster.node("three", "three", tier=tier_of(capacity_bytes=1000, used_bytes=1000 - 100 - full))
     cluster.drain()
     assert {(order.node_id, len(order.keys)) for order in cluster.step()} == {(two.node_id, 2), (three.node_id, 1)}
 
 
 def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Cluster) -> None:
-    two = cluster.node("two", tier=Tier(capacity_bytes=1000, used_bytes=840))
+    two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=840))
     cluster.drain()
     cluster.draining.told(1, cluster.one.epoch, DRAIN_CLOSED)
     [order] = cluster.step()
     assert (order.node_id, len(order.keys)) == (two.node_id, 1)
     cluster.arrive(order)
-    two.tiers = (Tier(capacity_bytes=1000, used_bytes=940),)
+    two.tiers = (tier_of(capacity_bytes=1000, used_bytes=940),)
     cluster.step()
     cluster.step()
     assert cluster.draining.to_tell() == [(cluster.one, DRAIN_SAVE)]
@@ -211,7 +177,7 @@ def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Clu
 
 
 def test_a_node_that_takes_no_copies_counts_as_full_for_a_while(cluster: Cluster) -> None:
-    two = cluster.node("two")
+    two = cluster.node("two", "two")
     cluster.drain()
     [order] = cluster.step()
     cluster.arrive(order, has_room=False)
@@ -222,7 +188,7 @@ def test_a_node_that_takes_no_copies_counts_as_full_for_a_while(cluster: Cluster
 
 
 def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(cluster: Cluster) -> None:
-    cluster.node("two")
+    cluster.node("two", "two")
     cluster.drain()
     assert len(cluster.step()) == 1
     assert cluster.master.remove(*KEYS) == [1, 1, 1]
@@ -234,7 +200,7 @@ def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(clus
 
 
 def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(cluster: Cluster) -> None:
-    cluster.node("two")
+    cluster.node("two", "two")
     cluster.drain(to="nvme")
     cluster.beat(cluster.one)
     assert cluster.step() == []
@@ -247,29 +213,29 @@ def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(clus
 
 
 def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster: Cluster) -> None:
-    two = cluster.node("two", Event(b"a", 1))
+    two = cluster.node("two", "two", Event(b"a", 1))
     cluster.drain()
     cluster.drain("two")
     assert cluster.step() == []
     assert (cluster.progress().left_blocks, cluster.progress(two).left_blocks) == (3, 1)
-    three = cluster.node("three")
+    three = cluster.node("three", "three")
     ordered = cluster.step()
     assert sorted(key for order in ordered for key in order.keys) == KEYS
     assert {order.node_id for order in ordered} == {three.node_id}
 
 
 def test_a_node_that_ends_by_a_signal_is_no_place_for_copies_nor_a_reason_not_to_make_them(cluster: Cluster) -> None:
-    two = cluster.node("two", Event(b"a", 1))
+    two = cluster.node("two", "two", Event(b"a", 1))
     cluster.beat(two)
     cluster.drain()
-    three = cluster.node("three")
+    three = cluster.node("three", "three")
     [order] = cluster.step()
     assert (order.node_id, order.keys) == (three.node_id, KEYS)
 
 
 def test_nothing_is_copied_from_what_only_the_catalog_tells_of(cluster: Cluster) -> None:
     """Nor before the node has told its inventory."""
-    cluster.node("two")
+    cluster.node("two", "two")
     cluster.drain()
     cluster.master.register("one", 1, ROOM)
     assert cluster.step() == []
@@ -277,7 +243,7 @@ def test_nothing_is_copied_from_what_only_the_catalog_tells_of(cluster: Cluster)
 
 
 def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Cluster) -> None:
-    cluster.node("two")
+    cluster.node("two", "two")
     cluster.drain()
     cluster.step()
     die(cluster.master, cluster.one)
@@ -286,7 +252,7 @@ def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Clust
 
 
 def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_before_it_has_said(cluster: Cluster) -> None:
-    two = cluster.node("two", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
+    two = cluster.node("two", "two", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
     cluster.drain()
     cluster.beat(cluster.one)
     assert not cluster.step()
@@ -301,7 +267,7 @@ def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_bef
 
 
 def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None:
-    two = cluster.node("two", Event(b"a", 1, tiers=NVME))
+    two = cluster.node("two", "two", Event(b"a", 1, tiers=NVME))
     cluster.drain(to="nvme")
     cluster.beat(cluster.one)
     die(cluster.master, two)
@@ -310,32 +276,9 @@ def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None
 
 
 def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster: Cluster) -> None:
-    two = cluster.node("two")
+    two = cluster.node("two", "two")
     cluster.drain()
     assert [order.node_id for order in cluster.step()] == [two.node_id]
-    three = cluster.node("three")
+    three = cluster.node("three", "three")
     die(cluster.master, two)
     assert [(order.node_id, order.keys) for order in cluster.step()] == [(three.node_id, KEYS)]
-
-
-def test_blocks_that_are_looked_at_one_by_one_count_for_several_rows() -> None:
-    cluster = Cluster(Pace(rows=2 * LOOK_COST))
-    cluster.node("two")
-    cluster.drain()
-    assert [len(order.keys) for _ in range(2) for order in cluster.step()] == [2, 1]
-
-
-def test_where_nobody_has_room_the_node_with_most_is_looked_for_once_a_step(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = 0
-
-    def counting(found: Any, **how: Any) -> Any:
-        nonlocal looked
-        looked += "key" in how
-        return max(found, **how)
-
-    monkeypatch.setattr(draining, "max", counting, raising=False)
-    cluster.node("two", tier=Tier(capacity_bytes=1000, used_bytes=1000))
-    cluster.drain()
-    for steps in (1, 2):
-        assert cluster.step() == []
-        assert looked == steps

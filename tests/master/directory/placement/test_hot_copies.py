@@ -3,40 +3,27 @@
 import pytest
 
 from kvstore.master.directory.bounds import Limits, Spread
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement import hot_copies as module
 from kvstore.master.directory.placement.copies import CopyOrder, Pace
-from kvstore.master.directory.placement.hot_copies import COST_OF_CHOICE, COST_OF_WARM, RETRY_NS, ROUND_NS
+from kvstore.master.directory.placement.hot_copies import RETRY_NS, ROUND_NS
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
-from tests.master.blocks import TENANT, Event, Master, Tier, die
+from tests.master.blocks import TENANT, Event, die, tier_of
+from tests.master.directory.placement.copying import KEYS, Copying
 
-KEYS = [b"a", b"b", b"c"]
 SIZE = 100
 HOT = 10.0
 """Reads a second that are worth a copy."""
-ROOM = Tier(capacity_bytes=100_000)
-FULL = Tier(capacity_bytes=100_000, used_bytes=95_000)
+FULL = tier_of(capacity_bytes=100_000, used_bytes=95_000)
 """As full as a node may be that gets no copies."""
 
 
-class Cluster:
-    """The node `one` at host x with a, b and c, each the parent of the next, and what a test adds."""
+class Cluster(Copying):
+    """Each of its blocks is the parent of the next."""
 
     def __init__(self, copies: int = 1, pace: Pace | None = None) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace(), spread=Spread(copies, HOT)))
+        super().__init__(Limits(pace=pace or Pace(), spread=Spread(copies, HOT)), parents=[b"", *KEYS[:2]])
         self.hot_copies = self.master.directory.hot_copies
-        parents = [b"", *KEYS]
-        events = [
-            Event(key, generation, parent=parent) for generation, (key, parent) in enumerate(zip(KEYS, parents, strict=False), start=1)
-        ]
-        self.one = self.node("one", "x", *events)
-
-    def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM) -> Member:
-        node, ops = self.master.directory.register(NodeInfo(name, 1, tcp=f"{host}:1"), (tier,), self.master.now_ns)
-        self.master.commit(ops)
-        self.master.sync(node, *events)
-        return node
 
     def read(self, node: Member | None = None, /, **far_reads_per_s: float) -> None:
         """What a node tells: as often as that these are read from other hosts, and far more often in all."""
@@ -49,25 +36,11 @@ class Cluster:
         heat.take(node.node_id, [report], self.master.now_ns)
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
-        """What is ordered, as the master does it."""
-        self.master.now_ns += passed_ns
-        orders = self.hot_copies.step(self.master.now_ns)
-        for tenant, keys, node_id, source in orders:
-            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
-        self.master.directory.check_integrity()
-        return orders
+        return self.ordered(passed_ns, self.hot_copies.step)
 
     def round(self) -> list[CopyOrder]:
         """The next round, which is over with a step."""
         return self.step(ROUND_NS)
-
-    def arrive(self, *orders: CopyOrder, has_room: bool = True) -> None:
-        for order in orders:
-            node = self.master.directory.members.get(order.node_id)
-            assert node is not None
-            generations = [1 + KEYS.index(key) for key in order.keys]
-            message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
-            self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
 
     def spread(self, **far_reads_per_s: float) -> None:
         """Until all copies have arrived."""
@@ -75,16 +48,10 @@ class Cluster:
         while orders := self.round():
             self.arrive(*orders)
 
-    def holders(self, key: bytes = b"a") -> list[int]:
-        return sorted(self.master.directory.queries.lookup(TENANT, [key]).nodes)
-
     def may_leave(self, *nodes: Member) -> list[bool]:
         """Whether the block a is the first to leave, at each node."""
         last_copies = self.master.directory.last_copies
         return [last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
-
-    def gone(self, node: Member, *keys: bytes) -> None:
-        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_GONE) for key in keys))
 
 
 @pytest.fixture
@@ -156,7 +123,7 @@ def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -
 
 
 def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
-    near = cluster.node("near", "x", tier=Tier(capacity_bytes=10_000_000))
+    near = cluster.node("near", "x", tier=tier_of(capacity_bytes=10_000_000))
     cluster.read(a=HOT)
     assert [order.node_id for order in cluster.step()] == [near.node_id]
     far = cluster.node("far", "y")
@@ -253,19 +220,6 @@ def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_b
     assert cluster.hot_copies._hot == {}, "of a tenant that is gone, too"
 
 
-def test_what_is_put_anew_in_the_middle_of_a_round_waits_for_the_next(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster.node("two", "y")
-    cluster.spread(a=HOT)
-    monkeypatch.setattr(module, "STEP_COST", 1)
-    cluster.round()
-    cluster.step()
-    cluster.master.remove(b"a")
-    cluster.master.publish(cluster.one, Event(b"a", 7))
-    assert [cluster.step(), cluster.step()] == [[], []]
-    found = [order for _ in range(8) for order in cluster.round()]
-    assert [order.keys for order in found] == [[b"a"]]
-
-
 def test_a_node_that_did_not_take_a_copy_is_left_alone_and_the_block_put_off(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.read(a=HOT, b=HOT)
@@ -291,31 +245,6 @@ def test_so_much_is_on_its_way_at_once() -> None:
     assert cluster.round() == []
     cluster.arrive(order)
     assert [order.keys for order in cluster.round()] == [KEYS[2:]]
-
-
-def test_what_is_on_its_way_to_whomever_is_not_ordered_again(cluster: Cluster) -> None:
-    cluster.node("two", "y")
-    cluster.node("three", "z")
-    cluster.master.directory.replication.plan(TENANT, [b"a"], node_id=3, source_node_id=1, now_ns=0)
-    cluster.read(a=HOT)
-    assert cluster.step() == []
-
-
-def test_a_step_does_a_part_of_a_round_and_a_choice_among_many_nodes_is_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEP_COST", 1)
-    cluster = Cluster()
-    cluster.node("two", "y")
-    cluster.read(a=3 * HOT, b=2 * HOT, c=HOT)
-    found = [cluster.step() for _ in range(10)]
-    assert [[order.keys for order in orders] for orders in found] == [*6 * [[]], [[b"a"]], [[b"b"]], [[b"c"]], []]
-    monkeypatch.setattr(module, "STEP_COST", 6 + 2 * (COST_OF_WARM + COST_OF_CHOICE + 4))
-    few, many = Cluster(), Cluster()
-    for number in range(20):
-        many.node(f"n{number}", f"h{number}")
-    few.node("two", "y")
-    for each in (few, many):
-        each.read(a=3 * HOT, b=2 * HOT, c=HOT)
-    assert [[len(order.keys) for order in each.step()] for each in (few, many)] == [[3], [2]]
 
 
 def test_no_more_becomes_hot_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

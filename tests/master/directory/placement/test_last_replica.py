@@ -3,7 +3,6 @@
 import pytest
 
 from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.hot_copies import HotBlock
 from kvstore.master.directory.placement.last_replica import LastCopies
 from kvstore.master.directory.placement.spilled_blocks import Guest
 from kvstore.protocol.errors import StaleEpoch
@@ -64,7 +63,7 @@ def test_what_a_node_has_not_told_yet_counts_for_no_copy(master: Master) -> None
 def test_of_what_was_spilled_the_source_keeps_nothing_as_long_as_the_others_are_enough(master: Master) -> None:
     a, b = node(master, "a").node_id, node(master, "b").node_id
     guests = {(TENANT, KEYS[0]): Guest(a, source_node_id=b), (TENANT, KEYS[1]): Guest(77, source_node_id=b)}
-    last_copies = LastCopies(*master.directory.columns(), master.directory.members, guests, {})
+    last_copies = LastCopies(master.directory._parts, guests, {})
 
     def may_leave(name: str) -> list[int]:
         asker = node(master, name)
@@ -76,19 +75,6 @@ def test_of_what_was_spilled_the_source_keeps_nothing_as_long_as_the_others_are_
     assert [may_leave(name)[0] for name in NAMES] == [0, 1, 0]
     master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 3).ops)
     assert [may_leave(name)[0] for name in NAMES] == [0, 0, 0]
-
-
-def test_as_many_more_keep_a_hot_block_as_are_to_and_those_that_got_it_for_that_are_the_first_to_give_it_up(master: Master) -> None:
-    a, b = node(master, "a").node_id, node(master, "b").node_id
-    hot = {(TENANT, KEYS[0]): HotBlock(1, 1, {b}), (TENANT, KEYS[1]): HotBlock(2, 0, {a, b}), (TENANT, KEYS[2]): HotBlock(3, 2)}
-    last_copies = LastCopies(*master.directory.columns(), master.directory.members, {}, hot)
-
-    def may_leave(name: str) -> list[int]:
-        asker = node(master, name)
-        return list(last_copies.may_leave(asker.node_id, asker.epoch, TENANT, KEYS[:3]))
-
-    assert kept(master)[:3] == ["b", "c", "a"], "as it is without heat"
-    assert [may_leave(name) for name in NAMES] == [[0, 1, 0], [1, 1, 0], [0, 0, 0]]
 
 
 def test_of_blocks_that_are_not_known_none_may_leave_first_and_an_old_registration_is_refused(master: Master) -> None:

@@ -6,14 +6,15 @@ import pytest
 
 from kvstore.master.directory.membership.members import Member, NodeInfo
 from kvstore.master.directory.placement.placement import place
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.node_states import SYNCING
-from tests.master.blocks import S, Tier
+from tests.master.blocks import S, tier_of
 
 NOW_NS = 1000 * S
 
 
-def node(node_id: int, *tiers: Tier, registered_ns: int = 0) -> Member:
+def node(node_id: int, *tiers: pb.TierStatus, registered_ns: int = 0) -> Member:
     return Member(node_id, NodeInfo(f"node{node_id}", 1), state=SYNCING, changed_ns=registered_ns, tiers=tiers)
 
 
@@ -27,11 +28,12 @@ def share_of_first(*nodes: Member, slow_start_ns: int = 0) -> float:
 
 
 def test_the_writers_own_node_comes_first_even_when_it_is_full() -> None:
-    assert placed([10, 20], node(1, Tier(capacity_bytes=100)), node(2, Tier(capacity_bytes=100, used_bytes=100)), local_node=2) == [2, 2]
+    full = node(2, tier_of(capacity_bytes=100, used_bytes=100))
+    assert placed([10, 20], node(1, tier_of(capacity_bytes=100)), full, local_node=2) == [2, 2]
 
 
 def test_a_value_larger_than_the_local_dram_goes_elsewhere() -> None:
-    assert placed([50, 10], node(1, Tier(capacity_bytes=100)), node(2, Tier(capacity_bytes=20)), local_node=2) == [1, 2]
+    assert placed([50, 10], node(1, tier_of(capacity_bytes=100)), node(2, tier_of(capacity_bytes=20)), local_node=2) == [1, 2]
 
 
 def test_without_nodes_placement_is_unavailable() -> None:
@@ -41,38 +43,34 @@ def test_without_nodes_placement_is_unavailable() -> None:
 
 def test_a_value_larger_than_every_tier_can_never_be_kept() -> None:
     with pytest.raises(InvalidArgument, match="101 B is larger"):
-        placed([101], node(1, Tier(capacity_bytes=100), Tier("nvme", capacity_bytes=1000, health="dead")))
+        placed([101], node(1, tier_of(capacity_bytes=100), tier_of("nvme", capacity_bytes=1000, health="dead")))
 
 
 def test_emptier_nodes_get_more_and_full_ones_a_little() -> None:
-    empty, full = node(2, Tier(capacity_bytes=1000)), node(1, Tier(capacity_bytes=1000, used_bytes=1000))
+    empty, full = node(2, tier_of(capacity_bytes=1000)), node(1, tier_of(capacity_bytes=1000, used_bytes=1000))
     assert 0.01 < share_of_first(full, empty) < 0.12
-    assert 0.4 < share_of_first(node(1, Tier(capacity_bytes=1000)), empty) < 0.6
+    assert 0.4 < share_of_first(node(1, tier_of(capacity_bytes=1000)), empty) < 0.6
 
 
 def test_a_node_just_registered_warms_up() -> None:
-    old, new = node(2, Tier()), node(1, Tier(), registered_ns=NOW_NS - S)
+    old, new = node(2, tier_of()), node(1, tier_of(), registered_ns=NOW_NS - S)
     assert share_of_first(new, old, slow_start_ns=30 * S) < 0.1
-    assert placed([1], node(1, Tier(), registered_ns=NOW_NS), slow_start_ns=30 * S) == [1]
+    assert placed([1], node(1, tier_of(), registered_ns=NOW_NS), slow_start_ns=30 * S) == [1]
 
 
 def test_a_batch_stays_on_one_node_while_it_has_room() -> None:
-    nodes = [node(1, Tier(capacity_bytes=1000)), node(2, Tier(capacity_bytes=1000))]
+    nodes = [node(1, tier_of(capacity_bytes=1000)), node(2, tier_of(capacity_bytes=1000))]
     assert len(set(placed([10] * 90, *nodes))) == 1
 
 
 def test_a_batch_too_large_for_one_node_is_spread() -> None:
-    nodes = [node(1, Tier(capacity_bytes=1000)), node(2, Tier(capacity_bytes=1000))]
+    nodes = [node(1, tier_of(capacity_bytes=1000)), node(2, tier_of(capacity_bytes=1000))]
     assert set(placed([10] * 1000, *nodes)) == {1, 2}
 
 
-def test_nothing_to_place_is_placed_nowhere() -> None:
-    assert placed([], node(1, Tier())) == []
-
-
 def test_of_nodes_with_as_much_room_a_busy_one_gets_less_and_one_without_room_no_more_for_being_idle() -> None:
-    busy, idle = node(1, Tier(capacity_bytes=1000)), node(2, Tier(capacity_bytes=1000))
+    busy, idle = node(1, tier_of(capacity_bytes=1000)), node(2, tier_of(capacity_bytes=1000))
     busy.load.bytes_s = 1 << 30
     assert 0.2 < share_of_first(busy, idle) < 0.3, "twice the mean: a third of what the idle one gets"
-    idle.tiers = (Tier(capacity_bytes=1000, used_bytes=1000),)
+    idle.tiers = (tier_of(capacity_bytes=1000, used_bytes=1000),)
     assert share_of_first(busy, idle) > 0.8

@@ -1,33 +1,25 @@
 """Promises of targets.py: a block gets copies, at other hosts where there are some, anew when a node dies, and its target ends with it."""
 
+from functools import partial
+
 import pytest
 
 from kvstore.master.directory.bounds import Limits, Timing
-from kvstore.master.directory.membership.members import Member, NodeInfo
-from kvstore.master.directory.placement.copies import LOOK_COST, REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.placement.replica_targets import NO_ROOM_COST, PAUSE_NS
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied
+from kvstore.master.directory.membership.members import NodeInfo
+from kvstore.master.directory.placement.copies import REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory.placement.replica_targets import PAUSE_NS
+from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, die
+from tests.master.blocks import DRAM, NVME, TENANT, Event, S, die, tier_of
+from tests.master.directory.placement.copying import KEYS, ROOM, Copying
 
-KEYS = [b"a", b"b", b"c"]
 PATIENCE_NS = 5 * S
-ROOM = Tier(capacity_bytes=100_000)
 
 
-class Cluster:
-    """The node 1 at host `x`, which holds a, b and c of 100 bytes each, and what a test adds."""
-
+class Cluster(Copying):
     def __init__(self, pace: Pace | None = None) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace()), timing=Timing(repair_after_s=PATIENCE_NS / S))
-        self.one = self.node("one", "x", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
-
-    def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM, instance: int = 1) -> Member:
-        node, ops = self.master.directory.register(NodeInfo(name, instance, tcp=f"{host}:1"), (tier,), self.master.now_ns)
-        self.master.commit(ops)
-        self.master.sync(node, *events)
-        return node
+        super().__init__(Limits(pace=pace or Pace(), timing=Timing(repair_after_s=PATIENCE_NS / S)))
 
     def ask(self, count: int, *keys: bytes, tenant: str = TENANT) -> list[int]:
         asked = self.master.directory.targets.ask(tenant, keys or KEYS, count)
@@ -35,24 +27,7 @@ class Cluster:
         return list(asked.flags)
 
     def step(self, passed_ns: int = 0, *, is_tick: bool = True) -> list[CopyOrder]:
-        """What is ordered, as the master does it."""
-        self.master.now_ns += passed_ns
-        orders = self.master.directory.targets.step(self.master.now_ns, is_tick=is_tick)
-        for tenant, keys, node_id, source in orders:
-            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
-        self.master.directory.check_integrity()
-        return orders
-
-    def arrive(self, *orders: CopyOrder, has_room: bool = True) -> None:
-        for order in orders:
-            node = self.master.directory.members.get(order.node_id)
-            assert node is not None
-            generations = [1 + KEYS.index(key) for key in order.keys]
-            message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
-            self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
-
-    def holders(self, key: bytes) -> set[int]:
-        return set(self.master.directory.queries.lookup(TENANT, [key]).nodes)
+        return self.ordered(passed_ns, partial(self.master.directory.targets.step, is_tick=is_tick))
 
 
 @pytest.fixture
@@ -81,11 +56,6 @@ def test_a_count_out_of_range_is_refused(cluster: Cluster, count: int) -> None:
         cluster.ask(count)
 
 
-def test_one_is_what_every_block_has(cluster: Cluster) -> None:
-    assert cluster.ask(1) == [REPLICAS_THERE] * 3
-    assert not any(key[:1] == b"t" for key in cluster.master.catalog)
-
-
 def test_what_is_not_there_gets_no_target(cluster: Cluster) -> None:
     assert cluster.ask(2, b"x", b"a") == [REPLICAS_ABSENT, REPLICAS_NOWHERE]
     assert cluster.ask(2, b"a", tenant="blue") == [REPLICAS_ABSENT]
@@ -100,7 +70,7 @@ def test_where_there_are_too_few_nodes_the_copy_is_made_once_there_are_enough(cl
 
 
 def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
-    same = cluster.node("same", "x", tier=Tier(capacity_bytes=10_000_000))
+    same = cluster.node("same", "x", tier=tier_of(capacity_bytes=10_000_000))
     other = cluster.node("other", "y")
     cluster.ask(2)
     [order] = cluster.step()
@@ -124,7 +94,7 @@ def test_when_a_node_dies_another_one_gets_a_copy_and_no_more_when_it_is_back(cl
     cluster.arrive(order)
     cluster.node("two", "y", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)), instance=2)
     assert cluster.step() == []
-    assert cluster.holders(b"a") == {1, two.node_id, three.node_id}
+    assert cluster.holders() == [1, two.node_id, three.node_id]
 
 
 def test_a_node_that_is_back_in_time_is_missed_only_for_what_it_has_lost(cluster: Cluster) -> None:
@@ -165,7 +135,7 @@ def test_a_drained_node_counts_no_more_and_is_copied_from(cluster: Cluster) -> N
 
 
 def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> None:
-    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    two = cluster.node("two", "y", tier=tier_of(capacity_bytes=1000, used_bytes=990))
     cluster.ask(2, b"a")
     assert cluster.step() == []
     two.tiers = (ROOM,)
@@ -177,14 +147,6 @@ def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> No
     cluster.arrive(order)
     assert cluster.step(10 * S) == []
     assert cluster.ask(2, b"a") == [REPLICAS_THERE]
-
-
-def test_what_is_on_its_way_takes_room_already(cluster: Cluster) -> None:
-    cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=800))
-    cluster.ask(2, b"a")
-    assert len(cluster.step()) == 1
-    cluster.ask(2, b"b")
-    assert cluster.step() == [], "150 bytes were free"
 
 
 def test_no_more_is_on_its_way_than_the_pace() -> None:
@@ -234,7 +196,7 @@ def test_a_target_stays_with_a_block_that_a_holder_keeps_from_removal_and_what_w
     cluster.master.commit(removal.ops)
     for node, flag in ((two, b"\1"), (cluster.one, b"\0")):
         cluster.master.commit(removing.dropped(node.node_id, TENANT, [b"a"], [1], flag))
-    cluster.node("three", "z", tier=Tier(capacity_bytes=1000, used_bytes=1000))
+    cluster.node("three", "z", tier=tier_of(capacity_bytes=1000, used_bytes=1000))
     assert cluster.step() == [], "whoever has it may yet drop it"
     removing.over(TENANT, removal)
     [order] = cluster.step()
@@ -256,43 +218,9 @@ def test_of_nodes_with_as_much_room_the_one_that_is_less_busy_gets_the_copies(cl
     assert [order.node_id for order in cluster.step()] == [nodes[1].node_id]
 
 
-def test_what_finds_no_room_is_kept_once_however_often_nodes_come_and_go(cluster: Cluster) -> None:
-    full = Tier(capacity_bytes=1000, used_bytes=1000)
-    cluster.node("two", "y", tier=full)
-    cluster.ask(2)
-    targets = cluster.master.directory.targets
-    for _ in range(5):
-        third = cluster.node("three", "z", tier=full)
-        assert cluster.step(PAUSE_NS) == []
-        die(cluster.master, third)
-        assert cluster.step(PAUSE_NS) == []
-        assert len(targets._no_room) + len(targets._due) == len(KEYS)
-    cluster.node("three", "z")
-    assert sorted(key for order in cluster.step() for key in order.keys) == KEYS
-    assert not targets._no_room
-
-
-def test_a_full_cluster_costs_a_step_no_more_than_its_pace_and_the_less_the_fewer_can_have_room() -> None:
-    """Nobody has room: nodes are not looked at one by one. Only one has that has the block already: they are."""
-    full = Tier(capacity_bytes=1000, used_bytes=1000)
-    looked_at = []
-    for tier in (full, ROOM):
-        cluster = Cluster(Pace(rows=3 * (LOOK_COST + NO_ROOM_COST)))
-        cluster.one.tiers = (tier,)
-        for number in range(2 * LOOK_COST):
-            cluster.node(str(number), "y", tier=full)
-        cluster.ask(2)
-        assert cluster.step() == []
-        looked_at.append(len(cluster.master.directory.targets._no_room))
-        for _ in KEYS:
-            assert cluster.step() == []
-        assert len(cluster.master.directory.targets._no_room) == 3, "all have their turn"
-    assert looked_at == [3, 2]
-
-
 def test_a_request_for_replicas_looks_at_none_that_found_no_room_and_at_no_others(cluster: Cluster) -> None:
     """A cache is full for ever, and requests come by the hundred."""
-    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    two = cluster.node("two", "y", tier=tier_of(capacity_bytes=1000, used_bytes=990))
     cluster.ask(2, b"a", b"b")
     assert cluster.step() == []
     two.tiers = (ROOM,)
@@ -304,18 +232,10 @@ def test_a_request_for_replicas_looks_at_none_that_found_no_room_and_at_no_other
     assert sorted(key for order in cluster.step() for key in order.keys) == [b"a", b"b"]
 
 
-def test_a_block_that_is_due_and_walked_over_in_one_step_is_copied_once(cluster: Cluster) -> None:
-    for name in ("two", "three", "four"):
-        cluster.node(name, name)
-    cluster.ask(2, b"a")
-    [order] = cluster.step()
-    assert order.keys == [b"a"]
-
-
 def test_what_has_found_room_for_one_of_two_copies_waits_for_the_other(cluster: Cluster) -> None:
     """Due and walked over in the same step."""
     two = cluster.node("two", "y")
-    three = cluster.node("three", "z", tier=Tier(capacity_bytes=1000, used_bytes=1000))
+    three = cluster.node("three", "z", tier=tier_of(capacity_bytes=1000, used_bytes=1000))
     cluster.ask(3, b"a")
     assert [order.node_id for order in cluster.step()] == [two.node_id]
     three.tiers = (ROOM,)
@@ -338,7 +258,7 @@ def test_a_replica_that_was_evicted_is_made_anew_where_it_is_asked_for_again(clu
 
 
 def test_who_asks_again_does_not_hasten_what_has_found_no_room(cluster: Cluster) -> None:
-    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    two = cluster.node("two", "y", tier=tier_of(capacity_bytes=1000, used_bytes=990))
     cluster.ask(2, b"a")
     assert cluster.step() == []
     two.tiers = (ROOM,)

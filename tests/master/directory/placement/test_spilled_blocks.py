@@ -3,32 +3,22 @@
 import pytest
 
 from kvstore.master.directory.bounds import Limits
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.membership.members import Member
 from kvstore.master.directory.placement import spilled_blocks as module
 from kvstore.master.directory.placement.copies import REFUSED_NS, CopyOrder, Pace
-from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
-from tests.master.blocks import TENANT, Event, Master, Tier, die
+from tests.master.blocks import TENANT, Event, die, tier_of
+from tests.master.directory.placement.copying import KEYS, Copying
 
-KEYS = [b"a", b"b", b"c"]
 SIZE = 100
 FREE_SHARE = 0.5
-ROOM = Tier(capacity_bytes=100_000)
-FULL = Tier(capacity_bytes=100_000, used_bytes=100_000)
+FULL = tier_of(capacity_bytes=100_000, used_bytes=100_000)
 
 
-class Cluster:
-    """The node `one` at host x, which is full and holds a, b and c, and what a test adds."""
+class Cluster(Copying):
+    """Whose node `one` is full."""
 
     def __init__(self, pace: Pace | None = None, free_share: float = FREE_SHARE) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace(), spill_free_share=free_share))
-        self.one = self.node("one", "x", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)), tier=FULL)
-        self.old_releases: set[int] = set()
-
-    def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM) -> Member:
-        node, ops = self.master.directory.register(NodeInfo(name, 1, tcp=f"{host}:1"), (tier,), self.master.now_ns)
-        self.master.commit(ops)
-        self.master.sync(node, *events)
-        return node
+        super().__init__(Limits(pace=pace or Pace(), spill_free_share=free_share), tier=FULL)
 
     def may_leave(self, node: Member | None = None) -> bytes:
         node = node or self.one
@@ -41,20 +31,7 @@ class Cluster:
         self.master.directory.spilling.offered(node.node_id, TENANT, KEYS, spill, self.may_leave(node))
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
-        """What is ordered, as the master does it."""
-        self.master.now_ns += passed_ns
-        orders = self.master.directory.spilling.step(self.master.now_ns, lambda node_id: node_id not in self.old_releases)
-        for tenant, keys, node_id, source in orders:
-            self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
-        self.master.directory.check_integrity()
-        return orders
-
-    def arrive(self, order: CopyOrder, *, has_room: bool = True) -> None:
-        node = self.master.directory.members.get(order.node_id)
-        assert node is not None
-        generations = [1 + KEYS.index(key) for key in order.keys]
-        message = Copied(node.epoch, order.tenant, order.keys, generations, bytes([has_room]) * len(order.keys))
-        self.master.commit(self.master.directory.replication.enter(node.node_id, message).ops)
+        return self.ordered(passed_ns, self.master.directory.spilling.step)
 
     def spill(self, *keys: bytes) -> None:
         """Until it has arrived."""
@@ -62,9 +39,6 @@ class Cluster:
         for order in self.step():
             self.arrive(order)
         assert self.step() == []
-
-    def gone(self, node: Member, *keys: bytes) -> None:
-        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_GONE) for key in keys))
 
 
 @pytest.fixture
@@ -104,7 +78,7 @@ def test_only_what_is_offered_is_copied(cluster: Cluster) -> None:
 
 
 def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offered_again(cluster: Cluster) -> None:
-    cluster.node("two", "y", tier=Tier(capacity_bytes=100_000, used_bytes=50_000 - 2 * SIZE))
+    cluster.node("two", "y", tier=tier_of(capacity_bytes=100_000, used_bytes=50_000 - 2 * SIZE))
     cluster.offer()
     [order] = cluster.step()
     assert order.keys == KEYS[:2]
@@ -118,7 +92,7 @@ def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offe
 
 
 def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
-    near = cluster.node("near", "x", tier=Tier(capacity_bytes=10_000_000))
+    near = cluster.node("near", "x", tier=tier_of(capacity_bytes=10_000_000))
     cluster.offer(b"a")
     assert [order.node_id for order in cluster.step()] == [near.node_id]
     far = cluster.node("far", "y")
@@ -126,9 +100,7 @@ def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cl
     assert [order.node_id for order in cluster.step()] == [far.node_id]
 
 
-def test_nodes_that_take_no_blocks_or_know_no_guests_get_none(cluster: Cluster) -> None:
-    old = cluster.node("old", "y")
-    cluster.old_releases.add(old.node_id)
+def test_nodes_that_take_no_blocks_get_none(cluster: Cluster) -> None:
     cluster.node("drained", "z")
     cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
     cluster.offer()
@@ -218,10 +190,3 @@ def test_guests_are_known_while_their_source_has_them_and_no_more_than_the_limit
     cluster.gone(two, b"c")
     cluster.step()
     assert guests == {}
-
-
-def test_no_more_is_taken_on_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_OFFERED", 1)
-    cluster.node("two", "y")
-    cluster.offer()
-    assert [order.keys for order in cluster.step()] == [[b"a"]]

@@ -13,7 +13,6 @@ from kvstore.master.directory.index.key_index import FEW
 from kvstore.master.directory.placement import commands
 from kvstore.master.directory.writes import block_events as publishing
 from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, Plan
-from kvstore.master.directory.writes.record_policy import MEMBERSHIP
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -26,7 +25,7 @@ from kvstore.protocol.catalog_messages import (
     Hold,
 )
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, one_node, publish
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, one_node, publish, tier_of
 
 
 def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> Plan:
@@ -86,51 +85,6 @@ def test_what_is_gone_in_an_old_generation_leaves_a_newer_one_of_the_same_node()
     assert master.exists(b"k") == [0]
 
 
-def test_gone_while_the_commit_waits_is_never_seen() -> None:
-    master = Master()
-    node = master.register("a")
-    durable(master, plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, gone(b"k")))
-    assert master.exists(b"k") == [0]
-    assert not blocks(master)
-
-
-def test_commit_gone_and_commit_in_flight_wait_for_the_last_commit() -> None:
-    master = Master()
-    node = master.register("a")
-    first, second, third = (plan(master, node.epoch, event) for event in (Event(b"k"), gone(b"k"), Event(b"k")))
-    durable(master, first, second)
-    assert master.exists(b"k") == [0]
-    durable(master, third)
-    assert master.exists(b"k") == [1]
-    assert len(blocks(master)) == 1
-
-
-def test_commit_gone_and_commit_in_one_message_is_one_block() -> None:
-    master = Master()
-    node = master.register("a")
-    master.publish(node, Event(b"k"), gone(b"k"), Event(b"k"), Event(b"k"))
-    assert master.exists(b"k") == [1]
-
-
-def test_a_repeated_commit_changes_nothing_and_is_not_answered_before_the_first_is_durable() -> None:
-    master = Master()
-    node = master.register("a")
-    first, again = plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, Event(b"k"))
-    assert again.ops == first.ops
-    durable(master, first)
-    assert master.exists(b"k") == [1]
-    durable(master, again)
-    assert plan(master, node.epoch, Event(b"k")).ops == []
-    assert holders(master, b"k") == [1]
-
-
-def test_gone_of_an_older_generation_is_late_news() -> None:
-    master = Master()
-    node = master.register("a")
-    master.publish(node, Event(b"k", 5), gone(b"k", 4), gone(b"unknown"))
-    assert master.exists(b"k") == [1]
-
-
 def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
@@ -140,16 +94,6 @@ def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
     master.publish(one, gone(b"k"))
     assert holders(master, b"k") == [2]
     assert blocks(master)[0].holders == [(2,)]
-
-
-def test_a_replica_beside_a_durable_block_is_seen_when_durable() -> None:
-    master = Master()
-    one, two = master.register("a"), master.register("b")
-    master.publish(one, Event(b"k"))
-    made = plan(master, two.epoch, Event(b"k"), node_id=2)
-    assert holders(master, b"k") == [1]
-    durable(master, made)
-    assert holders(master, b"k") == [1, 2]
 
 
 def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop() -> None:
@@ -173,18 +117,6 @@ def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [1]
     assert blocks(master)[0].holders == [(1,)]
-
-
-def test_of_two_in_flight_the_higher_generation_stays_whoever_came_first() -> None:
-    for generations in ((5, 9), (9, 5)):
-        master = Master()
-        one, two = master.register("a"), master.register("b")
-        first = plan(master, one.epoch, Event(b"k", generations[0], checksum=1))
-        second = plan(master, two.epoch, Event(b"k", generations[1], checksum=2), node_id=2)
-        durable(master, first, second)
-        winner = 1 + generations.index(9)
-        assert holders(master, b"k") == [winner]
-        assert [record.holders for record in blocks(master)] == [[(winner,)]]
 
 
 def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> None:
@@ -272,14 +204,6 @@ def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
     assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
 
 
-def test_an_end_without_a_begin_takes_nothing_away() -> None:
-    master = Master()
-    node = master.register("a")
-    master.sync(node, Event(b"k"))
-    master.publish(node, phase=PHASE_SYNC_END)
-    assert master.exists(b"k") == [1]
-
-
 def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_inventory() -> None:
     master = Master()
     node = master.register("a", 1)
@@ -291,13 +215,6 @@ def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_invent
     assert master.directory.queries.lookup(TENANT, [b"both"]).tiers == bytes([NVME])
     master.sync(node, Event(b"nvme", tiers=NVME))
     assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 0]
-
-
-def test_the_same_process_keeps_everything_as_hints() -> None:
-    master = Master()
-    master.publish(master.register("a", 1), Event(b"dram"))
-    master.register("a", 1)
-    assert master.exists(b"dram") == [1]
 
 
 def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
@@ -348,7 +265,7 @@ def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: objec
     with pytest.raises(InvalidArgument, match="128"):
         master.directory.plan_publish(node.node_id, message)
     assert master.directory.counts().blocks == 0
-    assert master.register("b", 1, Tier()).node_id == 2
+    assert master.register("b", 1, tier_of()).node_id == 2
 
 
 def test_generations_that_a_node_makes_up_leave_some_to_grant() -> None:
@@ -390,14 +307,6 @@ def test_more_pinned_blocks_than_a_message_has_room_for_are_all_held_again() -> 
         held = [message for _node_id, message in master.publish(node, phase=PHASE_SYNC_END)]
     assert [len(message.keys) for message in held] == [4, 4, 2]
     assert [key for message in held for key in message.keys] == [event.key for event in events]
-
-
-def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory() -> None:
-    master = Master()
-    one, two = master.register("a"), master.register("b")
-    master.publish(one, Event(b"k"))
-    master.directory.pins.pin(TENANT, [b"k"], pinned=True)
-    assert master.sync(two, Event(b"other")) == []
 
 
 def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_newer_one_is_taken() -> None:
@@ -570,52 +479,6 @@ def many(count: int = MIN_NEW, **options: object) -> list[Event]:
     return [Event(b"%d" % number, 10 + number, **options) for number in range(count)]  # type: ignore[arg-type]
 
 
-def test_many_new_commits_are_seen_once_they_are_durable_and_their_reservations_are_over() -> None:
-    master = Master()
-    node = master.register("a")
-    reserved = master.directory.reserve(TENANT, [b"0"], [100], now_ns=0)
-    events = [Event(b"0", reserved.generations[0]), *many()[1:]]
-    made = plan(master, node.epoch, *events)
-    assert master.exists(b"3") == [0]
-    assert master.directory.counts().reserved == 0
-    durable(master, made)
-    assert master.exists(*[event.key for event in events]) == [1] * MIN_NEW
-
-
-def test_many_commits_of_which_something_is_known_are_taken_in_one_by_one() -> None:
-    for make in (
-        lambda master, node: master.publish(node, Event(b"1", 5)),
-        lambda master, node: plan(master, node.epoch, Event(b"1", 5)),
-        lambda master, node: master.directory.pins.pin(TENANT, [b"1"], pinned=True),
-    ):
-        master = Master()
-        node = master.register("a")
-        make(master, node)
-        master.publish(node, *many())
-        assert master.exists(*[event.key for event in many()]) == [1] * MIN_NEW
-
-
-def test_what_came_while_many_waited_for_the_catalog_is_not_lost() -> None:
-    master = Master()
-    first, second = master.register("a"), master.register("b")
-    waiting = plan(master, first.epoch, *many())
-    later = plan(master, second.epoch, Event(b"2", 99), node_id=2)
-    durable(master, waiting, later)
-    assert holders(master, b"2") == [2]
-    assert holders(master, b"3") == [1]
-
-
-def test_many_blocks_of_several_tenants_or_tiers_are_entered_each_as_it_is() -> None:
-    master = Master()
-    node = master.register("a")
-    mixed = [Event(event.key, event.generation, tiers=NVME if at else DRAM) for at, event in enumerate(many())]
-    master.publish(node, *mixed)
-    assert master.exists(*[event.key for event in mixed]) == [1] * MIN_NEW
-    apart = [Event(b"x" + event.key, event.generation, tenant="blue" if at else TENANT) for at, event in enumerate(many())]
-    master.publish(node, *apart)
-    assert master.exists(b"x0", b"x1") == [1, 0]
-
-
 def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
     keys = [b"%03d" % number for number in range(2 * FEW)]
     master, node = one_node(*keys)
@@ -626,24 +489,3 @@ def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
     assert master.exists(*keys) == [1] * 3 + [0] * (len(keys) - 3)
     assert len([key for key in master.catalog if key.startswith(b"p")]) == 3
     master.directory.check_integrity()
-
-
-def test_a_replica_target_ends_with_its_block() -> None:
-    master = Master()
-    node = master.register("a")
-    master.sync(node, Event(b"k", 1))
-    master.commit(master.directory.targets.ask(TENANT, [b"k"], 2).ops)
-    assert b"t\x03redk" in master.catalog
-    master.publish(node, Event(b"k", 1, kind=EVENT_GONE))
-    assert b"t\x03redk" not in master.catalog
-
-
-@pytest.mark.parametrize("count", [1, MIN_NEW])
-def test_where_blocks_have_no_records_nothing_is_written_for_a_commit(count: int) -> None:
-    master = Master(recorded=MEMBERSHIP)
-    node = master.register("a")
-    keys = [b"%03d" % number for number in range(count)]
-    made = plan(master, node.epoch, *(Event(key, 5, tiers=NVME) for key in keys))
-    assert (made.ops, master.exists(*keys)) == ([], [0] * count)
-    assert master.directory.apply(made).ops == []
-    assert master.exists(*keys) == [1] * count

@@ -19,13 +19,6 @@ def cluster(*states: str) -> tuple[Tenants, Removals, list[Member]]:
     return tenants, Removals(tenants, members, limit=2), nodes
 
 
-def test_with_every_node_there_a_removal_needs_no_remembering() -> None:
-    tenants, removals, _ = cluster(ALIVE, ALIVE)
-    assert removals.remember(tenants.of("red"), b"a", 7) == []
-    assert not tenants.of("red").removed
-    removals.check_integrity()
-
-
 def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> None:
     tenants, removals, nodes = cluster(ALIVE, "dead", "syncing")
     red = tenants.of("red")
@@ -40,17 +33,6 @@ def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> 
     assert removals.settle() == [records.removed(red.prefix, b"a", None)]
     assert not red.removed
     assert removals.settle() == []
-    removals.check_integrity()
-
-
-def test_a_removal_that_a_holder_refuses_is_one_of_older_versions_only() -> None:
-    tenants, removals, _ = cluster("dead")
-    red = tenants.of("red")
-    removals.remember(red, b"a", 7)
-    assert removals.refused(red, b"a", 5) == [records.removed(red.prefix, b"a", 4)]
-    assert removals.refused(red, b"a", 5) == []
-    assert removals.refused(red, b"b", 5) == []
-    assert red.removed == {b"a": 4}
     removals.check_integrity()
 
 
@@ -105,11 +87,3 @@ def test_of_several_writes_of_floors_the_last_ends_the_keeping() -> None:
     assert removals.floors_written() == []
     assert removals.settle() == []
     assert removals.floors_written() == [records.removed(red.prefix, b"a", None)]
-
-
-def test_a_settled_node_loses_its_floor() -> None:
-    _tenants, removals, nodes = cluster("dead")
-    nodes[0].floor = 5
-    assert removals.settle() == []
-    nodes[0].state = ALIVE
-    assert removals.settle() == [records.put_node("n0", 1, 0)]

@@ -1,0 +1,19 @@
+"""Tables that all parts of one directory work on. Values."""
+
+from dataclasses import dataclass
+
+from kvstore.master.directory.index.rows import Rows
+from kvstore.master.directory.index.tenants import Tenants
+from kvstore.master.directory.membership.members import Membership
+from kvstore.master.directory.writes.record_policy import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryParts:
+    """Blocks, tenants and nodes of one directory, which blocks have a record, and the epoch that its commands carry."""
+
+    rows: Rows
+    tenants: Tenants
+    members: Membership
+    recording: Recording
+    master_epoch: int
