@@ -11,14 +11,14 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover, Sending
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import KVStoreError
-from tests.handover.scene import rank_by
+from tests.handover.scene import Rank
 from tests.tuned import tuned
 
 
 def main() -> None:
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     layout = CacheLayout.from_bytes(bytes.fromhex(arguments["layout"]))
-    rank = rank_by(arguments["transports"], layout, arguments["rank"], tuned(HandoverSettings, **arguments["settings"]))
+    rank = Rank(layout, arguments["rank"], tuned(HandoverSettings, **arguments["settings"]), transports=arguments["transports"])
     for memory in rank.memory:
         memory[:] = arguments["fill"]
     transceiver, handovers = rank.transceiver, dict[str, Handover]()

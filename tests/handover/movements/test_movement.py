@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.movements.movement import Ending, Movement, Operation, StreamOperation, Window
-from kvstore.handover.movements.streams import Stream
-from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.handover.movements.movement import Ending, Movement, Operation, Window
+from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
@@ -153,30 +152,6 @@ def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene,
 
 def no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
-
-
-def test_a_part_of_a_stream_ends_as_its_move_does(scene: Scene) -> None:
-    stream, connection = Stream(), Hung()
-    serving = threading.Thread(target=stream.serve, args=(connection,))
-    serving.start()
-    assert ended(StreamOperation(scene.reactor, stream, lambda _: None))[0] is None
-
-    def fail(_: object) -> None:
-        raise Unreachable("broke")
-
-    assert isinstance(ended(StreamOperation(scene.reactor, stream, fail))[0], Unreachable)
-    serving.join()
-    assert isinstance(ended(StreamOperation(scene.reactor, stream, lambda _: None))[0], Unreachable)
-    cancelled = StreamOperation(scene.reactor, Stream(), lambda _: None)
-    cancelled.cancel()
-    assert isinstance(ended(cancelled)[0], Cancelled)
-
-
-class Hung:
-    """A connection that only knows how to close."""
-
-    def close(self) -> None:
-        pass
 
 
 class Clock:

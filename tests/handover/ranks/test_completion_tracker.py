@@ -102,9 +102,7 @@ class Scene:
         layout = layout_of(**sizes)
         ranks = range(layout.parallel.ranks)
         address = Address(host="127.0.0.1", port=1)
-        self.infos = [
-            RankInfo(instance=bytes([rank] * 16), rank=rank, control=address, layout=layout, engine=b"", listener=b"") for rank in ranks
-        ]
+        self.infos = [RankInfo(instance=bytes([rank] * 16), rank=rank, control=address, layout=layout, engine=b"") for rank in ranks]
         self.failed: list[list[tuple[bytes, KVStoreError]]] = [[] for _ in ranks]
         self.wires = [Wire(self, rank) for rank in ranks]
         self.executors = [self._executor(layout.parallel, rank) for rank in ranks]
@@ -201,7 +199,7 @@ def test_without_rank_0_everything_has_failed() -> None:
 
 def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
     scene, other = Scene(tp=2), Scene(pp=3)
-    stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"", listener=b"")
+    stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"")
     for info in (stranger, other.infos[2]):
         with pytest.raises(ProtocolError, match="not a rank of the executor"):
             scene.executors[0].received(info, Report(b"r", 2), DEADLINE_NS)
