@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import Unreachable
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
+from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background
 from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 from tests.no_threads import no_more_threads
@@ -30,7 +30,7 @@ def endpoint(worker: UcxWorker) -> Iterator[Any]:
     """To the worker itself."""
     endpoint = worker.endpoint(worker.address)
     yield endpoint
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
 
 
 def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> Operation:
@@ -114,9 +114,9 @@ def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_backgrou
     eventually(lambda: leads(worker, endpoint, second), "the other one leads")
     worker.interrupt(second)
     waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for operation in (first, second):
-        worker.finish(operation, writes=True)
+        worker.finish(operation)
     eventually(lambda: worker._leading is worker._background, "the background leads")
 
 
@@ -135,9 +135,9 @@ def test_a_leader_is_not_followed_by_what_nobody_waits_for(worker: UcxWorker, en
     outgoing = send(endpoint, b"x", 3)
     worker.post(outgoing)
     waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for operation in (first, nobodys):
-        worker.finish(operation, writes=True)
+        worker.finish(operation)
 
 
 def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, endpoint: Any) -> None:
@@ -164,41 +164,30 @@ def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, 
     waiting.result(SOON_S)
     with pytest.raises(Unreachable):
         worker.post(operation)
-    worker.close_endpoint(endpoint, is_busy=False)
-    worker.finish(operation, writes=True)
+    worker.close_endpoint(endpoint)
+    worker.finish(operation)
     assert not operation.requests
 
 
 def test_a_closed_endpoint_takes_no_messages(worker: UcxWorker) -> None:
     endpoint = worker.endpoint(worker.address)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     with pytest.raises(Unreachable):
         worker.post(send(endpoint, b"x"))
 
 
-def test_an_address_that_ucx_cannot_reach_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
+def test_what_only_shares_memory_is_refused_and_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     there = UcxWorker.acquire("lo")
+    address = there.address
     monkeypatch.setenv("UCX_TLS", "posix,self")
-    here = UcxWorker.acquire("")
+    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which is shared memory alone"):
+        UcxWorker.acquire("")
+    api = there.api
+    other = api.UCXWorker(api.UCXContext({"TLS": "posix,self"}, (api.Feature.TAG, api.Feature.WAKEUP)))
     with pytest.raises(Unreachable):
-        here.endpoint(there.address)
-    here.release()
+        there.endpoint(other.address.tobytes())
+    assert there.endpoint(address)
     there.release()
-
-
-def test_without_error_handling_a_receive_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "posix,self")
-    worker = UcxWorker.acquire("")
-    endpoint = worker.endpoint(worker.address)
-    assert not worker.has_error_handling
-    operation = Operation([Message(endpoint.tag_recv, memoryview(bytearray(1)), tag) for tag in (1, 2)])
-    worker.post(operation)
-    worker.close_endpoint(endpoint, is_busy=True)
-    with within(SHORT_S):
-        worker.finish(operation, writes=True)
-    assert not operation.requests
-    worker.release()
 
 
 def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +199,10 @@ def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.Monke
     worker.post(operation)
     worker.post(other)
     waiting = in_background(lambda: worker.wait(other, PATIENCE_S))
-    worker.finish(operation, writes=True)
+    worker.finish(operation)
     with pytest.raises(Unreachable):
         waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for act in (lambda: worker.endpoint(worker.address), lambda: worker.post(send(endpoint, b"x")), lambda: worker.watch(0, worker.close)):
         with pytest.raises(Unreachable):
             act()
