@@ -17,7 +17,6 @@ from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent
 from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.streams.many_targets import REGION_BYTES, ManyTargets, many_targets
-from tests.transfer.streams.naive_sieve import NaiveSieve
 
 PEERS = 1000
 ENDPOINTS = 64
@@ -101,16 +100,3 @@ def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: Many
         agent._pool.check_integrity()
     assert len(descriptors()) == before
     eventually(lambda: peers.connections == 0, "the peers have none either")
-
-
-def test_as_many_find_a_connection_open_as_with_the_reference_sieve(peers: ManyTargets) -> None:
-    reference, ours, sequence = NaiveSieve(), make_region(REGION_BYTES), zipf(2000, 100)
-    with small_pool() as agent:
-        remotes = load(agent, peers)
-        for number in sequence:
-            read_from(agent, remotes[number], peers, ours)
-        assert agent._pool.hits + agent._pool.misses == len(sequence)
-        ratio = agent._pool.hits / (agent._pool.hits + agent._pool.misses)
-    expected = sum(reference.access(number, ENDPOINTS) for number in sequence) / len(sequence)
-    assert 0.3 < expected < 0.9
-    assert abs(ratio - expected) <= 0.01 * expected

@@ -15,7 +15,6 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.region import Region
 from tests.handover.loop import running
 
 
@@ -200,19 +199,6 @@ def test_what_moves_is_awaited_and_after_a_failure_cancelled() -> None:
     scene.pass_time(60)
     assert scene.told == [True]
     scene.reactor.close()
-
-
-def test_peers_that_are_at_the_memory_are_awaited() -> None:
-    with TransferEngine("owner", TransferSettings(transports="tcp", rails="lo")) as engine:
-        scene, window = EndingScene(), Window(engine, [Region(memoryview(bytearray(8)))], writable=True)
-        window.regions[0].hold()
-        scene.ending.begin([window], is_failed=True)
-        scene.pass_time(1)
-        assert scene.told == []
-        window.regions[0].release()
-        scene.pass_time(1)
-        assert scene.told == [True]
-        scene.reactor.close()
 
 
 def test_what_does_not_end_is_given_up_and_said_so() -> None:

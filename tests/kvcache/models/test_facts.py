@@ -53,19 +53,6 @@ def test_latent_attention_projects_down_and_up_again(query_rank: int) -> None:
     assert facts.specials == ("latent attention",)
 
 
-def test_a_window_changes_neither_weights_nor_a_token() -> None:
-    facts = replace(DENSE, window=Window(8, layers=2))
-    assert (facts.weight_bytes, facts.kv_bytes_per_token) == (DENSE.weight_bytes, DENSE.kv_bytes_per_token)
-    assert facts.specials == ("a sliding window",)
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float8_e4m3fn", 1)])
-def test_the_dtype_is_that_of_the_cache_and_the_weights(dtype: str, size: int) -> None:
-    facts = replace(DENSE, dtype=dtype)
-    assert facts.kv_bytes_per_token == 3 * 2 * 2 * 16 * size
-    assert facts.weight_bytes == facts.parameters * size
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -101,10 +88,6 @@ CONFIG = {
     "intermediate_size": 100,
     "vocab_size": 1000,
 }
-
-
-def test_a_configuration_of_hugging_face_is_read(tmp_path: Path) -> None:
-    assert ModelFacts.from_config(CONFIG, name="dense") == DENSE
 
 
 def test_a_file_of_either_kind_is_read_and_a_config_json_named_after_its_directory(tmp_path: Path) -> None:

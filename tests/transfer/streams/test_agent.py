@@ -13,8 +13,6 @@ from kvstore.protocol.errors import (
     Closed,
     DeadlineExceeded,
     InvalidArgument,
-    ProtocolError,
-    Unavailable,
     Unreachable,
 )
 from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES
@@ -192,13 +190,6 @@ def test_a_peer_that_does_not_answer_in_time_is_unreachable_long_before_the_dead
                 outcome(submit(agent, READ, agent.load_remote(silent.metadata), all_of(region), timeout_s=SHORT_S / 2)), DeadlineExceeded
             )
             assert agent.open_connections == 0
-
-
-def test_an_agent_that_does_not_listen_asks_all_the_same_and_cannot_be_asked(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
-    with an_agent(listens=False) as agent:
-        read_once(agent, agent.load_remote(owner.metadata()), remote_region)
-        with pytest.raises(ProtocolError):
-            owner.load_remote(agent.metadata())
 
 
 def test_an_agent_of_a_shared_target_leaves_it_open_and_takes_its_listener_away(theirs: Region, remote_region: RemoteRegion) -> None:
@@ -452,11 +443,3 @@ def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswe
         with pytest.raises(Closed):
             agent.notify(remotes[0], b"", Deadline(PATIENCE_S))
         assert isinstance(outcome(submit(agent, READ, remotes[0], all_of(remote_region))), Closed)
-
-
-def test_a_refusal_is_told_as_it_came(remote_region: RemoteRegion) -> None:
-    with an_agent("full", max_connections=1) as full, an_agent("one") as one, an_agent("two") as two:
-        region = make_region(SIZE, b"theirs")
-        full.export(region)
-        read_once(one, one.load_remote(full.metadata()), shown(region))
-        assert type(outcome(submit(two, READ, two.load_remote(full.metadata()), all_of(shown(region))))) is Unavailable

@@ -4,12 +4,10 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready, Wait
 from tests.transfer.streams.naive_sieve import NaiveSieve
 
@@ -47,30 +45,6 @@ def idle(pool: Pool, key: str, now_ns: int = 0) -> Endpoint:
     return endpoint
 
 
-def test_a_full_pool_evicts_the_idle_endpoint_that_sieve_chooses() -> None:
-    pool = pool_of(2)
-    first, second = idle(pool, "a"), idle(pool, "b")
-    assert pool.take("a") == Ready(first)
-    pool.give_back("a", first, 0)
-    assert pool.take("c") == Open(second)
-    assert pool.open_count == 1
-    pool.check_integrity()
-
-
-def test_when_all_are_in_use_one_drains_and_its_last_user_closes_it() -> None:
-    pool = pool_of(2)
-    first, second = opened(pool, "a"), opened(pool, "b")
-    assert (pool.take("a"), pool.take("b")) == (Ready(first), Ready(second))
-    assert pool.take("c") == Wait()
-    assert pool.take("b") == Ready(second), "only one has to leave for one key"
-    assert pool.give_back("a", first, 0) is None
-    assert pool.open_count == 2
-    assert pool.give_back("a", first, 0) is first
-    assert pool.take("c") == Open(None)
-    assert (pool.evictions, pool.open_count, pool.in_flight) == (1, 1, 3)
-    pool.check_integrity()
-
-
 def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
     pool = pool_of(2)
     first, second = opened(pool, "a"), opened(pool, "b")
@@ -90,36 +64,6 @@ def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
     assert (pool.take("cold"), pool.take("hot")) == (Wait(), Wait())
     assert pool.give_back("hot", endpoint, 0) is endpoint
     assert (pool.take("hot"), pool.take("cold")) == (Wait(), Open(None))
-
-
-def test_an_endpoint_expires_when_it_was_idle_for_the_time_to_live() -> None:
-    pool = pool_of(4)
-    first, again, later = idle(pool, "a"), idle(pool, "b"), idle(pool, "c", SECOND_NS)
-    opened(pool, "d")
-    assert pool.take("b") == Ready(again)
-    assert pool.give_back("b", again, 2 * SECOND_NS) is None
-    assert pool.expire(60 * SECOND_NS - 1) == []
-    assert pool.expire(60 * SECOND_NS) == [first]
-    assert pool.expire(62 * SECOND_NS) == [later, again]
-    assert pool.expire(1000 * SECOND_NS) == [], "what is in use does not expire"
-    assert (pool.open_count, pool.evictions) == (1, 0)
-    assert pool.take("a") == Open(None)
-    pool.check_integrity()
-
-
-def test_reports_and_returns_that_match_nothing_are_misuse_and_change_nothing() -> None:
-    pool = pool_of(2)
-    endpoint = idle(pool, "a")
-    with pytest.raises(InvalidArgument, match="no place is reserved for 'a'"):
-        pool.opened("a", Endpoint("a"))
-    with pytest.raises(InvalidArgument, match="once, after Open"):
-        pool.failed("b")
-    for key, wrong in [("a", endpoint), ("a", Endpoint("a")), ("b", endpoint)]:
-        with pytest.raises(InvalidArgument, match="nobody uses this endpoint"):
-            pool.give_back(key, wrong, 0)
-    assert (pool.open_count, pool.in_flight) == (1, 0)
-    assert pool.take("a") == Ready(endpoint)
-    pool.check_integrity()
 
 
 def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:

@@ -1,6 +1,5 @@
 """UCX is a Connection, and what only it does."""
 
-import errno
 import os
 import signal
 import socket
@@ -12,14 +11,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, ProtocolError, Unreachable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.connections import ConnectionConformance
 from kvstore.testing.transfer.waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.ucx import connection
-from kvstore.transfer.ucx.connection import PART_BITS, UcxConnection, UcxListener
+from kvstore.transfer.ucx.connection import PART_BITS, UcxConnection
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 from tests.transfer.ucx.peer import FLOOD_BYTES, PATIENCE_S, process
 
@@ -136,14 +135,6 @@ def test_a_peer_that_lies_about_a_size_is_a_protocol_error(listener: Listener) -
     far.close()
 
 
-def test_a_false_alarm_of_the_introduction_is_ignored(listener: Listener) -> None:
-    near, far = pair(listener)
-    near._on_readable()
-    assert near.is_open
-    near.close()
-    far.close()
-
-
 def test_an_introduction_that_is_reset_is_a_hang_up(listener: Listener) -> None:
     worker = UcxWorker.acquire("")
     with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2]))) as peer:
@@ -167,19 +158,6 @@ def test_a_peer_that_ucx_cannot_reach_is_refused(listener: Listener, monkeypatch
     assert accepting.result(SOON_S) is None
 
 
-def test_a_socket_that_fails_is_told_by_accept(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(listener, UcxListener)
-
-    def fails() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2]))) as stranger, monkeypatch.context() as patch:
-        patch.setattr(listener._arriving, "_accept", fails)
-        stranger.sendall(b"k")
-        with pytest.raises(Unreachable, match="Too many open files"):
-            listener.accept(PATIENCE_S)
-
-
 def test_what_broke_an_idle_connection_is_told_once(listener: Listener) -> None:
     near, far = pair(listener)
     far.close()
@@ -188,27 +166,6 @@ def test_what_broke_an_idle_connection_is_told_once(listener: Listener) -> None:
         near.send([b"x"], Deadline(PATIENCE_S))
     with pytest.raises(Closed):
         near.send([b"x"], Deadline(PATIENCE_S))
-
-
-def test_a_part_has_a_largest_size(listener: Listener) -> None:
-    class Huge(bytes):
-        def __len__(self) -> int:
-            return 1 << PART_BITS
-
-    near, far = pair(listener)
-    with pytest.raises(InvalidArgument):
-        near.send([Huge()], Deadline(PATIENCE_S))
-    assert near.is_open
-    near.close()
-    far.close()
-
-
-def test_an_interrupted_call_closes_the_connection(listener: Listener) -> None:
-    near, far = pair(listener)
-    with pytest.raises(AttributeError):
-        near.recv_into([memoryview(bytearray(1))], None)  # type: ignore[arg-type]
-    assert not near.is_open
-    far.close()
 
 
 GARBLED = [
@@ -229,17 +186,6 @@ def test_a_listener_that_is_another_program_is_a_protocol_error(answer: bytes) -
         with server.accept()[0] as sock:
             sock.sendall(answer)
             with pytest.raises(ProtocolError):
-                connecting.result(SOON_S)
-
-
-def test_a_listener_that_hangs_up_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        metadata = f"ucx1 127.0.0.1:{server.getsockname()[1]}".encode()
-        connecting = in_background(lambda: UcxConnection.connect(metadata, Rail(), Deadline(PATIENCE_S)))
-        with server.accept()[0] as sock:
-            sock.recv(HELLO.size)
-            sock.shutdown(socket.SHUT_WR)
-            with pytest.raises(Unreachable):
                 connecting.result(SOON_S)
 
 

@@ -67,20 +67,6 @@ def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it
     UcxWorker.acquire("").release()
 
 
-def test_messages_go_from_memory_to_memory(worker: UcxWorker, endpoint: Any) -> None:
-    part = bytearray(5)
-    incoming, outgoing = receive(endpoint, part), send(endpoint, b"hello")
-    worker.post(incoming)
-    worker.wait(incoming, SHORT_S)
-    assert incoming.requests
-    worker.post(outgoing)
-    for operation in (outgoing, incoming):
-        worker.wait(operation, PATIENCE_S)
-        assert not operation.requests
-        assert operation.error is None
-    assert part == b"hello"
-
-
 def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -> None:
     parts = [bytearray(1) for _ in range(8)]
     operations = [receive(endpoint, part, tag) for tag, part in enumerate(parts, 1)]
@@ -148,14 +134,6 @@ def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, end
     eventually(lambda: not incoming.requests and not outgoing.requests, "both are over")
 
 
-def test_a_truncated_message_is_an_error_of_the_operation(worker: UcxWorker, endpoint: Any) -> None:
-    incoming, outgoing = receive(endpoint, bytearray(1)), send(endpoint, b"longer")
-    worker.post(incoming)
-    worker.post(outgoing)
-    worker.wait(incoming, PATIENCE_S)
-    assert isinstance(incoming.error, worker.api.UCXMessageTruncatedError)
-
-
 def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, endpoint: Any) -> None:
     operation = receive(endpoint, bytearray(1))
     worker.post(operation)
@@ -167,13 +145,6 @@ def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, 
     worker.close_endpoint(endpoint)
     worker.finish(operation)
     assert not operation.requests
-
-
-def test_a_closed_endpoint_takes_no_messages(worker: UcxWorker) -> None:
-    endpoint = worker.endpoint(worker.address)
-    worker.close_endpoint(endpoint)
-    with pytest.raises(Unreachable):
-        worker.post(send(endpoint, b"x"))
 
 
 def test_what_only_shares_memory_is_refused_and_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
