@@ -51,7 +51,9 @@ def move(
                 _stage(remapping, pair.source_rank, pair.destination_rank, sources, before, ours, theirs, sizes)
             else:
                 copies = remapping.copies(pair.source_rank, pair.destination_rank, ours, theirs, **sizes)
-                copies.apply(sources[pair.source_rank], before[pair.destination_rank])
+                for region, offset, to_region, to_offset, length in zip(*(column.tolist() for column in copies), strict=True):
+                    data = sources[pair.source_rank][region][offset : offset + length]
+                    before[pair.destination_rank][to_region][to_offset : to_offset + length] = data
                 assert copies.total_bytes == remapping.staged_bytes(pair.source_rank, pair.destination_rank, **sizes)
     assert_equal(before, expected)
 
