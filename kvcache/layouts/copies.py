@@ -26,10 +26,6 @@ class Copies(NamedTuple):
     destination_offset: Column
     length: Column
 
-    @property
-    def total_bytes(self) -> int:
-        return int(self.length.sum())
-
 
 def as_bytes(region: Any) -> Bytes:
     """A buffer as a flat array of bytes over the same memory. Raises InvalidArgument unless it is contiguous."""

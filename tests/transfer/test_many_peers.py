@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import eventually, in_background
 from kvstore.transfer.agent import Direction, Remote
 from kvstore.transfer.memory.region import Piece, Region
@@ -70,7 +70,7 @@ def room_for(count: int) -> Iterator[None]:
 
 def read_from(agent: ConnectionAgent, remote: Remote, peers: ManyTargets, ours: Region) -> None:
     ours.memory[:] = bytes(REGION_BYTES)
-    agent.transfer(Direction.READ, remote, [Piece(ours, 0, peers.region, 0, REGION_BYTES)], Deadline(PATIENCE_S))
+    move(agent, Direction.READ, remote, [Piece(ours, 0, peers.region, 0, REGION_BYTES)])
     assert ours.memory == b"\1" * REGION_BYTES
 
 
@@ -85,7 +85,7 @@ def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: Many
             ours = make_region(REGION_BYTES)
             for number in sequence:
                 read_from(agent, remotes[number], peers, ours)
-                most_here[thread] = max(most_here[thread], agent.open_connections)
+                most_here[thread] = max(most_here[thread], agent._pool.open_count)
 
         with room_for(ENDPOINTS - 1 + OTHERS):
             asking = [in_background(partial(ask, thread, zipf(400, thread))) for thread in range(THREADS)]
@@ -96,7 +96,7 @@ def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: Many
         assert max(most_here) == ENDPOINTS
         # A connection that is closed here is known there until its end is read.
         assert ENDPOINTS // 2 < most_there <= ENDPOINTS + THREADS
-        eventually(lambda: peers.connections == agent.open_connections, "the peers know of those that are open")
+        eventually(lambda: peers.connections == agent._pool.open_count, "the peers know of those that are open")
         agent._pool.check_integrity()
     assert len(descriptors()) == before
     eventually(lambda: peers.connections == 0, "the peers have none either")

@@ -54,7 +54,7 @@ def move(
                 for region, offset, to_region, to_offset, length in zip(*(column.tolist() for column in copies), strict=True):
                     data = sources[pair.source_rank][region][offset : offset + length]
                     before[pair.destination_rank][to_region][to_offset : to_offset + length] = data
-                assert copies.total_bytes == remapping.staged_bytes(pair.source_rank, pair.destination_rank, **sizes)
+                assert copies.length.sum() == remapping.staged_bytes(pair.source_rank, pair.destination_rank, **sizes)
     assert_equal(before, expected)
 
 
@@ -239,7 +239,7 @@ def test_a_buffer_to_gather_into_is_used_and_must_fit() -> None:
 def test_layers_that_a_pair_does_not_have_are_nothing() -> None:
     source = layout_of(spec_of(layers=4), pp=2)
     remapping, pool = remap(source, source), noisy_pools(source, seed=0)[0]
-    assert remapping.copies(0, 0, [0], [0], layers=range(2, 4)).total_bytes == 0
+    assert remapping.copies(0, 0, [0], [0], layers=range(2, 4)).length.sum() == 0
     assert remapping.gather(0, 0, pool, [0], tokens=2, layers=range(2, 4)).size == 0
     remapping.scatter(0, 0, pool, [0], b"", tokens=2, layers=range(2, 4))
 

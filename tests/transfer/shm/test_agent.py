@@ -30,6 +30,7 @@ from kvstore.protocol.transfers import SERVER_AGENT
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, within
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
@@ -73,11 +74,11 @@ def ours() -> Iterator[Region]:
 
 
 def read(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion, *, timeout_s: float = 10) -> None:
-    agent.transfer(Direction.READ, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(timeout_s))
+    move(agent, Direction.READ, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], timeout_s=timeout_s)
 
 
 def write(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion) -> None:
-    agent.transfer(Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(10))
+    move(agent, Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)])
 
 
 def asked(remote: Any, ours: Region, theirs: RemoteRegion, callback: Callable[[Request], None] | None = None) -> Request:
@@ -164,7 +165,7 @@ def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stay
         read(agent, remote, allocate(SIZE), owner.regions[0])
         here, there, mapped = descriptors(), owner.descriptors(), mappings()
         pieces = [Piece(ours, number * SIZE, region, 0, SIZE) for number, region in enumerate(owner.regions)]
-        agent.transfer(Direction.READ, remote, pieces, Deadline(10))
+        move(agent, Direction.READ, remote, pieces)
         assert all(ours.part(number * SIZE, SIZE) == bytes([number % 256]) * SIZE for number in range(300))
         assert descriptors() == here
         # The owner closes what it has sent after it was answered: the count of before may have one more in it.
