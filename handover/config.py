@@ -21,9 +21,9 @@ class HandoverSettings(ServerTlsSettings):
     advertise: str = setting("", "HOST:PORT told to other ranks instead of `listen`, when listening on all interfaces.")
     way: str = setting(
         "auto",
-        "How bytes go to this rank's blocks: push (the sender writes one-sided), pull (this rank reads one-sided), stream (send and "
-        "receive over a Connection). auto: pull over shared memory, push otherwise, stream without a transport in common.",
-        choices=("auto", "push", "pull", "stream"),
+        "How bytes go to this rank's blocks: push (the sender writes one-sided), pull (this rank reads one-sided). "
+        "auto: pull over shared memory, push otherwise.",
+        choices=("auto", "push", "pull"),
     )
     staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
 

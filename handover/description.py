@@ -28,9 +28,7 @@ class RankInfo:
     control: Address
     layout: CacheLayout
     engine: bytes
-    """Of its transfer engine; b"" if it has none."""
-    listener: bytes
-    """Metadata of its listener for streams; b"" if it has none."""
+    """Of its transfer engine."""
     host: str = ""
     is_shared: bool = False
     """Its pool is shared memory, which processes of its host can map."""
@@ -42,7 +40,7 @@ class RankInfo:
 
     def pack(self) -> bytes:
         writer = Writer().u8s(MAGIC).u8(VERSION).u8s(self.instance).u32(self.rank).u8(int(self.is_shared))
-        writer.text(str(self.control)).text(self.host).blob(self.layout.to_bytes()).blob(self.engine).blob(self.listener)
+        writer.text(str(self.control)).text(self.host).blob(self.layout.to_bytes()).blob(self.engine)
         return writer.done()
 
 
@@ -57,16 +55,14 @@ def unpack(data: bytes) -> RankInfo:
         raise ProtocolError(f"the peer hands over in version {version}, this side in {VERSION}: run the same release on both")
     instance, rank, is_shared = reader.u8s(INSTANCE_BYTES), reader.u32(), bool(reader.u8())
     control, host = reader.text(), reader.text()
-    layout, engine, listener = CacheLayout.from_bytes(reader.blob()), reader.blob(), reader.blob()
+    layout, engine = CacheLayout.from_bytes(reader.blob()), reader.blob()
     reader.end()
     try:
         address = parse_address(control)
         layout.parallel.coordinates(rank)
     except InvalidArgument as error:
         raise ProtocolError(f"a rank's description is wrong: {error}") from None
-    return RankInfo(
-        instance=instance, rank=rank, control=address, layout=layout, engine=engine, listener=listener, host=host, is_shared=is_shared
-    )
+    return RankInfo(instance=instance, rank=rank, control=address, layout=layout, engine=engine, host=host, is_shared=is_shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.handles import Handover, Receiving, Sending
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.movements.streams import StreamListener, StreamTransport
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
 from kvstore.handover.ranks.completion_tracker import Executor
 from kvstore.handover.ranks.rank_connections import Answer, Links
@@ -21,15 +20,13 @@ from kvstore.handover.receiving.prefix_fetches import Fetches
 from kvstore.handover.receiving.side import ReceiverSide, Wanted
 from kvstore.handover.resources import RankResources, RankSetup
 from kvstore.handover.sending.side import SenderSide
-from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
+from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.tls.certificates import Certificates
-from kvstore.transfer.streams.connection import Transport
-from kvstore.transfer.streams.tcp import TcpConnection, TlsTransport
 
 log = logging.getLogger("kvstore.handover")
 
@@ -39,11 +36,8 @@ class Requests:
 
     def __init__(self, setup: RankSetup, reactor: Reactor, instance: bytes) -> None:
         """Listens; raises ConfigError where it cannot."""
-        layout, rank, regions, engine, settings, store, transport = setup
+        layout, rank, regions, engine, settings, store = setup
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
-        if tls is not None and transport is not None:
-            transport = StreamTransport(_encrypted(transport.connection, tls), transport.rail)
-        listener = transport.connection.listen(transport.rail) if transport is not None else None
         self.links = Links(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
@@ -56,8 +50,6 @@ class Requests:
             worker=ThreadPoolExecutor(settings.copy_threads, thread_name_prefix="kvstore-handover"),
             staging=StagingPool(settings.staging_bytes),
             links=self.links,
-            streams=StreamListener(listener, settings.max_strangers) if listener is not None else None,
-            transport=transport,
             begun=self.executor.begun,
             over=self.executor.over,
         )
@@ -185,8 +177,6 @@ class Requests:
         """
         self.fetches.close()
         self.links.close()
-        if self.resources.streams is not None:
-            self.resources.streams.close()
         self.resources.worker.shutdown(wait=True)
         self.resources.staging.close()
         self.resources.close()
@@ -232,10 +222,3 @@ class Requests:
 
 def cancelled() -> Cancelled:
     return Cancelled("the request was cancelled")
-
-
-def _encrypted(connection: Transport, tls: Certificates) -> Transport:
-    """Raises ConfigError for a transport that nothing encrypts."""
-    if connection is not TcpConnection:
-        raise ConfigError(f"nothing encrypts {connection.transport}, and this rank has certificates: pass TcpConnection, or leave them out")
-    return TlsTransport(tls)

@@ -11,7 +11,6 @@ from kvstore.handover.handles import Handover
 from kvstore.handover.movements.movement import Window
 from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_tokens
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.movements.streams import StreamListener, StreamTransport
 from kvstore.handover.prefix import PrefixStore
 from kvstore.handover.ranks.rank_connections import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
@@ -35,10 +34,9 @@ class RankSetup(NamedTuple):
     layout: CacheLayout
     rank: int
     regions: Sequence[Region]
-    engine: TransferEngine | None
+    engine: TransferEngine
     settings: HandoverSettings
     store: PrefixStore | None
-    transport: StreamTransport | None
 
 
 @dataclass(slots=True)
@@ -48,15 +46,12 @@ class RankResources:
     layout: CacheLayout
     rank: int
     regions: Sequence[Region]
-    engine: TransferEngine | None
+    engine: TransferEngine
     settings: HandoverSettings
     reactor: Reactor
     worker: Executor
     staging: StagingPool
     links: Links
-    streams: StreamListener | None
-    transport: StreamTransport | None
-    """Of streams."""
     begun: Callable[[bytes, int], None]
     """(request id, deadline): tell the executor."""
     over: Callable[[Handover, int], None]
@@ -68,7 +63,6 @@ class RankResources:
 
     def connect(self, info: RankInfo) -> Peer:
         """A rank as the engine's peer, until it is lost, or `close`. Raises as `TransferEngine.connect`."""
-        assert self.engine is not None
         peer = self._peers[info.instance] = self.engine.connect(info.engine)
         return peer
 
@@ -76,7 +70,7 @@ class RankResources:
         """A rank is gone, and its requests have failed: the engine is to keep nothing of it. A pool that is mapped stays in memory for as
         long, and the process that takes its place has another."""
         peer = self._peers.pop(info.instance, None)
-        if peer is not None and self.engine is not None and peer not in self._peers.values():
+        if peer is not None and peer not in self._peers.values():
             self.engine.disconnect(peer)
 
     def readable_pool(self) -> Window:
@@ -85,16 +79,14 @@ class RankResources:
         What they read when it is not theirs any more is not confirmed.
         """
         if self._pool is None:
-            assert self.engine is not None
             self._pool = Window(self.engine, self.regions, writable=False)
         return self._pool
 
     def close(self) -> None:
         """The engine keeps nothing of other ranks, and nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all
         else of it is closed then."""
-        if self.engine is not None:
-            for peer in self._peers.values():
-                self.engine.disconnect(peer)
+        for peer in self._peers.values():
+            self.engine.disconnect(peer)
         self._peers.clear()
         if self._pool is None or self._pool.close():
             return

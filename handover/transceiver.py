@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
 from kvstore.handover.handles import Handover, Receiving, Sending
-from kvstore.handover.movements.streams import StreamTransport
 from kvstore.handover.prefix import PrefixStore
 from kvstore.handover.ranks.completion_tracker import Outcome
 from kvstore.handover.receiving.side import Wanted
@@ -86,11 +85,10 @@ class CacheTransceiver:
         layout: CacheLayout,
         rank: int,
         regions: Sequence[Region],
-        engine: TransferEngine | None,
+        engine: TransferEngine,
         settings: HandoverSettings | None = None,
         *,
         store: PrefixStore | None = None,
-        streams: StreamTransport | None = None,
     ) -> None:
         """
         Args:
@@ -99,11 +97,10 @@ class CacheTransceiver:
             regions: the rank's pool, one region for each that the layout has (`CacheLayout.region_bytes`), in order. Those from
                 `engine.allocate` can be read by ranks of the same host without a network. They stay the caller's, who keeps them until
                 `close` has returned.
-            engine: for one-sided transfers; None: everything goes by `streams`. It stays the caller's, and is one transceiver's at a
-                time, which disconnects ranks that are gone, and all that it has connected when it is closed.
+            engine: moves the bytes. It stays the caller's, and is one transceiver's at a time, which disconnects ranks that are gone,
+                and all that it has connected when it is closed.
             settings: see HandoverSettings.
             store: where the beginning of sequences may be found.
-            streams: for ranks that have no engine or none in common.
 
         Raises:
             InvalidArgument: there is no such rank, or the regions are not those of the layout. ConfigError: it cannot listen.
@@ -118,7 +115,7 @@ class CacheTransceiver:
         self._failure: BaseException | None = None
         self._reactor = Reactor()
         try:
-            setup = RankSetup(layout, rank, tuple(regions), engine, self.settings, store, streams)
+            setup = RankSetup(layout, rank, tuple(regions), engine, self.settings, store)
             self._requests = Requests(setup, self._reactor, self._instance)
         except BaseException:
             self._reactor.close()
@@ -140,8 +137,7 @@ class CacheTransceiver:
             rank=self.rank,
             control=parse_address(self._address),
             layout=self.layout,
-            engine=resources.engine.describe() if resources.engine is not None else b"",
-            listener=resources.streams.metadata() if resources.streams is not None else b"",
+            engine=resources.engine.describe(),
             host=host_id(),
             is_shared=all(region.fd >= 0 for region in resources.regions),
         )

@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,98 +48,38 @@ HASHES: Final[dict[HashName, Callable[[bytes], bytes]]] = {"xxh3": xxh3_128_dige
 """H by name. xxh3 is not collision-proof against an adversary: where tenants do not trust one another, take sha256."""
 
 
-class ChainRoot(Protocol):
-    """What a chain takes from its namespace."""
+def chain_keys(
+    root: bytes, hash: HashName, block_tokens: int, token_ids: TokenIds, extras: Mapping[int, bytes] | None = None
+) -> list[bytes]:
+    """The keys of a sequence's full blocks in the namespace of id `root`, oldest first.
 
-    @property
-    def id(self) -> bytes: ...
-    @property
-    def hash(self) -> HashName: ...
-    @property
-    def block_tokens(self) -> int: ...
+    `extras` maps a block's index (0 is the first) to its extra bytes; those of blocks that are not full are ignored.
 
-
-class KeyChain:
-    """The keys of one growing sequence of tokens: append tokens, get only the new keys.
-
-    An `extend` costs O(new tokens + block_tokens): the tokens of a partial last block are kept and copied. Not thread-safe.
+    Raises:
+        InvalidArgument: the token ids are not integers of shape (tokens,) in [-2**31, 2**31), or an extra has no index or is not at most
+            MAX_EXTRA_BYTES bytes.
     """
-
-    __slots__ = ("_block_bytes", "_block_tokens", "_extras", "_hash", "_keys", "_root", "_tail")
-
-    def __init__(self, namespace: ChainRoot) -> None:
-        self._root = namespace.id
-        self._hash = HASHES[namespace.hash]
-        self._block_tokens = namespace.block_tokens
-        self._block_bytes = np.dtype((np.void, 4 * namespace.block_tokens))
-        self._keys: list[bytes] = []
-        self._tail: Int32Array = np.empty(0, "<i4")
-        self._extras: dict[int, bytes] = {}
-
-    @property
-    def keys(self) -> list[bytes]:
-        """The keys of all full blocks so far, in order; a new list."""
-        return self._keys.copy()
-
-    @property
-    def parent(self) -> bytes | None:
-        """The last key, which the next one will follow; None before the first full block."""
-        return self._keys[-1] if self._keys else None
-
-    def extend(self, token_ids: TokenIds, extras: Mapping[int, bytes] | None = None) -> list[bytes]:
-        """Append `token_ids` and return the keys of the blocks that became full, oldest first.
-
-        `extras` maps a block's index in the whole sequence (0 is the first) to its extra bytes. Those of a block not yet full
-        are kept until it is, and replaced if given again. Neither argument is kept or changed.
-
-        Raises:
-            InvalidArgument: the token ids are not integers of shape (tokens,) in [-2**31, 2**31), an extra is not at most
-                MAX_EXTRA_BYTES bytes, or belongs to a block that already has its key. The chain is as before.
-        """
-        tokens = as_int32(token_ids)
-        if extras:
-            self._add_extras(extras)
-        if len(self._tail):
-            tokens = np.concatenate((self._tail, tokens))
-        full_tokens = len(tokens) - len(tokens) % self._block_tokens
-        # A copy: the caller may reuse the memory of its array, and a slice would keep all of it alive.
-        self._tail = tokens[full_tokens:].copy()
-        # All blocks become bytes in one C loop: with xxh3, a third less per block than slicing them one by one.
-        blocks: list[bytes] = tokens[:full_tokens].view(self._block_bytes).tolist()
-        if self._extras:
-            self._append_extras(blocks)
-        keys = self._chain(blocks)
-        self._keys += keys
-        return keys
-
-    def _chain(self, blocks: list[bytes]) -> list[bytes]:
-        digest = self._hash
-        key = self._keys[-1] if self._keys else self._root
-        keys = []
-        for block in blocks:
-            key = digest(key + block)
-            keys.append(key)
-        return keys
-
-    def _add_extras(self, extras: Mapping[int, bytes]) -> None:
-        for index, extra in extras.items():
-            if not isinstance(index, int) or index < len(self._keys):
-                raise InvalidArgument(f"extras are keyed by the index of a block without a key, {len(self._keys)} or more, not {index!r}")
-            if not isinstance(extra, bytes) or len(extra) > MAX_EXTRA_BYTES:
-                raise InvalidArgument(f"the extra of block {index} must be at most {MAX_EXTRA_BYTES} bytes: give a hash of the content")
-        self._extras.update(extras)
-
-    def _append_extras(self, blocks: list[bytes]) -> None:
-        first = len(self._keys)
-        for index in [index for index in self._extras if index < first + len(blocks)]:
-            extra = self._extras.pop(index)
-            blocks[index - first] += _EXTRA_LENGTH.pack(len(extra)) + extra
+    tokens = as_int32(token_ids)
+    # All blocks become bytes in one C loop: with xxh3, a third less per block than slicing them one by one.
+    blocks: list[bytes] = tokens[: len(tokens) - len(tokens) % block_tokens].view(np.dtype((np.void, 4 * block_tokens))).tolist()
+    for index, extra in (extras or {}).items():
+        if not isinstance(index, int) or index < 0:
+            raise InvalidArgument(f"extras are keyed by the index of a block, 0 or more, not {index!r}")
+        if not isinstance(extra, bytes) or len(extra) > MAX_EXTRA_BYTES:
+            raise InvalidArgument(f"the extra of block {index} must be at most {MAX_EXTRA_BYTES} bytes: give a hash of the content")
+        if index < len(blocks):
+            blocks[index] += _EXTRA_LENGTH.pack(len(extra)) + extra
+    digest, key, keys = HASHES[hash], root, []
+    for block in blocks:
+        key = digest(key + block)
+        keys.append(key)
+    return keys
 
 
 def as_int32(token_ids: TokenIds) -> Int32Array:
     """A contiguous little-endian int32 array of shape (tokens,), which may share the memory of `token_ids`.
 
-    For who makes keys of one sequence in several namespaces: an array costs `extend` nothing. Raises InvalidArgument as `KeyChain.extend`.
+    For who makes keys of one sequence in several namespaces: an array costs `chain_keys` nothing. Raises InvalidArgument as that does.
     """
     # Only a process that has imported torch can hold a tensor, so this file need not import it.
     torch_module = sys.modules.get("torch")

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, cast
 
-from kvstore.kvcache.hashing import HASHES, HashName, KeyChain, TokenIds
+from kvstore.kvcache.hashing import HASHES, HashName, TokenIds, chain_keys
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.wire import Reader, Writer
 
@@ -154,9 +154,9 @@ class Namespace:
         `extras` maps a block's index (0 is the first) to bytes that also change its values, such as the hash of an image.
 
         Raises:
-            InvalidArgument: see `KeyChain.extend`, which serves sequences that grow.
+            InvalidArgument: see `chain_keys`.
         """
-        return KeyChain(self).extend(token_ids, extras)
+        return chain_keys(self.id, self.hash, self.block_tokens, token_ids, extras)
 
 
 def _is_count(value: object) -> bool:

@@ -1,6 +1,6 @@
 """Messages between the ranks of engines that hand KV cache over: who wants which blocks where, what has arrived, and what failed.
 
-They carry no cache: bytes go by the transfer engine or by a Connection. Answers are Ok or Failure. A request id is the serving
+They carry no cache: bytes go by the transfer engine. Answers are Ok or Failure. A request id is the serving
 system's own, 1 to 255 bytes, and travels whole.
 """
 
@@ -12,12 +12,8 @@ PUSH: Final = 1
 """The sender writes one-sided into the regions that Ask names."""
 PULL: Final = 2
 """The receiver reads one-sided from the regions that Show names."""
-STREAM: Final = 3
-"""The sender sends through a Connection that it opens to the receiver's listener."""
 
 MAX_REQUEST_ID_BYTES: Final = 255
-TICKET_BYTES: Final = 16
-"""First part of a STREAM's connection: says to whose Ask it belongs."""
 
 
 @message
@@ -41,7 +37,7 @@ class Ask(Message):
     """
 
     TYPE = 71
-    WIRE = ("tokens", "first_token", "dp", "way", "part_bytes", "slots", "request_id", "blocks", "regions", "ticket")
+    WIRE = ("tokens", "first_token", "dp", "way", "part_bytes", "slots", "request_id", "blocks", "regions")
     request_id: CountedU8s
     tokens: U64
     first_token: U64
@@ -53,7 +49,6 @@ class Ask(Message):
     slots: U32 = 0
     dp: U32 = 0
     """The attention-DP group of the sender's that has the request."""
-    ticket: CountedU8s = b""
 
 
 @message
@@ -69,7 +64,7 @@ class Show(Message):
 
 @message
 class Part(Message):
-    """Layers [layer_start, layer_end) of one chunk are yours now: written (PUSH), to be read (PULL), or on their way (STREAM).
+    """Layers [layer_start, layer_end) of one chunk are yours now: written (PUSH), or to be read (PULL).
 
     Answer: Ok, once they are in the receiver's blocks, and the slot of the staging, if one was used, is free again.
     """

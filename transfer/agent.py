@@ -5,11 +5,10 @@ An agent serves one rail. The engine (engine.py) cuts transfers into requests, c
 an agent only carries out, and says truthfully when a request is over.
 """
 
-import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final
@@ -17,9 +16,8 @@ from typing import Any, ClassVar, Final
 from kvstore.protocol.errors import Cancelled, Full, InvalidArgument, KVStoreError
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.pieces import Pieces, regions_here, total_bytes
+from kvstore.transfer.memory.pieces import Pieces, total_bytes
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.signal_safety import Shield
 
 MAX_NOTICES: Final = 65_536
 MAX_NOTICES_BYTES: Final = 16 << 20
@@ -219,23 +217,6 @@ class TransferAgent(ABC):
     @abstractmethod
     def close(self) -> None:
         """End threads and connections; requests under way end with Closed. A second close is a no-op."""
-
-    def transfer(self, direction: Direction, remote: Remote, pieces: Pieces, deadline: Deadline) -> None:
-        """Submit and wait. Raises what the request failed with; DeadlineExceeded, and whatever a signal handler raises meanwhile, when
-        the request is over all the same."""
-        request = Request(direction, remote, pieces, deadline)
-        with Shield() as shield, ExitStack() as held:
-            for region in regions_here(pieces):
-                region.hold()
-                held.callback(region.release)
-            self.submit(request)
-            shield.cancels(functools.partial(self.cancel, request))
-            try:
-                self.run(request)
-                request.wait(deadline)
-            except BaseException:
-                self.cancel_and_wait(request)
-                raise
 
     def cancel_and_wait(self, request: Request) -> None:
         """Return when a request is over, however it ends."""

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, Forked, InvalidArgument, KVStoreError, Unreachable
@@ -96,21 +97,16 @@ class TransferEngine:
 
     # --- memory ---
 
-    def allocate(self, size_bytes: int, *, location: str = "") -> Region:
+    def allocate(self, size_bytes: int) -> Region:
         """A region of fresh, zeroed shared memory, which peers of this host can map. It lasts until it is closed and no view is left.
 
-        `location` is where it lies, "cpu:N" with its NUMA node; by default where the kernel put its first page. Raises InvalidArgument
-        (no such size) or Full (the system has no memory left).
+        Raises InvalidArgument (no such size) or Full (the system has no memory left).
         """
-        return allocate(size_bytes, location=location)
+        return allocate(size_bytes)
 
-    def register(self, buffer: Any, *, location: str = "", fd: int = -1) -> Region:
-        """A region over the caller's C-contiguous buffer, which must stay until `Region.close` has returned.
-
-        `location` as for `allocate`. `fd` is the descriptor of the shared memory that begins with the buffer, if there is one.
-        Raises InvalidArgument.
-        """
-        return Region(flat(buffer), location=location, fd=fd)
+    def register(self, buffer: Any) -> Region:
+        """A region over the caller's C-contiguous buffer, which must stay until `Region.close` has returned. Raises InvalidArgument."""
+        return Region(flat(buffer))
 
     @shielded
     def export(self, region: Region, *, writable: bool = False) -> bytes:
@@ -332,7 +328,7 @@ class TransferEngine:
     def rails(self) -> Mapping[tuple[str, str], RailCount]:
         """What this engine has moved since it was made, by transport and rail of this host."""
         with self._lock:
-            return self._dispatcher.rails.read()
+            return {name: replace(count) for name, count in self._dispatcher.rails.items()}
 
     def measured(self, name: str) -> Measured | None:
         """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or

@@ -1,7 +1,7 @@
 """Movements of a request's bytes, the leave of peers to reach memory for its length, and its end on a rank, alike on both sides.
 
 A movement begins in the reactor's thread, works elsewhere, and reports its end once, in the reactor's thread. An Operation has the transfer
-engine move bytes, and may gather before and scatter after; a StreamOperation is one part of a stream.
+engine move bytes, and may gather before and scatter after.
 
 A request ends in the order of a fence: its movements and its peers' leave to reach memory end first, and the caller is told last.
 """
@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final, Protocol
 
-from kvstore.handover.movements.streams import Move, Stream, cancelled
-from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, typed
+from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.thread_pools import submit_once
 from kvstore.transfer.engine import TransferEngine
@@ -70,7 +69,7 @@ class Operation:
         self,
         reactor: Reactor,
         worker: Executor,
-        engine: TransferEngine | None,
+        engine: TransferEngine,
         prepare: Callable[[], Batch],
         follow: Callable[[], None] | None = None,
         *,
@@ -99,7 +98,7 @@ class Operation:
         batch = self._prepare()
         if self._is_cancelled:
             raise cancelled()
-        if not batch or self._engine is None:
+        if not batch:
             self._finish()
             return
         self._transfer = self._engine.submit(batch, deadline_s=self._deadline_s, on_done=self._moved)
@@ -137,22 +136,6 @@ class Operation:
 
     def _end(self, error: KVStoreError | None) -> None:
         self._reactor.call_soon(lambda: self._on_end(error))
-
-
-class StreamOperation:
-    """One part that goes through a stream, after those before it."""
-
-    def __init__(self, reactor: Reactor, stream: Stream, move: Move) -> None:
-        self._reactor = reactor
-        self._stream = stream
-        self._move = move
-
-    def begin(self, on_end: OnEnd) -> None:
-        self._stream.put(self._move, lambda error: self._reactor.call_soon(lambda: on_end(error)))
-
-    def cancel(self) -> None:
-        """Ends all parts of the stream: what is half received cannot be left."""
-        self._stream.close()
 
 
 class Ending:
@@ -219,3 +202,7 @@ class Ending:
         if not self._look():
             self._reactor.call_later(self._pause_s, self._look_again)
             self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+
+
+def cancelled() -> Cancelled:
+    return Cancelled("the hand-over was cancelled")

@@ -78,10 +78,6 @@ class PartPlan:
         """(layer, chunk) pairs."""
         return len(self.layers) * len(self.chunks)
 
-    @property
-    def total_bytes(self) -> int:
-        return self.layer_bytes * len(self.layers)
-
     def extent(self, part: PartId) -> Extent:
         """The part, as the methods of a Remapping name it."""
         chunk = self.chunks[part.chunk]

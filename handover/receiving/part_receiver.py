@@ -1,9 +1,8 @@
-"""Parts of one sender rank on their way to this one: written, read or streamed, scattered or not. What is owed is CacheReceiver's.
+"""Parts of one sender rank on their way to this one: written or read, scattered or not. What is owed is CacheReceiver's.
 
 The receiver decides the way for each pair of ranks, and whether parts are gathered.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,40 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo, is_same_host
-from kvstore.handover.movements.movement import Movement, Operation, StreamOperation, Window
+from kvstore.handover.movements.movement import Movement, Operation, Window
 from kvstore.handover.movements.parts import PartId, PartPlan
-from kvstore.handover.movements.streams import Stream
 from kvstore.handover.resources import RankResources
 from kvstore.kvcache.layouts.formatter import Remapping
-from kvstore.protocol.errors import ConfigError, ProtocolError, Unreachable
-from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show
-from kvstore.rpc.deadline import Deadline
+from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Part, Show
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Copy, Runs, Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.streams.connection import Connection
 
 
 class Way(NamedTuple):
-    """PUSH, PULL or STREAM; the size of gathered parts, 0 if bytes go straight between the pools; the engine's peer."""
+    """PUSH or PULL; the size of gathered parts, 0 if bytes go straight between the pools; the engine's peer."""
 
     way: int
     part_bytes: int
-    peer: Peer | None
+    peer: Peer
 
 
 def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -> Way:
     """The way from the sender `info` to this rank. Raises ConfigError (the way that the settings name needs what is not there), Unreachable
     (no transport in common), ProtocolError."""
-    settings = resources.settings
-    peer, failure = None, None
-    if resources.engine is not None and info.engine and settings.way != "stream":
-        try:
-            peer = resources.connect(info)
-        except Unreachable as error:
-            failure = error
-    if peer is None:
-        return _stream(resources, failure)
+    settings, peer = resources.settings, resources.connect(info)
     is_pull = settings.way == "pull" or (settings.way == "auto" and _is_shared_memory_first(peer) and is_same_host(info))
     is_shm_only = {path.transport for path in peer.routes} == {"shm"}
     is_short = remapping.run_bytes(info.rank, resources.rank) < settings.direct_min_bytes
@@ -55,21 +43,13 @@ def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -
     return Way(PULL if is_pull else PUSH, settings.staging_part_bytes if is_staged else 0, peer)
 
 
-def _stream(resources: RankResources, failure: Unreachable | None) -> Way:
-    if resources.streams is None:
-        raise failure or ConfigError("neither a transfer engine nor a Connection is common to both ranks: pass one to the transceiver")
-    if resources.settings.way in ("push", "pull"):
-        raise failure or ConfigError(f"way is {resources.settings.way}, but there is no transfer engine: set way to auto or stream")
-    return Way(STREAM, resources.settings.staging_part_bytes, None)
-
-
 def _is_shared_memory_first(peer: Peer) -> bool:
     path, _ = min(peer.routes.items(), key=lambda item: item[1].facts.preference)
     return path.transport == "shm"
 
 
 class PartReceiver:
-    """See the module. It owns staging, a window over it and a stream, until `release`; the window over the pool is the request's.
+    """See the module. It owns staging and a window over it until `release`; the window over the pool is the request's.
 
     `way` None: the sender gives nothing, and is only told so.
     """
@@ -91,8 +71,6 @@ class PartReceiver:
         self._sources: Sequence[PeerRegion] = ()
         self._their_blocks: NDArray[np.int64] = np.zeros(0, np.int64)
         self._staging: Region | None = None
-        self._stream: Stream | None = None
-        self._ticket = b""
         self.window: Window | None = None
 
     @property
@@ -112,12 +90,7 @@ class PartReceiver:
             return
         if self.plan.is_staged:
             self._staging = resources.staging.take(self.plan.slot_bytes * resources.settings.staging_slots)
-        if way.way == STREAM:
-            assert resources.streams is not None
-            self._ticket = secrets.token_bytes(TICKET_BYTES)
-            self._stream = resources.streams.expect(self._ticket)
-        elif way.way == PUSH and self._staging is not None:
-            assert resources.engine is not None
+        if way.way == PUSH and self._staging is not None:
             self.window = Window(resources.engine, [self._staging], writable=True)
 
     def complete(self, ask: Ask, pool: Window | None) -> Ask:
@@ -125,7 +98,7 @@ class PartReceiver:
         way = self._way
         if way is not None:
             window = self.window or (pool if self.is_pool_written else None)
-            ask.way, ask.part_bytes, ask.slots, ask.ticket = way.way, way.part_bytes, self._resources.settings.staging_slots, self._ticket
+            ask.way, ask.part_bytes, ask.slots = way.way, way.part_bytes, self._resources.settings.staging_slots
             ask.regions = window.descriptions if window is not None else []
             ask.blocks = self._blocks.astype(np.uint64).tolist() if self.is_pool_written else []
         return ask
@@ -133,7 +106,7 @@ class PartReceiver:
     def shown(self, message: Show) -> None:
         """The sender says where to read. Raises ProtocolError."""
         resources, way = self._resources, self._way
-        if way is None or way.way != PULL or way.peer is None or resources.engine is None:
+        if way is None or way.way != PULL:
             raise ProtocolError("regions are shown to who reads")
         self._their_blocks = np.array(message.blocks, np.int64)
         self._sources = [resources.engine.import_region(way.peer, region) for region in message.regions]
@@ -151,13 +124,6 @@ class PartReceiver:
         staging, at, size_bytes = self._staging, message.slot * self.plan.slot_bytes, message.size_bytes
         assert staging is not None
         scatter = self._scatter(part, staging.part(at, size_bytes))
-        if self._stream is not None:
-
-            def move(connection: Connection) -> None:
-                connection.recv_into([staging.part(at, size_bytes)], Deadline(deadline_s))
-                scatter()
-
-            return StreamOperation(resources.reactor, self._stream, move)
         batch: list[Copy] = []
         if way.way == PULL:
             self._check_shown()
@@ -183,8 +149,5 @@ class PartReceiver:
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""
-        if self._stream is not None and self._resources.streams is not None:
-            self._resources.streams.forget(self._ticket)
-            self._stream.close()
         if self._staging is not None and is_fenced:
             self._resources.staging.give_back(self._staging)

@@ -112,7 +112,6 @@ class ReceiverSide(Side[_Request]):
         for taking in request.takings.values():
             taking.open()
             if taking.is_pool_written and request.window is None:
-                assert resources.engine is not None
                 request.window = Window(resources.engine, resources.regions, writable=True)
 
     def _ask(self, request: _Request, taking: PartReceiver) -> None:

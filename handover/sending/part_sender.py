@@ -1,4 +1,4 @@
-"""How parts go from this rank to one receiver rank: gathered or not, written, shown or streamed. What goes when is CacheSender's."""
+"""How parts go from this rank to one receiver rank: gathered or not, written or shown. What goes when is CacheSender's."""
 
 from collections.abc import Sequence
 
@@ -6,23 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.movements.movement import Movement, Operation, StreamOperation, Window
+from kvstore.handover.movements.movement import Movement, Operation, Window
 from kvstore.handover.movements.parts import PartId, PartPlan
-from kvstore.handover.movements.streams import Stream
 from kvstore.handover.resources import RankResources
 from kvstore.handover.sending.request import Offer
 from kvstore.kvcache.layouts.formatter import Remapping
-from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Show
-from kvstore.rpc.deadline import Deadline
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Part, Show
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Batch, Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.streams.connection import Connection
 
 
 class PartSender:
-    """See the module. It owns staging, a window over it and a stream, until `release`."""
+    """See the module. It owns staging and a window over it until `release`."""
 
     def __init__(
         self,
@@ -40,13 +37,7 @@ class PartSender:
         self._their_blocks = np.array(ask.blocks, np.int64)
         self._targets: Sequence[PeerRegion] = ()
         self._staging: Region | None = None
-        self._stream: Stream | None = None
         self.window: Window | None = None
-
-    @property
-    def tells_first(self) -> bool:
-        """The receiver hears of a part before its bytes move: it reads them, or has to expect them."""
-        return self._ask.way == STREAM or (self._ask.way == PULL and not self._plan.is_staged)
 
     @property
     def reads_pool(self) -> bool:
@@ -54,29 +45,17 @@ class PartSender:
         return self._ask.way == PULL and not self._plan.is_staged
 
     def open(self) -> None:
-        """Make ready what the way needs. Raises ConfigError, InvalidArgument, Full, or what the engine does."""
+        """Make ready what the way needs. Raises InvalidArgument, Full, or what the engine does."""
         resources, ask = self._resources, self._ask
         if self._plan.is_staged:
             self._staging = resources.staging.take(self._plan.slot_bytes * ask.slots)
-        if ask.way == STREAM:
-            self._open_stream()
-        elif resources.engine is None:
-            raise ConfigError("the receiver wants one-sided transfers, and this rank has no transfer engine")
-        elif ask.way == PUSH:
+        if ask.way == PUSH:
             peer = resources.connect(self.info)
             self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
         elif ask.way != PULL:
             raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")
         elif self._staging is not None:
             self.window = Window(resources.engine, [self._staging], writable=False)
-
-    def _open_stream(self) -> None:
-        resources = self._resources
-        if resources.transport is None:
-            raise ConfigError("the receiver wants a stream, and this rank has no Connection: pass `streams` to the transceiver")
-        self._stream = Stream()
-        deadline_s = min(resources.left_s(self.deadline_ns), resources.settings.connect_timeout_s)
-        self._stream.connect(resources.transport, self.info.listener, self._ask.ticket, deadline_s=deadline_s)
 
     @property
     def confirms(self) -> bool:
@@ -99,13 +78,6 @@ class PartSender:
     def movement(self, offer: Offer, size_bytes: int) -> Movement | None:
         """What this side has to do; None: nothing."""
         resources, part, at = self._resources, offer.part, offer.slot * self._plan.slot_bytes
-        if self._stream is not None:
-            deadline_s = resources.left_s(self.deadline_ns)
-
-            def move(connection: Connection) -> None:
-                connection.send([self._gathered(part, at, size_bytes).part(at, size_bytes)], Deadline(deadline_s))
-
-            return StreamOperation(resources.reactor, self._stream, move)
         if self.reads_pool:
             return None
 
@@ -132,7 +104,5 @@ class PartSender:
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""
-        if self._stream is not None:
-            self._stream.close()
         if self._staging is not None and is_fenced:
             self._resources.staging.give_back(self._staging)

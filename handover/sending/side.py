@@ -182,10 +182,10 @@ class SenderSide(Side[_Request]):
         def moved(error: KVStoreError | None) -> None:
             if error is not None:
                 self._moved_not(request, error)
-            elif not giving.tells_first and request.machine.error is None:
+            elif not giving.reads_pool and request.machine.error is None:
                 tell()
 
-        if giving.tells_first:
+        if giving.reads_pool:
             tell()
         if request.machine.error is not None:  # the peer is gone: the request may be over by now, and its blocks another's
             return

@@ -176,7 +176,12 @@ class ModelFacts:
     @property
     def layer_parameters(self) -> int:
         """Of all layers."""
-        return self._layer_parameters(self.experts.count if self.experts else 0)
+        width = self.ffn_matrices * self.hidden
+        dense_layers, sparse_layer = self.layers, 0
+        if self.experts:
+            router, experts = self.hidden * self.experts.count, self.experts.count * self.experts.ffn + self.experts.shared_ffn
+            dense_layers, sparse_layer = self.experts.dense_layers, router + width * experts
+        return self.layers * self.attention_parameters + dense_layers * width * self.ffn + (self.layers - dense_layers) * sparse_layer
 
     @property
     def embedding_parameters(self) -> int:
@@ -189,21 +194,7 @@ class ModelFacts:
         return self.layer_parameters + self.embedding_parameters
 
     @property
-    def active_parameters(self) -> int:
-        """Of the matrices that one token is multiplied by: of experts those that it is sent to, of the embedding, a look-up, none."""
-        return self._layer_parameters(self.experts.active if self.experts else 0) + self.vocab * self.hidden
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of all matrices: of the layers, the embedding and the logits."""
         layer_bits = self.weight_bits or 8 * self.dtype_bytes
         return self.layer_parameters * layer_bits // 8 + self.embedding_parameters * self.dtype_bytes
-
-    def _layer_parameters(self, experts: int) -> int:
-        """Of all layers, counting so many of the experts of each."""
-        width = self.ffn_matrices * self.hidden
-        dense_layers, sparse_layer = self.layers, 0
-        if self.experts:
-            router = self.hidden * self.experts.count
-            dense_layers, sparse_layer = self.experts.dense_layers, router + width * (experts * self.experts.ffn + self.experts.shared_ffn)
-        return self.layers * self.attention_parameters + dense_layers * width * self.ffn + (self.layers - dense_layers) * sparse_layer

@@ -17,7 +17,6 @@ from typing import Any, Final
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.named import find_model
-from kvstore.kvcache.models.savings import PrefixSavings
 from kvstore.kvcache.models.table import dtype_bytes
 from kvstore.protocol.errors import InvalidArgument
 
@@ -198,39 +197,17 @@ class CacheSpec:
     def sequence_bytes(self, tokens: int) -> float:
         """Bytes that a sequence of `tokens` tokens must keep: of windowed layers the last window_tokens only.
 
-        A last block that is not full counts as its share; whole blocks are sequence_blocks_bytes. Raises InvalidArgument for a negative
-        number.
+        A last block that is not full counts as its share. Raises InvalidArgument for a negative number.
         """
-        _check_tokens(tokens)
+        if tokens < 0:
+            raise InvalidArgument(f"tokens is {tokens}: a sequence has 0 or more")
         full_layers = self.layers - self.windowed_layers
         kept = full_layers * tokens + self.windowed_layers * min(tokens, self.window_tokens)
         return self.block_bytes * kept / (self.layers * self.block_tokens)
 
-    def sequence_blocks_bytes(self, tokens: int) -> int:
-        """As sequence_bytes, in the whole blocks that a paged cache gives out: a block is kept while any of its tokens is needed."""
-        _check_tokens(tokens)
-        blocks = -(-tokens // self.block_tokens)
-        passed = max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed_layers else 0
-        return self.block_bytes // self.layers * (self.layers * blocks - self.windowed_layers * passed)
-
     def batch_bytes(self, lengths: Iterable[int]) -> float:
         """Bytes that sequences of these many tokens must keep together; nothing is shared between them."""
         return sum(map(self.sequence_bytes, lengths))
-
-    def decode_read_bytes(self, lengths: Iterable[int]) -> float:
-        """The least bytes a decode step of these sequences (tokens of each, the new one included) reads from the cache.
-
-        Each element that a sequence keeps is read once and serves all its query heads. What a kernel really reads depends on its tiling
-        and the layout, and prefixes that sequences share may be read once for all.
-        """
-        return self.batch_bytes(lengths)
-
-    def prefix_savings(self, prefix_tokens: int, suffix_tokens: int, *, sequences: int = 1) -> PrefixSavings:
-        """What a cached prefix saves `sequences` prompts of prefix + suffix tokens each, if all layers attend to all tokens; with MLA
-        counted in the latent space. Raises InvalidArgument for a negative number.
-        """
-        width = self.layers * self.heads * self.head_dim
-        return PrefixSavings(prefix_tokens=prefix_tokens, suffix_tokens=suffix_tokens, sequences=sequences, attention_width=width)
 
     def shard(self, tp: int) -> "CacheSpec":
         """The part of the cache that one of `tp` tensor-parallel ranks keeps. With more ranks than KV heads each keeps a copy of one.
@@ -248,8 +225,3 @@ class CacheSpec:
 
     def _all_records(self, of_one_head: int) -> int:
         return self.layers * self.kv_heads * of_one_head
-
-
-def _check_tokens(tokens: int) -> None:
-    if tokens < 0:
-        raise InvalidArgument(f"tokens is {tokens}: a sequence has 0 or more")

@@ -36,6 +36,7 @@ from kvstore.testing.transfer.peer import (
     RegionAllocator,
     ask,
     is_overwritten,
+    move,
     notifications,
     outcome,
     overwrite,
@@ -140,7 +141,7 @@ class AgentMoves(AgentSuite):
         pieces = [
             Piece(regions[at % 3][1], at * size_bytes, regions[at % 2][2], 2 * at * size_bytes, at % size_bytes) for at in range(count)
         ]
-        ask(pair.user, direction, pair.remote, table_of(pieces)).wait(Deadline(PATIENCE_S))
+        move(pair.user, direction, pair.remote, table_of(pieces))
         before = pattern(1 if direction is Direction.READ else 2, 2 * size_bytes * count)
         for at, piece in enumerate(pieces):
             begin = piece.remote_offset if direction is Direction.READ else piece.local_offset
@@ -157,14 +158,6 @@ class AgentMoves(AgentSuite):
     @both_directions
     def test_no_pieces_are_a_success(self, pair: Pair, direction: Direction) -> None:
         assert pair.failure(direction) is None
-
-    def test_transfer_waits_for_its_request(self, pair: Pair) -> None:
-        theirs, ours, remote = pair.regions(MIB)
-        for _ in range(20):
-            pair.user.transfer(Direction.READ, pair.remote, [Piece(ours, 0, remote, 0, MIB)], Deadline(PATIENCE_S))
-            assert ours.memory == theirs.memory
-            ours.memory[:] = bytes(MIB)
-        eventually(lambda: ours.users == 0, "the region is released")
 
     def test_requests_under_way_at_once_are_each_over_once(self, pair: Pair) -> None:
         size_bytes, count = 100_000, 100
@@ -185,9 +178,9 @@ class AgentMoves(AgentSuite):
             view, is_same = ours.part(part * MIB, MIB), True
             for number in range(20):
                 view[:] = data = pattern(100 * part + number, MIB)
-                pair.user.transfer(Direction.WRITE, pair.remote, pieces, Deadline(PATIENCE_S))
+                pair.move(Direction.WRITE, *pieces)
                 view[:] = bytes(MIB)
-                pair.user.transfer(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S))
+                pair.move(Direction.READ, *pieces)
                 is_same = is_same and view == data
             return is_same
 
@@ -199,21 +192,12 @@ class AgentMoves(AgentSuite):
             source, target = pair.memory.allocate(MIB, pattern(seed, MIB)), pair.memory.allocate(MIB)
             remote, pieces = mine.load_remote(peer.metadata()), [Piece(source, 0, remote_region(peer, target), 0, MIB)]
             for _ in range(50):
-                mine.transfer(Direction.WRITE, remote, pieces, Deadline(PATIENCE_S))
+                move(mine, Direction.WRITE, remote, pieces)
             return target
 
         other = in_background(lambda: write_to(pair.owner, pair.user, 1))
         assert write_to(pair.user, pair.owner, 2).memory == pattern(2, MIB)
         assert other.result(PATIENCE_S).memory == pattern(1, MIB)
-
-    def test_a_forgotten_peer_can_be_loaded_again(self, pair: Pair) -> None:
-        theirs, ours, remote = pair.regions(MIB)
-        for _ in range(3):
-            ours.memory[:] = bytes(MIB)
-            pair.move(Direction.READ, Piece(ours, 0, remote, 0, MIB))
-            assert ours.memory == theirs.memory
-            pair.user.unload_remote(pair.remote)
-            pair.remote = pair.user.load_remote(pair.owner.metadata())
 
     def test_a_peer_of_another_process(self, pair: Pair, peer: PeerProcess) -> None:
         size_bytes = peer.region.size_bytes
@@ -275,13 +259,6 @@ class AgentFences(AgentSuite):
         theirs.close()
         assert isinstance(pair.failure(direction, Piece(ours, 0, remote, 0, 4096)), (StaleHandle, Denied))
 
-    @both_directions
-    def test_an_unknown_region_is_refused(self, pair: Pair, direction: Direction) -> None:
-        self.needs_checks()
-        _, ours, remote = pair.regions(4096)
-        piece = Piece(ours, 0, remote._replace(region_id=(1 << 62) + 1), 0, 4096)
-        assert isinstance(pair.failure(direction, piece), (StaleHandle, Denied))
-
     def test_no_byte_lands_in_a_region_after_its_close(self, pair: Pair) -> None:
         self.needs_checks()
         if not self.fences_closed_regions:
@@ -304,10 +281,6 @@ class AgentFences(AgentSuite):
 class AgentConformance(AgentMoves, AgentFences):
     """What any transfer agent does."""
 
-    def test_it_is_called_as_it_was_made(self, pair: Pair) -> None:
-        assert pair.user.name == "user"
-        assert pair.user.transport
-
     def test_descriptions_are_small(self, pair: Pair) -> None:
         assert 0 < len(pair.owner.metadata()) <= MAX_METADATA_BYTES
         _, _, remote = pair.regions(8 * MIB)
@@ -321,12 +294,6 @@ class AgentConformance(AgentMoves, AgentFences):
     def test_a_peer_that_closed_is_unreachable_and_others_are_served(self, pair: Pair) -> None:
         _, ours, remote = pair.regions(MIB)
         pair.move(Direction.READ, Piece(ours, 0, remote, 0, MIB))
-        pair.owner.close()
-        self.becomes_unreachable(pair, Piece(ours, 0, remote, 0, MIB))
-        self.serves_others(pair)
-
-    def test_a_peer_that_was_never_met_and_is_gone_is_unreachable(self, pair: Pair) -> None:
-        _, ours, remote = pair.regions(MIB)
         pair.owner.close()
         self.becomes_unreachable(pair, Piece(ours, 0, remote, 0, MIB))
         self.serves_others(pair)
@@ -375,13 +342,6 @@ class AgentConformance(AgentMoves, AgentFences):
         assert is_overwritten(ours)
         assert MARK not in bytes(theirs.memory)
         assert [request.finish_count for request in requests] == [1, 1, 1]
-
-    def test_cancelling_what_is_over_does_nothing(self, pair: Pair) -> None:
-        _, ours, remote = pair.regions(4096)
-        request = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, remote, 0, 4096)])
-        assert outcome(request) is None
-        pair.user.cancel(request)
-        assert (request.error, request.finish_count) == (None, 1)
 
     def test_a_notification_comes_after_the_writes_before_it(self, pair: Pair) -> None:
         theirs, ours, remote = pair.regions(MIB)

@@ -158,7 +158,7 @@ class Pair:
 
     def move(self, direction: Direction, *pieces: Piece) -> None:
         """Submit and wait. Raises what the request failed with."""
-        ask(self.user, direction, self.remote, pieces).wait(Deadline(PATIENCE_S))
+        move(self.user, direction, self.remote, pieces)
 
     def failure(self, direction: Direction, *pieces: Piece) -> KVStoreError | None:
         """What the request fails with; None when it succeeds."""
@@ -187,6 +187,11 @@ def ask(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Piec
     request = CountedRequest(direction, remote, pieces, Deadline(timeout_s), callback=release)
     agent.submit(request)
     return request
+
+
+def move(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pieces, *, timeout_s: float = PATIENCE_S) -> None:
+    """Submit and wait. Raises what the request failed with."""
+    ask(agent, direction, remote, pieces, timeout_s=timeout_s).wait(Deadline(PATIENCE_S))
 
 
 def outcome(request: Request) -> KVStoreError | None:

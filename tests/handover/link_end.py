@@ -26,9 +26,7 @@ class End:
         instance = bytes([number] * 16)
         self.links = Links(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
         address = reactor.call(lambda: self.links.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
-        self.info = RankInfo(
-            instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", listener=b"", host=str(number)
-        )
+        self.info = RankInfo(instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", host=str(number))
         self.links.description = self.info.pack()
 
     def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:

@@ -11,13 +11,13 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover, Sending
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import KVStoreError
-from tests.handover.scene import rank_by
+from tests.handover.scene import Rank
 
 
 def main() -> None:
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     layout = CacheLayout.from_bytes(bytes.fromhex(arguments["layout"]))
-    rank = rank_by(arguments["transports"], layout, arguments["rank"], HandoverSettings(**arguments["settings"]))
+    rank = Rank(layout, arguments["rank"], HandoverSettings(**arguments["settings"]), transports=arguments["transports"])
     for memory in rank.memory:
         memory[:] = arguments["fill"]
     transceiver, handovers = rank.transceiver, dict[str, Handover]()

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending
-from kvstore.handover.movements.streams import StreamTransport
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -23,7 +22,6 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.streams.tcp import TcpConnection
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=8, dtype="float16", block_tokens=16)
 
@@ -39,7 +37,6 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "push-gathered": ({"way": "push", **GATHERED}, {}),
     "pull": ({"way": "pull", **DIRECT}, {"transports": "shm,tcp"}),
     "pull-gathered": ({"way": "pull", **GATHERED}, {"transports": "shm", "is_shared": False}),
-    "stream": ({"way": "auto", **GATHERED}, {"has_engine": False, "connection": TcpConnection}),
 }
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
@@ -55,17 +52,15 @@ class Rank:
         *,
         transports: str,
         is_shared: bool = True,
-        connection: Any = None,
-        has_engine: bool = True,
         store: Callable[["Rank"], Any] | None = None,
     ) -> None:
         self.layout, self.rank = layout, rank
-        self.engine = TransferEngine("", TransferSettings(transports=transports, rails="lo")) if has_engine else None
+        self.engine = TransferEngine("", TransferSettings(transports=transports, rails="lo"))
         self.regions: list[Region] = []
         self._outcomes: dict[bytes, KVStoreError | None] = {}
         for number in range(layout.region_count(rank)):
             size = layout.region_bytes(rank, number)
-            if is_shared and self.engine is not None:
+            if is_shared:
                 self.regions.append(self.engine.allocate(size))
             else:
                 self.regions.append(Region(memoryview(bytearray(size))))
@@ -75,7 +70,6 @@ class Rank:
             self.regions,
             self.engine,
             settings,
-            streams=StreamTransport(connection) if connection is not None else None,
             store=store(self) if store is not None else None,
         )
 
@@ -92,7 +86,7 @@ class Rank:
         return self._outcomes[request_id]
 
     def engine_peers(self) -> list[Peer]:
-        return self.engine.peers() if self.engine is not None else []
+        return self.engine.peers()
 
     @property
     def memory(self) -> list[NDArray[np.uint8]]:
@@ -100,21 +94,9 @@ class Rank:
 
     def close(self) -> None:
         self.transceiver.close()
-        if self.engine is not None:
-            self.engine.close()
+        self.engine.close()
         for region in self.regions:
             region.close()
-
-
-STREAM = "stream"
-"""In place of transports: no engine, a Connection alone."""
-
-
-def rank_by(transports: str, layout: CacheLayout, rank: int, settings: HandoverSettings) -> Rank:
-    """A rank that has these transports in its engine, or a Connection for streams."""
-    if transports == STREAM:
-        return Rank(layout, rank, settings, transports="", has_engine=False, connection=TcpConnection)
-    return Rank(layout, rank, settings, transports=transports)
 
 
 class Executor:

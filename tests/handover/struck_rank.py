@@ -20,7 +20,7 @@ from kvstore.handover.handles import Handover
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.protocol.errors import Cancelled
 from kvstore.testing.transfer.waiting import eventually
-from tests.handover.scene import Rank, layout_of, rank_by
+from tests.handover.scene import Rank, layout_of
 from tests.handover.test_processes import FILL, LARGE, SETTINGS, Child
 from tests.signals import MAX_OF_ONE
 
@@ -141,7 +141,7 @@ class Requests:
 def hand_over(role: str, transports: str, strikes: int) -> dict[str, Any]:
     layout, storm = layout_of(LARGE, pool_blocks=4), Storm(WATCHED, strikes)
     with Child(layout, 0, transports) as child:
-        rank = rank_by(transports, layout, 0, HandoverSettings(**SETTINGS))
+        rank = Rank(layout, 0, HandoverSettings(**SETTINGS), transports=transports)
         requests = Requests(role, child, rank)
         struck = 0
         while storm.raised < strikes or struck <= strikes // 20:
@@ -176,7 +176,7 @@ def close(transports: str, strikes: int) -> dict[str, Any]:
     with Child(layout, 0, transports) as child:
         threads = threading.active_count()
         while storm.raised < strikes:
-            rank = rank_by(transports, layout, 0, HandoverSettings(**SETTINGS))
+            rank = Rank(layout, 0, HandoverSettings(**SETTINGS), transports=transports)
             requests = Requests("receiver", child, rank)
             requests.count = closed = closed + 1
             name = requests.begin_child()

@@ -10,12 +10,11 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.sending import side as sending_side
-from kvstore.protocol.errors import ConfigError, Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle
-from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Done, Part, Show, Stop
+from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle
+from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Done, Part, Show, Stop
 from kvstore.protocol.message import Message
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import eventually
-from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.handover.scene import Executor, layout_of
@@ -70,7 +69,6 @@ def asking(request_id: bytes, **changes: Any) -> Ask:
     ("changes", "error"),
     [
         ({"way": 9}, InvalidArgument),
-        ({"way": STREAM}, ConfigError),
         ({"dp": 3}, InvalidArgument),
         ({"part_bytes": 1 << 20, "slots": 0}, ProtocolError),
         ({"way": PUSH, "regions": [b"nonsense"]}, ProtocolError),
@@ -170,15 +168,6 @@ def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
         other.close()
     with pytest.raises(InvalidArgument, match="not of one executor"):
         sending.wait()
-
-
-def test_a_rank_without_an_engine_says_so() -> None:
-    with ExitStack() as stack:
-        scene = Scene(stack, has_engine=False, connection=TcpConnection)
-        [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
-        assert isinstance(scene.say(asking(b"r")), ConfigError)
-        with pytest.raises(ConfigError, match="no transfer engine"):
-            sending.wait()
 
 
 def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request() -> None:

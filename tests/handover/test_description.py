@@ -17,7 +17,6 @@ INFO = RankInfo(
     control=Address(host="::1", port=7450),
     layout=layout_of(tp=4, dp=2),
     engine=b"engine",
-    listener=b"listener",
     host="boot",
     is_shared=True,
 )
@@ -25,7 +24,7 @@ INFO = RankInfo(
 
 def test_a_description_comes_back_as_it_was() -> None:
     assert unpack(INFO.pack()) == INFO
-    plain = dataclasses.replace(INFO, is_shared=False, engine=b"", listener=b"", host="", control=Address(host="10.0.0.1", port=1))
+    plain = dataclasses.replace(INFO, is_shared=False, engine=b"", host="", control=Address(host="10.0.0.1", port=1))
     assert unpack(plain.pack()) == plain
     assert (INFO.dp, plain.dp) == (1, 1)
 

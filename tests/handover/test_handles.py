@@ -6,21 +6,10 @@ from types import FrameType
 import pytest
 
 from kvstore.handover import handles
-from kvstore.handover.handles import Receiving, Sending
+from kvstore.handover.handles import Sending
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
-from kvstore.testing.transfer.waiting import in_background, is_quiet, within
+from kvstore.testing.transfer.waiting import in_background, within
 from kvstore.transfer.memory.signal_safety import Latch
-
-
-def test_who_waits_goes_on_once_it_is_over() -> None:
-    handle = Receiving(b"r", limit_s=30)
-    waiting = in_background(handle.wait)
-    assert is_quiet(waiting)
-    assert not handle.is_over
-    assert not handle.is_fenced
-    handle.finish(None)
-    assert waiting.result(10) is None
-    assert (handle.is_over, handle.error, handle.is_fenced, handle._over.wait(0)) == (True, None, True, True)
 
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

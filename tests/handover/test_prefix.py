@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
-from kvstore.protocol.errors import Unavailable
 from tests.handover.scene import layout_of
 
 
@@ -32,15 +31,6 @@ def fetch(shelf: Shelf, blocks: list[int], first_block: int = 0) -> tuple[int, N
 def test_blocks_are_fetched_to_where_they_lie() -> None:
     count, pool = fetch(Shelf(4), [5, 6, 2, 9, 1])
     assert (count, pool.tolist()) == (4, [0, 0, 3, 0, 0, 1, 2, 0, 0, 4])
-
-
-def test_a_store_that_fails_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> int:
-        raise Unavailable("gone")
-
-    shelf = Shelf(4)
-    monkeypatch.setattr(shelf, "get_tensor", fail)
-    assert fetch(shelf, [0, 1])[0] == 0
 
 
 @pytest.mark.parametrize(

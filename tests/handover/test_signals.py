@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.handover.scene import STREAM
 from tests.line_child import LineChild
 
 STRIKES = 100
-TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp", STREAM])
+TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
 
 @TRANSPORTS

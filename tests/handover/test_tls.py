@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -11,20 +10,15 @@ from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.subjects import CLIENT, Subject
-from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Executor, layout_of
 from tests.handover.test_transceiver import hand_over
 from tests.security.tls.certified import HOSTS, given_to, shared
 
 
-class Other(TcpConnection):
-    """A transport of one's own."""
-
-
-def executor(tls: TlsSettings | None, **how: Any) -> Executor:
+def executor(tls: TlsSettings | None) -> Executor:
     settings = HandoverSettings(deadline_s=20, direct_min_bytes=Size(1 << 30), staging_part_bytes=Size(4096))
     settings = given_to(settings, tls) if tls is not None else settings
-    return Executor(layout_of(), settings, transports="", **{"has_engine": False, "connection": TcpConnection, **how})
+    return Executor(layout_of(), settings)
 
 
 def engine(tenant: str) -> TlsSettings:
@@ -55,8 +49,6 @@ def test_ranks_of_another_tenant_or_without_a_certificate_get_nothing(opened: Ex
     sent[0].cancel()
 
 
-def test_what_nothing_encrypts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing encrypts tcp, and this rank has certificates"):
-        executor(engine("red"), connection=Other)
+def test_certificates_that_serve_only_one_end_are_refused() -> None:
     with pytest.raises(ConfigError, match="a rank of a hand-over connects and is connected to: for TLS it needs"):
         executor(TlsSettings(tls_ca=shared().client().tls_ca))

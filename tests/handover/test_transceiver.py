@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.handover.transceiver import block_indexes, check_regions
+from kvstore.handover.transceiver import check_regions
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
@@ -38,12 +38,6 @@ LAYOUTS: dict[str, tuple[CacheLayout, CacheLayout]] = {
 
 def region(size_bytes: int) -> Region:
     return Region(memoryview(bytearray(size_bytes)))
-
-
-@pytest.mark.parametrize(("blocks", "tokens"), [([1], 17), ([1], 0), ([], 1), ([8], 1), ([-1], 1)])
-def test_too_few_blocks_or_those_outside_of_the_pool_are_refused(blocks: list[int], tokens: int) -> None:
-    with pytest.raises(InvalidArgument):
-        block_indexes(blocks, LAYOUT, tokens=tokens)
 
 
 def test_the_regions_are_as_many_and_as_large_as_the_layouts() -> None:

@@ -70,10 +70,6 @@ def test_two_salts_differ_and_neither_is_shown() -> None:
     assert line == "salt differs. Set the same salt on both, or none."
 
 
-def test_equal_ones_differ_in_nothing() -> None:
-    assert differences(ONE, replace(ONE), NAMES) == []
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [

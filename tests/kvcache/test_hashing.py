@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.hashing import MAX_EXTRA_BYTES, HashName, KeyChain
+from kvstore.kvcache.hashing import MAX_EXTRA_BYTES, HashName
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 
@@ -56,28 +56,7 @@ def test_keys_are_those_of_the_fixed_vectors(vector: dict[str, Any]) -> None:
 @given(st.lists(tokens_int32, max_size=20), st.integers(1, 5), hashes, st.dictionaries(st.integers(0, 6), st.binary(max_size=3)))
 def test_the_keys_are_those_of_the_naive_chain(token_ids: list[int], block_tokens: int, hash: HashName, extras: dict[int, bytes]) -> None:
     namespace = of(block_tokens, hash)
-    assert KeyChain(namespace).extend(token_ids, extras) == naive_keys(namespace, token_ids, extras)
-
-
-@given(
-    st.lists(st.lists(tokens_int32, max_size=9), max_size=5),
-    st.integers(1, 5),
-    hashes,
-    st.dictionaries(st.integers(0, 6), st.binary(max_size=3)),
-)
-def test_any_split_of_the_tokens_gives_the_same_keys_each_returned_once(
-    parts: list[list[int]], block_tokens: int, hash: HashName, extras: dict[int, bytes]
-) -> None:
-    namespace = of(block_tokens, hash)
-    chain = KeyChain(namespace)
-    chain.extend([], extras)
-    returned: list[bytes] = []
-    appended: list[int] = []
-    for part in parts:
-        returned += chain.extend(np.array(part, np.int64))
-        appended += part
-        assert returned == chain.keys == naive_keys(namespace, appended, extras)
-        assert chain.parent == (returned[-1] if returned else None)
+    assert namespace.block_keys(token_ids, extras) == naive_keys(namespace, token_ids, extras)
 
 
 @given(st.lists(st.integers(0, 127), max_size=12))
@@ -99,10 +78,6 @@ def test_every_form_of_the_same_tokens_has_the_same_keys(token_ids: list[int]) -
     assert FOUR.block_keys(range(len(token_ids))) == naive_keys(FOUR, range(len(token_ids)), {})
 
 
-def test_a_list_of_numpy_integers_is_a_sequence_of_integers() -> None:
-    assert FOUR.block_keys(list(np.arange(8))) == FOUR.block_keys(range(8))
-
-
 def test_the_ends_of_int32_are_tokens_in_every_form() -> None:
     token_ids = [-(2**31), 2**31 - 1, 0, 1]
     expected = naive_keys(FOUR, token_ids, {})
@@ -121,39 +96,12 @@ def test_a_key_stands_for_everything_before_its_block() -> None:
     assert not set(first) & set(second)
 
 
-def test_a_partial_last_block_has_no_key() -> None:
-    assert FOUR.block_keys(range(3)) == []
-    assert FOUR.block_keys(range(7)) == FOUR.block_keys(range(4))
-
-
 def test_an_absent_an_empty_and_a_zero_extra_are_three_blocks() -> None:
     keys = [FOUR.block_keys([0] * 4, extras) for extras in (None, {0: b""}, {0: b"\0"}, {0: b"\0" * MAX_EXTRA_BYTES})]
     assert len({key for (key,) in keys}) == 4
     assert FOUR.block_keys([0] * 8, {1: b"x"})[0] == keys[0][0]
     # One token fewer in a block leaves room for a length of zero where the token was: the namespace's id keeps them apart.
     assert of(3).block_keys([0] * 3, {0: b""}) != keys[0]
-
-
-def test_the_extra_of_an_unfinished_block_waits_for_it_and_may_be_replaced() -> None:
-    chain = KeyChain(FOUR)
-    assert chain.extend(range(2), {0: b"old", 1: b"next"}) == []
-    assert chain.extend(range(2, 4), {0: b"new"}) == FOUR.block_keys(range(4), {0: b"new"})
-    assert chain.extend(range(4, 8)) == FOUR.block_keys(range(8), {0: b"new", 1: b"next"})[1:]
-
-
-def test_the_chain_keeps_nothing_of_the_callers_array() -> None:
-    token_ids = np.arange(6, dtype=np.int32)
-    chain = KeyChain(FOUR)
-    chain.extend(token_ids)
-    token_ids[:] = 0
-    assert chain.extend([6, 7]) == FOUR.block_keys(range(8))[1:]
-
-
-def test_keys_is_the_callers_own_list() -> None:
-    chain = KeyChain(FOUR)
-    chain.extend(range(4))
-    chain.keys.clear()
-    assert chain.keys == FOUR.block_keys(range(4))
 
 
 @pytest.mark.parametrize(
@@ -191,30 +139,23 @@ def test_keys_is_the_callers_own_list() -> None:
         (torch.tensor([2**31]), "not 2147483648 to"),
     ],
 )
-def test_what_is_no_sequence_of_int32_is_refused_and_changes_nothing(token_ids: Any, message: str) -> None:
-    chain = KeyChain(FOUR)
-    chain.extend(range(6))
+def test_what_is_no_sequence_of_int32_is_refused(token_ids: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        chain.extend(token_ids, {1: b"never added"})
-    assert chain.extend([6, 7]) == FOUR.block_keys(range(8))[1:]
+        FOUR.block_keys(token_ids)
 
 
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        ({0: b"late"}, "a block without a key, 1 or more, not 0"),
         ({-1: b"x"}, "not -1"),
         ({"1": b"x"}, "not '1'"),
         ({1: "x"}, "the extra of block 1 must be at most 65536 bytes"),
         ({1: bytes(MAX_EXTRA_BYTES + 1)}, "give a hash of the content"),
     ],
 )
-def test_an_extra_that_cannot_be_hashed_is_refused_and_changes_nothing(extras: Any, message: str) -> None:
-    chain = KeyChain(FOUR)
-    chain.extend(range(6))
+def test_an_extra_that_cannot_be_hashed_is_refused(extras: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        chain.extend([6, 7], {2: b"never added"} | extras)
-    assert chain.extend(range(6, 12)) == FOUR.block_keys(range(12))[1:]
+        FOUR.block_keys(range(8), extras)
 
 
 def test_tokens_are_hashed_in_a_process_that_has_not_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:

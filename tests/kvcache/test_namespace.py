@@ -3,16 +3,14 @@
 import json
 import struct
 from dataclasses import FrozenInstanceError, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.namespace import ID_BYTES, MAX_CANONICAL_BYTES, MAX_COUNT, MAX_EXTRA, MAX_TEXT_BYTES, Namespace
+from kvstore.kvcache.namespace import MAX_CANONICAL_BYTES, MAX_COUNT, MAX_EXTRA, MAX_TEXT_BYTES, Namespace
 from kvstore.protocol.errors import InvalidArgument
 
 VECTORS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("vectors.json").read_text())["namespaces"]
@@ -115,13 +113,6 @@ def test_a_namespace_comes_back_from_its_canonical_form(namespace: Namespace) ->
         assert hash(back) == hash(namespace)
 
 
-@given(namespaces)
-def test_the_order_in_which_extra_is_given_does_not_matter(namespace: Namespace) -> None:
-    turned = replace(namespace, extra=dict(reversed(list(namespace.extra.items()))))
-    assert turned.canonical() == namespace.canonical()
-    assert list(turned.extra) == sorted(namespace.extra, key=str.encode)
-
-
 @given(namespaces, st.data())
 def test_any_other_bytes_are_refused_or_another_namespace(namespace: Namespace, data: st.DataObject) -> None:
     form = bytearray(namespace.canonical())
@@ -132,18 +123,6 @@ def test_any_other_bytes_are_refused_or_another_namespace(namespace: Namespace, 
         return
     assert other != namespace
     assert other.canonical() == form
-
-
-@given(st.binary(max_size=80))
-def test_garbage_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArgument):
-        Namespace.from_canonical(b"\1" + data)
-
-
-def test_the_id_is_the_first_16_bytes_of_the_chosen_hash() -> None:
-    secure = replace(PLAIN, hash="sha256")
-    assert PLAIN.id == xxhash.xxh3_128(PLAIN.canonical()).digest()
-    assert secure.id == sha256(secure.canonical()).digest()[:ID_BYTES]
 
 
 def test_a_namespace_cannot_be_changed() -> None:

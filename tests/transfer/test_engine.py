@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,14 +13,13 @@ import pytest
 
 from kvstore.protocol.errors import (
     Closed,
-    ConfigError,
     DeadlineExceeded,
     InvalidArgument,
     KVStoreError,
     ProtocolError,
     Unreachable,
 )
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, within
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
@@ -181,16 +179,6 @@ def test_a_wait_that_is_interrupted_ends_the_transfer(scene: Scene) -> None:
     assert region.users == 0
 
 
-def test_the_deadline_ends_a_transfer_that_waits_for_its_turn(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    only_agent(engine).default = WAIT
-    blocking = [engine.submit([(remote, bytearray(64), 64)]) for _ in range(FaultyAgent.window)]
-    with within(SHORT_S), pytest.raises(DeadlineExceeded, match=r"0\.3"):
-        engine.transfer([(remote, bytearray(64), 64)], deadline_s=SHORT_S)
-    only_agent(engine).end_all()
-    assert [transfer.error for transfer in blocking] == [None, None]
-
-
 # --- asyncio ---
 
 
@@ -284,15 +272,6 @@ def test_a_peer_that_no_path_reaches_is_told_at_once_and_reached_again_after_rec
     assert buffer == bytes(range(256))
 
 
-def test_a_peer_that_does_not_keep_to_the_protocol_is_tried_elsewhere_and_then_told(scene: Scene) -> None:
-    engine, _, remote = scene.pair(rails="rail0 rail1")
-    for agent in agents(engine):
-        agent.default = Answer(ProtocolError("mad"), 0)
-    with pytest.raises(ProtocolError, match="mad"):
-        engine.transfer([(remote, bytearray(4), 4)])
-    assert all(agent.begun for agent in agents(engine))
-
-
 # --- peers ---
 
 
@@ -333,19 +312,6 @@ def test_a_peer_that_restarts_under_its_name_and_port_lets_in_who_connects_anew(
                 remote = engine.import_region(engine.connect(other.describe()), other.export(other.register(bytearray(value))))
                 engine.transfer([(remote, memory, len(value))])
                 assert bytes(memory) == value
-
-
-def test_threads_that_connect_at_once_get_one_peer(scene: Scene) -> None:
-    engine, other = scene.engine("me"), scene.engine("other")
-    description = other.describe()
-    start = threading.Barrier(4)
-
-    def connect() -> int:
-        start.wait(PATIENCE_S)
-        return id(engine.connect(description))
-
-    assert len({thread.result(PATIENCE_S) for thread in [in_background(connect) for _ in range(4)]}) == 1
-    assert len(only_agent(engine).loaded) == 1
 
 
 def test_a_disconnected_peer_ends_its_transfers_and_is_refused(scene: Scene) -> None:
@@ -447,15 +413,6 @@ def test_what_is_under_way_on_a_rail_that_vanishes_goes_on_by_another(scene: Sce
     assert engine.refresh(topology("rail0", "rail1"))
     assert agents(engine)[1] is stays
     assert {path.local_rail for path in remote.peer.routes} == {"rail0", "rail1"}
-
-
-def test_a_rail_that_replaces_the_only_one_takes_over_its_transfers(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    only_agent(engine).default = WAIT
-    transfer = engine.submit([(remote, bytearray(256), 256)])
-    assert engine.refresh(topology("rail1"))
-    transfer.wait()
-    assert transfer.retries == FaultyAgent.window
 
 
 def test_memory_that_comes_near_other_rails_is_described_anew(scene: Scene) -> None:
@@ -568,16 +525,6 @@ def test_an_agent_that_cannot_be_closed_leaves_nobody_served(scene: Scene, monke
         engine.close()
     with pytest.raises(Closed):
         engine._target.attach(TcpListener("127.0.0.1", 0))
-
-
-def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:
-    threads = threading.active_count()
-    with pytest.raises(ConfigError, match="no_such_module"):
-        TransferEngine("me", settings(f"{FAULTY},no_such_module:Agent"), topology=topology("rail0"))
-    assert not [agent for agent in FaultyAgent.living.values() if agent.name == "me"]
-    eventually(lambda: threading.active_count() <= threads, "no thread left")
-    with pytest.raises(InvalidArgument, match="255"):
-        TransferEngine("x" * 256)
 
 
 def test_what_was_measured_of_a_peer_is_told_by_its_name() -> None:

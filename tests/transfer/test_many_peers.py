@@ -10,14 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import eventually, in_background
 from kvstore.transfer.agent import Direction, Remote
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent
 from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.streams.many_targets import REGION_BYTES, ManyTargets, many_targets
-from tests.transfer.streams.naive_sieve import NaiveSieve
 
 PEERS = 1000
 ENDPOINTS = 64
@@ -71,7 +70,7 @@ def room_for(count: int) -> Iterator[None]:
 
 def read_from(agent: ConnectionAgent, remote: Remote, peers: ManyTargets, ours: Region) -> None:
     ours.memory[:] = bytes(REGION_BYTES)
-    agent.transfer(Direction.READ, remote, [Piece(ours, 0, peers.region, 0, REGION_BYTES)], Deadline(PATIENCE_S))
+    move(agent, Direction.READ, remote, [Piece(ours, 0, peers.region, 0, REGION_BYTES)])
     assert ours.memory == b"\1" * REGION_BYTES
 
 
@@ -86,7 +85,7 @@ def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: Many
             ours = make_region(REGION_BYTES)
             for number in sequence:
                 read_from(agent, remotes[number], peers, ours)
-                most_here[thread] = max(most_here[thread], agent.open_connections)
+                most_here[thread] = max(most_here[thread], agent._pool.open_count)
 
         with room_for(ENDPOINTS - 1 + OTHERS):
             asking = [in_background(partial(ask, thread, zipf(400, thread))) for thread in range(THREADS)]
@@ -97,20 +96,7 @@ def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: Many
         assert max(most_here) == ENDPOINTS
         # A connection that is closed here is known there until its end is read.
         assert ENDPOINTS // 2 < most_there <= ENDPOINTS + THREADS
-        eventually(lambda: peers.connections == agent.open_connections, "the peers know of those that are open")
+        eventually(lambda: peers.connections == agent._pool.open_count, "the peers know of those that are open")
         agent._pool.check_integrity()
     assert len(descriptors()) == before
     eventually(lambda: peers.connections == 0, "the peers have none either")
-
-
-def test_as_many_find_a_connection_open_as_with_the_reference_sieve(peers: ManyTargets) -> None:
-    reference, ours, sequence = NaiveSieve(), make_region(REGION_BYTES), zipf(2000, 100)
-    with small_pool() as agent:
-        remotes = load(agent, peers)
-        for number in sequence:
-            read_from(agent, remotes[number], peers, ours)
-        assert agent._pool.hits + agent._pool.misses == len(sequence)
-        ratio = agent._pool.hits / (agent._pool.hits + agent._pool.misses)
-    expected = sum(reference.access(number, ENDPOINTS) for number in sequence) / len(sequence)
-    assert 0.3 < expected < 0.9
-    assert abs(ratio - expected) <= 0.01 * expected

@@ -90,7 +90,7 @@ def give_back_pages(memory: memoryview) -> None:
         _libc.madvise(first, end - first, mmap.MADV_REMOVE)
 
 
-def allocate(size_bytes: int, *, location: str = "") -> Region:
+def allocate(size_bytes: int) -> Region:
     """A region of fresh, zeroed shared memory (a memfd of fixed size). Its memory goes with the last view, its descriptor with `close`.
 
     Raises InvalidArgument (no such size) or Full (the system has no memory or descriptor left).
@@ -111,6 +111,6 @@ def allocate(size_bytes: int, *, location: str = "") -> Region:
     except (OSError, Broken) as error:
         os.close(fd)
         raise Full(f"no shared memory of {format_size(size_bytes)}: {error}") from None
-    region = Region(slab.memory, location=location, fd=fd)
+    region = Region(slab.memory, fd=fd)
     region.on_close(lambda closed: os.close(closed.fd))
     return region

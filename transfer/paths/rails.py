@@ -178,14 +178,6 @@ def _load(path: str) -> type[Any]:
     return kind
 
 
-def first_of_each(agents: Sequence[TransferAgent]) -> dict[str, TransferAgent]:
-    """One agent of each transport."""
-    found: dict[str, TransferAgent] = {}
-    for agent in agents:
-        found.setdefault(agent.transport, agent)
-    return found
-
-
 def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls: bool = False) -> list[str]:
     """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none, and for
     UCX beside NIXL: each brings a UCX of its own, and the two crash in one process.
@@ -274,7 +266,7 @@ class Rails:
             return None
 
     def _prefer(self) -> None:
-        self._preference = {transport: number for number, transport in enumerate(first_of_each(self.agents))}
+        self._preference = {name: number for number, name in enumerate(dict.fromkeys(agent.transport for agent in self.agents))}
 
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, Route]:
         """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are,

@@ -7,15 +7,15 @@ import functools
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
 from kvstore.transfer.agent import Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import by_rail
-from kvstore.transfer.paths.path_chooser import Path
 from kvstore.transfer.paths.peer import Peer, Slice
 from kvstore.transfer.paths.transfers import Transfer
 
@@ -26,41 +26,13 @@ log = logging.getLogger("kvstore.transfer")
 
 @dataclass(slots=True)
 class RailCount:
-    """`failed` slices were begun here and went elsewhere, or nowhere; `rests` is how often a path of the rail was let rest for that."""
+    """What a transport has moved by a rail of this side. `failed` slices were begun here and went elsewhere, or nowhere; `rests` is how
+    often a path of the rail was let rest for that."""
 
     delivered_bytes: int = 0
     delivered_slices: int = 0
     failed_slices: int = 0
     rests: int = 0
-
-
-class RailCounts:
-    """By transport and rail of this side. The dispatcher's lock guards it."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], RailCount] = {}
-
-    def of(self, path: Path) -> RailCount:
-        """The live one."""
-        name = path.transport, path.local_rail
-        count = self._counts.get(name)
-        if count is None:
-            count = self._counts[name] = RailCount()
-        return count
-
-    def delivered(self, path: Path, size_bytes: int) -> None:
-        count = self.of(path)
-        count.delivered_bytes += size_bytes
-        count.delivered_slices += 1
-
-    def failed(self, path: Path, *, rests: bool) -> None:
-        count = self.of(path)
-        count.failed_slices += 1
-        count.rests += rests
-
-    def read(self) -> Mapping[tuple[str, str], RailCount]:
-        """As they are now."""
-        return {name: replace(count) for name, count in self._counts.items()}
 
 
 class _Thread(threading.local):
@@ -75,7 +47,8 @@ class SliceDispatcher:
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:
         self.lock = threading.Lock()
         self.is_closed = False
-        self.rails = RailCounts()
+        self.rails: defaultdict[tuple[str, str], RailCount] = defaultdict(RailCount)
+        """By transport and rail of this side."""
         self._settings = settings
         self._clock_ns = clock_ns
         self._thread = _Thread()
@@ -191,18 +164,20 @@ class SliceDispatcher:
         """Note what became of a slice, and what follows from it. Called with the lock held."""
         transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
         assert path is not None
-        now_ns = self._clock_ns()
+        now_ns, rail = self._clock_ns(), self.rails[path.transport, path.local_rail]
         had_failed = transfer.error is not None
         del transfer.in_flight[request]
         if error is None:
             chooser.succeeded(path, part.size_bytes, part.begun_ns, now_ns)
-            self.rails.delivered(path, part.size_bytes)
+            rail.delivered_bytes += part.size_bytes
+            rail.delivered_slices += 1
             transfer.slices_left -= 1
         elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
             chooser.cancelled(path, part.size_bytes)  # no fault of the path
             self._fail(transfer, error, after)
         else:
-            self.rails.failed(path, rests=chooser.failed(path, part.size_bytes, now_ns))
+            rail.failed_slices += 1
+            rail.rests += chooser.failed(path, part.size_bytes, now_ns)
             transfer.retries += 1
             part.tried += (path,)
             part.fences = (*request.fences, *request.unsettled)  # its agent may have begun more than one attempt

@@ -347,12 +347,6 @@ class ConnectionAgent(TransferAgent):
             raise
         return link
 
-    @property
-    def open_connections(self) -> int:
-        """Connections to peers' targets, idle ones included."""
-        with self._lock:
-            return self._pool.open_count
-
     def close(self) -> None:
         """As TransferAgent. Waits for an attempt to connect to end, `connect_timeout_s` at most."""
         with self._lock:

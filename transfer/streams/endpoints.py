@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from kvstore.protocol.errors import Closed, InvalidArgument
+from kvstore.protocol.errors import Closed
 
 K = TypeVar("K", bound=Hashable)
 E = TypeVar("E")
@@ -67,9 +67,6 @@ class EndpointPool(Generic[K, E]):
     """
 
     def __init__(self, *, max_endpoints: int, idle_ttl_s: float) -> None:
-        """Raises InvalidArgument unless both are positive."""
-        if max_endpoints < 1 or idle_ttl_s <= 0:
-            raise InvalidArgument(f"max_endpoints and idle_ttl_s must be positive, not {max_endpoints} and {idle_ttl_s:g}")
         self._max_endpoints = max_endpoints
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
         self._usable: dict[K, _Place[E]] = {}  # in the order in which they were opened
@@ -78,14 +75,7 @@ class EndpointPool(Generic[K, E]):
         self._leaving: dict[int, _Place[E]] = {}  # by id() of the endpoint, which lives as long as its entry
         self._opening: dict[K, bool] = {}  # False: what is being opened shall leave at once
         self._waiting: OrderedDict[K, None] = OrderedDict()
-        self._in_flight = 0
         self._is_closed = False
-        self.hits = 0
-        """How often `take` was answered with an endpoint."""
-        self.misses = 0
-        """How often it was answered with leave to open one."""
-        self.evictions = 0
-        """Endpoints that had to make room for another key."""
 
     def take(self, key: K) -> Taken[E]:
         """Ask for the endpoint of `key`: Ready (one more in flight), Open (tell `opened` or `failed`), or Wait: another is connecting
@@ -98,8 +88,6 @@ class EndpointPool(Generic[K, E]):
             if not place.in_flight:
                 del self._idle[key]
             place.in_flight += 1
-            self._in_flight += 1
-            self.hits += 1
             return Ready(place.endpoint)
         if key in self._opening:
             return _WAIT
@@ -114,37 +102,26 @@ class EndpointPool(Generic[K, E]):
         self._waiting.pop(key, None)
 
     def opened(self, key: K, endpoint: E) -> None:
-        """The attempt succeeded; its caller is the first user. After a `drop` or `close` meanwhile, the endpoint leaves with its users.
-
-        Raises InvalidArgument when no place was reserved.
-        """
-        stays = self._end_attempt(key)
-        self._in_flight += 1
+        """The attempt succeeded; its caller is the first user. After a `drop` or `close` meanwhile, the endpoint leaves with its users."""
         place = _Place(endpoint, in_flight=1)
-        if stays:
+        if self._opening.pop(key):
             self._usable[key] = place
         else:
             self._leaving[id(endpoint)] = place
 
     def failed(self, key: K) -> None:
-        """The attempt failed: its place is free. Raises InvalidArgument when none was reserved."""
-        self._end_attempt(key)
+        """The attempt failed: its place is free."""
+        del self._opening[key]
 
     def give_back(self, key: K, endpoint: E, now_ns: int, *, broken: bool = False) -> E | None:
-        """A user is done. A `broken` endpoint takes no more work. Returns the endpoint if it is to be closed now.
-
-        Raises InvalidArgument when nobody uses it under this key.
-        """
+        """A user is done. A `broken` endpoint takes no more work. Returns the endpoint if it is to be closed now."""
         place = self._usable.get(key)
         if place is None or place.endpoint is not endpoint:
-            return self._give_back_leaving(key, endpoint)
-        if not place.in_flight:
-            raise self._not_taken(key)
+            return self._give_back_leaving(endpoint)
         if broken:
             self._leave(key, place)
-            return self._give_back_leaving(key, endpoint)
+            return self._give_back_leaving(endpoint)
         place.in_flight -= 1
-        self._in_flight -= 1
         if not place.in_flight:
             place.idle_since_ns = now_ns
             self._idle[key] = place
@@ -189,11 +166,6 @@ class EndpointPool(Generic[K, E]):
         """Endpoints told by `opened` and not yet returned: usable ones and leaving ones."""
         return len(self._usable) + len(self._leaving)
 
-    @property
-    def in_flight(self) -> int:
-        """Uses not yet given back, over all endpoints."""
-        return self._in_flight
-
     def check_integrity(self) -> None:
         """Assert the pool's invariants. For tests; O(endpoints)."""
         usable, leaving = self._usable, self._leaving.values()
@@ -203,7 +175,6 @@ class EndpointPool(Generic[K, E]):
         assert not self._waiting.keys() & (usable.keys() | self._opening.keys()), "a key that has a place waits for one"
         assert dict(self._idle) == {key: place for key, place in usable.items() if not place.in_flight}
         assert all(place.in_flight for place in leaving), "an endpoint without users was not returned"
-        assert self._in_flight == sum(place.in_flight for place in [*usable.values(), *leaving])
         assert not self._is_closed or not (usable or self._waiting or any(self._opening.values()))
 
     def _free_count(self) -> int:
@@ -223,9 +194,7 @@ class EndpointPool(Generic[K, E]):
             victim = self._victim(is_idle=True)
             assert victim is not None, "a place counted as free has no idle endpoint"
             evicted = self._forget_idle(victim)
-            self.evictions += 1
         self._opening[key] = True
-        self.misses += 1
         return Open(evicted)
 
     def _drain_for_waiting(self) -> None:
@@ -235,7 +204,6 @@ class EndpointPool(Generic[K, E]):
             if victim is None:  # the other places are being connected: one of them will be free or in use
                 return
             self._leave(victim, self._usable[victim])
-            self.evictions += 1
 
     def _victim(self, *, is_idle: bool) -> K | None:
         """The key to evict next of those without users, or of those with some; None: there is none. The hand stays at it."""
@@ -265,23 +233,10 @@ class EndpointPool(Generic[K, E]):
         del self._idle[key]
         return self._remove(key).endpoint
 
-    def _end_attempt(self, key: K) -> bool:
-        """Whether what was opened may stay."""
-        stays = self._opening.pop(key, None)
-        if stays is None:
-            raise InvalidArgument(f"no place is reserved for {key!r}: tell `opened` or `failed` once, after Open")
-        return stays
-
-    def _give_back_leaving(self, key: K, endpoint: E) -> E | None:
-        place = self._leaving.get(id(endpoint))
-        if place is None:
-            raise self._not_taken(key)
+    def _give_back_leaving(self, endpoint: E) -> E | None:
+        place = self._leaving[id(endpoint)]
         place.in_flight -= 1
-        self._in_flight -= 1
         if place.in_flight:
             return None
         del self._leaving[id(endpoint)]
         return endpoint
-
-    def _not_taken(self, key: K) -> InvalidArgument:
-        return InvalidArgument(f"nobody uses this endpoint of {key!r}: give it back once for each time that it was taken or opened")

@@ -41,13 +41,8 @@ def as_json(topology: Topology) -> dict[str, Any]:
         "numa_nodes": [{"number": node.number, "distances": list(node.distances)} for node in topology.numa_nodes],
         "nics": [{**asdict(nic), "addresses": list(nic.addresses)} for nic in topology.nics],
         "gpus": [asdict(gpu) for gpu in topology.gpus],
-        "matrix": matrix_as_json(topology.matrix),
+        "matrix": {location: [list(rails.preferred), list(rails.available)] for location, rails in topology.matrix.items()},
     }
-
-
-def matrix_as_json(matrix: Matrix) -> dict[str, list[list[str]]]:
-    """Mooncake's form."""
-    return {location: [list(rails.preferred), list(rails.available)] for location, rails in matrix.items()}
 
 
 def parse_topology(data: bytes) -> Topology:

@@ -4,6 +4,7 @@ A TCP connection to the listener introduces the two UCX workers to one another. 
 every transport of UCX, also those that do not notice a peer's death themselves.
 """
 
+import contextlib
 import errno
 import socket
 import struct
@@ -32,10 +33,8 @@ MAX_ARRIVING: Final = 64
 MAX_ADDRESS_BYTES: Final = 32 << 10
 PART_BITS: Final = 36
 """A tag is the receiver's number of the connection, then the part's size: a part of another size matches no receive."""
-GIVEN_UP: Final = b"!"
-"""Said before hanging up with a send unfinished: what the peer reads of its memory from now on is worth nothing."""
-_HELLO: Final = struct.Struct("!4sB?HQ")
-"""Magic, version, whether UCX handles errors, size of the worker's address (it follows), number of the connection."""
+_HELLO: Final = struct.Struct("!4sBHQ")
+"""Magic, version, size of the worker's address (it follows), number of the connection."""
 _MAGIC: Final = b"kvUX"
 _VERSION: Final = 1
 
@@ -102,12 +101,10 @@ class UcxConnection(Connection):
             self._wait(operation, deadline)
             if operation.error is not None:
                 raise self._translate(operation.error)
-            if is_receive and not self._worker.has_error_handling:
-                self._check_not_given_up()
         except KVStoreError as error:
-            raise self._end(operation, error, is_receive) from None
+            raise self._end(operation, error) from None
         except BaseException as error:
-            self._end(operation, Closed(f"the connection to {self._name} was given up: {error!r}"), is_receive)
+            self._end(operation, Closed(f"the connection to {self._name} was given up: {error!r}"))
             raise
         finally:
             self._leave(operation)
@@ -126,15 +123,6 @@ class UcxConnection(Connection):
         if isinstance(error, self._worker.api.UCXMessageTruncatedError):
             return ProtocolError(f"a part from {self._name} is of another size")
         return Unreachable(f"the connection to {self._name} broke: {error}")
-
-    def _check_not_given_up(self) -> None:
-        """Where the peer's memory is read by this side, what came may have been changed while it was."""
-        try:
-            said = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return
-        if said == GIVEN_UP:
-            raise Unreachable(f"{self._name} gave up while it was sending")
 
     def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> Operation:
         """Raises InvalidArgument: a part is too long; Closed, or what broke the connection if nobody was told yet."""
@@ -167,12 +155,12 @@ class UcxConnection(Connection):
             self._worker.connection_ids.give_back(self._connection_id)
             self._worker.release()
 
-    def _end(self, operation: Operation, error: KVStoreError, is_receive: bool) -> KVStoreError:
+    def _end(self, operation: Operation, error: KVStoreError) -> KVStoreError:
         """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
         self._fail(error)
         self._is_told = True
         self._close_endpoint()
-        self._worker.finish(operation, writes=is_receive)
+        self._worker.finish(operation)
         assert self._failure is not None
         return self._failure
 
@@ -188,19 +176,14 @@ class UcxConnection(Connection):
             if self._failure is not None:
                 return
             self._failure = error
-            try:
-                if any(operation.requests for operation in self._operations):
-                    self._sock.send(GIVEN_UP, socket.MSG_DONTWAIT)
+            with contextlib.suppress(OSError):  # the peer was faster
                 self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the peer was faster
-                pass
 
     def _close_endpoint(self) -> None:
         with self._lock:
             endpoint, self._endpoint = self._endpoint, None
-            is_busy = any(operation.requests for operation in self._operations)
         if endpoint is not None:
-            self._worker.close_endpoint(endpoint, is_busy=is_busy)
+            self._worker.close_endpoint(endpoint)
 
     def _on_endpoint_closed(self, *status: Any) -> None:
         """UCX gave the endpoint up; it ends the messages itself. Called within UCX: the worker's lock is held."""
@@ -280,7 +263,7 @@ class UcxListener(Listener):
         worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
         connection_id = worker.connection_ids.take()
         try:
-            peer = _read_introduction(sock, worker, Deadline(HANDSHAKE_S))
+            peer = _read_introduction(sock, Deadline(HANDSHAKE_S))
             sock.sendall(_introduce(worker, connection_id))
         except (OSError, KVStoreError):
             sock.close()
@@ -323,7 +306,7 @@ def _introduced(
         sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
         try:
             sock.sendall(_introduce(worker, connection_id))
-            return sock, _read_introduction(sock, worker, deadline)
+            return sock, _read_introduction(sock, deadline)
         except BaseException:
             sock.close()
             raise
@@ -334,24 +317,22 @@ def _introduced(
 
 
 def _introduce(worker: UcxWorker, connection_id: int) -> bytes:
-    return _HELLO.pack(_MAGIC, _VERSION, worker.has_error_handling, len(worker.address), connection_id) + worker.address
+    return _HELLO.pack(_MAGIC, _VERSION, len(worker.address), connection_id) + worker.address
 
 
 def _introduction_bytes(head: bytes) -> int:
     """How long one is that begins so. Raises ProtocolError: it is none."""
-    magic, version, _has_error_handling, size, _connection_id = _HELLO.unpack(head)
+    magic, version, size, _connection_id = _HELLO.unpack(head)
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:
         raise ProtocolError("the peer is no UCX connection of this version")
     return _HELLO.size + int(size)
 
 
-def _read_introduction(sock: socket.socket, worker: UcxWorker, deadline: Deadline) -> _Introduction:
+def _read_introduction(sock: socket.socket, deadline: Deadline) -> _Introduction:
     """Raises OSError, DeadlineExceeded, ProtocolError. The socket then tells when the peer has gone."""
-    magic, version, has_error_handling, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
+    magic, version, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES or not 0 < connection_id <= MAX_CONNECTION_ID:
         raise ProtocolError("the peer is no UCX connection of this version")
-    if has_error_handling != worker.has_error_handling:
-        raise ProtocolError("one end is restricted to UCX's shared memory, the other is not: give both the same UCX_TLS")
     address = _read(sock, size, deadline)
     sock.settimeout(None)
     # A peer that vanished without a word is found out.

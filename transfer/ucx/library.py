@@ -147,20 +147,18 @@ def options(device: str) -> dict[str, str]:
 
 
 def open_context(api: Any, device: str) -> tuple[Any, Any]:
-    """A context and its worker. Raises ConfigError."""
+    """A context and its worker. Raises ConfigError, also where UCX_TLS leaves shared memory alone: UCX then neither notices a peer's death
+    nor takes a message back."""
     try:
         context = api.UCXContext(options(device), (api.Feature.TAG, api.Feature.WAKEUP))
         worker = api.UCXWorker(context)
         worker.init_blocking_progress_mode()
     except (api.UCXError, RuntimeError, OSError) as error:
         raise ConfigError(f"UCX cannot use {device or 'any device'} here: {error}; see `kvstore doctor`") from None
+    if set(context.config["TLS"].split(",")) <= SHARED_MEMORY:
+        raise ConfigError(f"UCX_TLS is {context.config['TLS']}, which is shared memory alone: unset it, or use the transport shm")
     found = resources(context.info)
     devices = {name.partition("/")[2].partition(":")[0] for name in found}
-    if device and device not in devices and not is_shared_memory(context):
+    if device and device not in devices:
         raise ConfigError(f"UCX has no device {device!r} here, only {', '.join(found)}; see `kvstore doctor`")
     return context, worker
-
-
-def is_shared_memory(context: Any) -> bool:
-    """Whether no byte of it leaves the host."""
-    return set(context.config["TLS"].split(",")) <= SHARED_MEMORY

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from kvstore.protocol.errors import Unreachable
 from kvstore.transfer.ucx import library as ucx_library
-from kvstore.transfer.ucx.library import is_shared_memory, open_context, resources
+from kvstore.transfer.ucx.library import open_context, resources
 
 MAX_CONNECTION_ID: Final = (1 << 28) - 1
 LINGER_S: Final = 0.001
@@ -132,12 +132,8 @@ class UcxWorker:
         self.api = ucx_library.bindings()
         self._array = ucx_library.array_class()
         self._context, self._worker = open_context(self.api, device)
-        self.has_error_handling = not is_shared_memory(self._context)
-        """Whether UCX notices that a peer died and can cut an endpoint off. Its shared memory cannot, and is not used by UCX where that
-        is asked for (1.21)."""
         self.address: bytes = self._worker.address.tobytes()
         self.connection_ids = ConnectionIds()
-        self._to_itself: Any = None
         self._lock = threading.Lock()
         self._leadership = threading.Lock()
         self._leading: Operation | None = None
@@ -172,25 +168,19 @@ class UcxWorker:
         """To the worker of this address. Raises Unreachable."""
         with self._lock:
             self._check_open()
-            return self._endpoint(address)
+            try:
+                there = self.api.UCXAddress.create_from_buffer(address)
+                return self._worker.create_endpoint_from_worker_address(there, True)  # with error handling
+            except (self.api.UCXError, RuntimeError) as error:
+                raise Unreachable(f"UCX has no way to the peer: {error}; both ends need transports in common") from None
 
-    def _endpoint(self, address: bytes) -> Any:
-        try:
-            there = self.api.UCXAddress.create_from_buffer(address)
-            return self._worker.create_endpoint_from_worker_address(there, self.has_error_handling)
-        except (self.api.UCXError, RuntimeError) as error:
-            raise Unreachable(f"UCX has no way to the peer: {error}; both ends need transports in common") from None
-
-    def close_endpoint(self, endpoint: Any, *, is_busy: bool) -> None:
-        """Cut it off. Where UCX cannot, one that still has messages (`is_busy`) is left alone for ever, and so is its worker in the end:
-        closing it can hang UCX (1.21, posix without CMA)."""
+    def close_endpoint(self, endpoint: Any) -> None:
+        """Cut it off."""
         with self._lock:
-            if self._is_condemned or (is_busy and not self.has_error_handling):
+            if self._is_condemned:
                 self._condemned.append(endpoint)
-            elif self.has_error_handling:
-                endpoint.close_blocking()
             else:
-                endpoint.close()
+                endpoint.close_blocking()
             self._advance(None)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
@@ -274,29 +264,19 @@ class UcxWorker:
             operation.is_interrupted = True
             self._wake(operation)
 
-    def finish(self, operation: Operation, *, writes: bool) -> None:
-        """After this no byte of a failed operation is written to its memory any more (`writes`: they are receives).
+    def finish(self, operation: Operation) -> None:
+        """After this no byte of a failed operation, whose endpoint was closed, moves any more.
 
-        The endpoint was closed. Where UCX cannot take a message back for want of error handling, an empty one to ourselves takes its
-        place; if a peer has stopped in the middle of one, there is only giving up the worker, with all its connections.
+        Where UCX does not give a message back in time, there is only giving up the worker, with all its connections.
         """
-        with self._lock:
-            pending = len(operation.requests)
-            if writes and pending and not self.has_error_handling and not self._is_closed:
-                self._to_itself = self._to_itself or self._endpoint(self.address)
-                empty = self._array(memoryview(b""))
-                for message in operation.messages[-pending:]:
-                    self._to_itself.tag_send(empty, self.api.UCXXTag(message.tag))
-                self._advance(operation)
-        if writes or self.has_error_handling:
-            end_s = time.monotonic() + CANCEL_TIMEOUT_S
-            while operation.requests and not self._is_closed:
-                if time.monotonic() >= end_s:
-                    self.condemn()
-                    break
-                operation.is_interrupted = False  # others may still be told of the failure that this one knows
-                with contextlib.suppress(Unreachable):
-                    self.wait(operation, CANCEL_TIMEOUT_S)
+        end_s = time.monotonic() + CANCEL_TIMEOUT_S
+        while operation.requests and not self._is_closed:
+            if time.monotonic() >= end_s:
+                self.condemn()
+                break
+            operation.is_interrupted = False  # others may still be told of the failure that this one knows
+            with contextlib.suppress(Unreachable):
+                self.wait(operation, CANCEL_TIMEOUT_S)
         with self._lock:
             self._waiting.pop(operation, None)
             self._hand_over(operation)
@@ -409,7 +389,7 @@ class UcxWorker:
         with self._leadership, self._lock:
             self._epoll.close()
             os.close(self._kick)
-            del self._to_itself, self._worker, self._context
+            del self._worker, self._context
 
     def _check_open(self) -> None:
         if self._is_closed:

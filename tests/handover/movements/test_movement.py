@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.movements.movement import Ending, Movement, Operation, StreamOperation, Window
-from kvstore.handover.movements.streams import Stream
-from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.handover.movements.movement import Ending, Movement, Operation, Window
+from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.region import Region
 from tests.handover.loop import running
 
 
@@ -155,30 +153,6 @@ def no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_part_of_a_stream_ends_as_its_move_does(scene: Scene) -> None:
-    stream, connection = Stream(), Hung()
-    serving = threading.Thread(target=stream.serve, args=(connection,))
-    serving.start()
-    assert ended(StreamOperation(scene.reactor, stream, lambda _: None))[0] is None
-
-    def fail(_: object) -> None:
-        raise Unreachable("broke")
-
-    assert isinstance(ended(StreamOperation(scene.reactor, stream, fail))[0], Unreachable)
-    serving.join()
-    assert isinstance(ended(StreamOperation(scene.reactor, stream, lambda _: None))[0], Unreachable)
-    cancelled = StreamOperation(scene.reactor, Stream(), lambda _: None)
-    cancelled.cancel()
-    assert isinstance(ended(cancelled)[0], Cancelled)
-
-
-class Hung:
-    """A connection that only knows how to close."""
-
-    def close(self) -> None:
-        pass
-
-
 class Clock:
     now_ns = 0
 
@@ -225,19 +199,6 @@ def test_what_moves_is_awaited_and_after_a_failure_cancelled() -> None:
     scene.pass_time(60)
     assert scene.told == [True]
     scene.reactor.close()
-
-
-def test_peers_that_are_at_the_memory_are_awaited() -> None:
-    with TransferEngine("owner", TransferSettings(transports="tcp", rails="lo")) as engine:
-        scene, window = EndingScene(), Window(engine, [Region(memoryview(bytearray(8)))], writable=True)
-        window.regions[0].hold()
-        scene.ending.begin([window], is_failed=True)
-        scene.pass_time(1)
-        assert scene.told == []
-        window.regions[0].release()
-        scene.pass_time(1)
-        assert scene.told == [True]
-        scene.reactor.close()
 
 
 def test_what_does_not_end_is_given_up_and_said_so() -> None:

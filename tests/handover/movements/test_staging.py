@@ -16,17 +16,6 @@ def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:
     staging.close()
 
 
-def test_kept_buffers_of_other_sizes_make_room() -> None:
-    staging = StagingPool(4 * SMALLEST_BYTES)
-    small = [staging.take(1) for _ in range(3)]
-    for region in small:
-        staging.give_back(region)
-    large = staging.take(4 * SMALLEST_BYTES)
-    assert all(region.is_closed for region in small)
-    assert (staging.taken_bytes, staging.kept_bytes) == (large.size_bytes, 0)
-    staging.close()
-
-
 def test_after_close_nothing_is_taken_and_nothing_is_left() -> None:
     def use() -> None:
         staging = StagingPool(4 * SMALLEST_BYTES)

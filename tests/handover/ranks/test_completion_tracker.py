@@ -25,38 +25,6 @@ def over(roll: CompletionTracker, rank: int, error: KVStoreError | None = None, 
     return roll.over(request_id, rank, error, dp=dp, deadline_ns=LATE)
 
 
-def test_it_is_over_once_every_rank_says_so() -> None:
-    roll = CompletionTracker(Parallel(tp=3))
-    roll.begun(b"r", 0, deadline_ns=LATE)
-    assert [over(roll, 2), over(roll, 2), over(roll, 0)] == [None, None, None]
-    assert len(roll) == 1
-    assert over(roll, 1) == (b"r", None)
-    assert len(roll) == 0
-
-
-def test_the_first_failure_decides_and_names_the_rank() -> None:
-    roll = CompletionTracker(Parallel(tp=2))
-    over(roll, 0)
-    outcome = over(roll, 1, Cancelled("enough"))
-    assert outcome is not None
-    assert isinstance(outcome.error, Cancelled)
-    assert str(outcome.error) == "rank 1: enough"
-    assert over(roll, 0, Unreachable("later")) is None
-    roll.begun(b"r", 0, deadline_ns=LATE)
-    assert len(roll) == 0
-
-
-def test_what_a_lost_rank_has_not_finished_has_failed() -> None:
-    roll = CompletionTracker(Parallel(tp=4, dp=2))
-    over(roll, 2, request_id=b"of the other group", dp=1)
-    over(roll, 0, request_id=b"not yet")
-    over(roll, 1, request_id=b"finished there")
-    [(request_id, error)] = roll.lost(1)
-    assert request_id == b"not yet"
-    assert isinstance(error, Unreachable)
-    assert len(roll) == 2
-
-
 def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     roll.begun(b"r", 0, deadline_ns=1)
@@ -102,9 +70,7 @@ class Scene:
         layout = layout_of(**sizes)
         ranks = range(layout.parallel.ranks)
         address = Address(host="127.0.0.1", port=1)
-        self.infos = [
-            RankInfo(instance=bytes([rank] * 16), rank=rank, control=address, layout=layout, engine=b"", listener=b"") for rank in ranks
-        ]
+        self.infos = [RankInfo(instance=bytes([rank] * 16), rank=rank, control=address, layout=layout, engine=b"") for rank in ranks]
         self.failed: list[list[tuple[bytes, KVStoreError]]] = [[] for _ in ranks]
         self.wires = [Wire(self, rank) for rank in ranks]
         self.executors = [self._executor(layout.parallel, rank) for rank in ranks]
@@ -201,7 +167,7 @@ def test_without_rank_0_everything_has_failed() -> None:
 
 def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
     scene, other = Scene(tp=2), Scene(pp=3)
-    stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"", listener=b"")
+    stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"")
     for info in (stranger, other.infos[2]):
         with pytest.raises(ProtocolError, match="not a rank of the executor"):
             scene.executors[0].received(info, Report(b"r", 2), DEADLINE_NS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.handover.description import RankInfo
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
 from kvstore.protocol.handover_messages import Done, Greet, Stop
 from kvstore.protocol.message import Message
@@ -102,21 +102,6 @@ def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypat
         assert one.links.count == 0
         assert one.gone.get(timeout=10)[0] == 0
         assert one.gone.empty()
-
-
-def test_a_peer_that_does_not_answer_is_given_up() -> None:
-    with running() as reactor, ExitStack() as stack:
-        one = End(reactor, 1, connect_timeout_s=0.05)
-        stack.callback(one.close)
-        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        full = [socket.create_connection(silent.getsockname()) for _ in range(1)]
-        for sock in full:
-            stack.callback(sock.close)
-        host, port = silent.getsockname()
-        info = dataclasses.replace(one.info, instance=bytes(16), control=parse_address(f"{host}:{port}"))
-        for _ in range(3):  # the first may still be taken into the backlog, and is not greeted
-            assert isinstance(one.tell(info).get(timeout=10), Unreachable | DeadlineExceeded)
-        eventually(lambda: not one.links.count, "all are hung up on")
 
 
 def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_ours_fails() -> None:

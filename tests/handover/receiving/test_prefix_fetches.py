@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.handover.handles import Receiving
 from kvstore.handover.receiving.prefix_fetches import Fetch, Fetches
-from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, KVStoreError
+from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 
 SECOND_NS = 1_000_000_000
@@ -89,54 +89,6 @@ def test_a_store_that_hangs_takes_a_share_of_the_time_of_its_request_and_of_thos
         on.until_told(2)
         assert on.told[1] == (b"first", 32, None, FENCED)
         assert on.began.empty()
-
-
-def test_a_request_that_fails_while_its_fetch_waits_is_over_at_once_and_never_fetched() -> None:
-    with scene() as on:
-        error = Cancelled("enough")
-        on.begin(b"first", deadline_s=60)
-        on.begin(b"cancelled", deadline_s=60)
-        on.begin(b"late", deadline_s=10)
-        assert on.fetches.fail(b"cancelled", error)
-        assert on.told == [(b"cancelled", 0, error, FENCED)]
-        on.pass_time(10)
-        assert [(request_id, type(why), is_fenced) for request_id, _, why, is_fenced in on.told[1:]] == [
-            (b"late", DeadlineExceeded, FENCED)
-        ]
-        on.may_go.set()
-        on.until_told(3)
-        assert on.began.qsize() == 1
-
-
-def test_a_request_that_fails_meanwhile_is_over_after_the_fetch_with_the_first_reason() -> None:
-    with scene() as on:
-        on.begin(b"r", deadline_s=60)
-        on.began.get(timeout=10)
-        first = Cancelled("first")
-        assert on.fetches.fail(b"r", first)
-        assert on.fetches.fail(b"r", Closed("second"))
-        assert not on.fetches.fail(b"other", first)
-        on.pass_time(60 + FENCE_S - 0.1)
-        assert on.told == []
-        on.may_go.set()
-        on.until_told(1)
-        assert on.told == [(b"r", 32, first, FENCED)]
-
-
-def test_a_fetch_that_goes_on_long_after_the_deadline_is_not_fenced() -> None:
-    with scene() as on:
-        on.begin(b"r", deadline_s=10)
-        on.began.get(timeout=10)
-        on.pass_time(10)
-        on.pass_time(FENCE_S - 0.1)
-        assert on.told == []
-        on.pass_time(0.1)
-        [(_, tokens, error, is_fenced)] = on.told
-        assert (tokens, type(error), is_fenced) == (0, DeadlineExceeded, NOT_FENCED)
-        on.may_go.set()
-        on.fetches.close()
-        on.reactor.run_once(0)
-        assert len(on.told) == 1
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a mistake"), SystemExit()])

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.receiving.request import CacheReceiver
-from kvstore.protocol.errors import Cancelled, ProtocolError
+from kvstore.protocol.errors import ProtocolError
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
 GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
@@ -17,25 +17,6 @@ def state_of(machine: CacheReceiver) -> State:
 
 def offer(machine: CacheReceiver, rank: int, part: PartId, slot: int = 0, size_bytes: int = 100) -> None:
     machine.offered(rank, part, slot, slots=2, size_bytes=size_bytes)
-
-
-def test_it_is_over_once_all_have_heard_and_everything_is_taken() -> None:
-    machine = CacheReceiver({0: DIRECT, 1: DIRECT, 2: NOTHING})
-    for rank in (0, 1):
-        assert state_of(machine) is State.WAITING
-        machine.answered(rank)
-    offer(machine, 0, PartId(0, 4, 0))
-    assert state_of(machine) is State.MOVING
-    machine.taken(0, PartId(0, 4, 0), 400)
-    assert not machine.needs(0)
-    for part in (PartId(1, 4, 0), PartId(0, 1, 0)):
-        assert machine.needs(1)
-        offer(machine, 1, part)
-        machine.taken(1, part, 100)
-    assert state_of(machine) is State.MOVING
-    machine.answered(2)
-    assert (machine.state, machine.received_bytes) == (State.OVER, 600)
-    assert not machine.fail(Cancelled("late"))
 
 
 def test_what_was_read_counts_once_the_sender_confirms_it() -> None:

@@ -13,9 +13,8 @@ from kvstore.handover.receiving.part_receiver import choose_way
 from kvstore.handover.resources import RankResources
 from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
-from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
+from kvstore.protocol.handover_messages import PULL, PUSH
 from kvstore.protocol.settings import Size
-from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Rank, layout_of
 
 Make = Callable[..., Rank]
@@ -48,7 +47,6 @@ def info_of(rank: Rank, **changes: Any) -> RankInfo:
 def chosen(receiver: Rank, info: RankInfo) -> tuple[int, bool]:
     """The way, and whether parts are gathered."""
     way = choose_way(resources_of(receiver), info, remap(info.layout, receiver.layout))
-    assert (way.peer is None) == (way.way == STREAM)
     return way.way, bool(way.part_bytes)
 
 
@@ -61,10 +59,6 @@ def chosen(receiver: Rank, info: RankInfo) -> tuple[int, bool]:
         ({"transports": "shm,tcp", "way": "push"}, {"transports": "shm,tcp"}, (PUSH, False)),
         ({"way": "pull"}, {}, (PULL, False)),
         ({"transports": "shm"}, {"transports": "shm", "is_shared": False}, (PULL, True)),
-        ({"has_engine": False, "connection": TcpConnection}, {}, (STREAM, True)),
-        ({"connection": TcpConnection}, {"has_engine": False, "connection": TcpConnection}, (STREAM, True)),
-        ({"connection": TcpConnection, "way": "stream"}, {}, (STREAM, True)),
-        ({"connection": TcpConnection}, {"transports": "shm"}, (STREAM, True)),
     ],
 )
 def test_the_way_is_what_both_have_and_the_settings_want(
@@ -77,9 +71,6 @@ def test_the_way_is_what_both_have_and_the_settings_want(
     ("ours", "theirs", "error", "complaint"),
     [
         ({}, {"transports": "shm"}, Unreachable, "no way to"),
-        ({"connection": TcpConnection, "way": "pull"}, {"transports": "shm"}, Unreachable, "no way to"),
-        ({}, {"has_engine": False}, ConfigError, "pass one to the transceiver"),
-        ({"connection": TcpConnection, "way": "push"}, {"has_engine": False}, ConfigError, "way is push, but there is no transfer engine"),
         ({"transports": "shm", "way": "push"}, {"transports": "shm"}, ConfigError, "set way to auto or pull"),
     ],
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.sending.request import CacheSender, Offer
-from kvstore.protocol.errors import Cancelled, ProtocolError
+from kvstore.protocol.errors import ProtocolError
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
 GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
@@ -30,20 +30,6 @@ def ready(machine: CacheSender, *layers: int) -> None:
         machine.layer_ready(layer)
 
 
-def test_nothing_goes_before_it_is_asked_for_and_everything_that_is_ready_goes_then() -> None:
-    machine = CacheSender(range(4), batch_bytes=0)
-    ready(machine, 0, 1)
-    assert (machine.due(), machine.state) == ([], State.WAITING)
-    machine.expect([5, 6])
-    machine.asked(6, DIRECT, slots=0)
-    assert machine.due() == [Offer(6, PartId(0, 2, 0), 0)]
-    assert state_of(machine) is State.WAITING
-    machine.asked(5, DIRECT, slots=0)
-    assert machine.due() == [Offer(5, PartId(0, 2, 0), 0)]
-    assert state_of(machine) is State.MOVING
-    assert machine.due() == []
-
-
 def test_small_layers_wait_for_one_another_but_not_for_none() -> None:
     machine = sender(0, batch_bytes=250)
     ready(machine, 0, 1)
@@ -63,32 +49,6 @@ def test_gathered_parts_wait_for_a_slot() -> None:
     assert machine.due() == []
     machine.acknowledged(0, second.part, 50)
     assert machine.due() == [Offer(0, PartId(2, 4, 0), second.slot)]
-
-
-def test_it_is_over_once_every_counterpart_has_acknowledged_everything() -> None:
-    machine = sender(0, 1)
-    ready(machine, 0, 1, 2, 3)
-    for offer in machine.due():
-        assert state_of(machine) is State.MOVING
-        assert machine.needs(offer.rank)
-        machine.acknowledged(offer.rank, offer.part, 400)
-        assert not machine.needs(offer.rank)
-    assert state_of(machine) is State.OVER
-    assert machine.sent_bytes == 800
-    assert not machine.fail(Cancelled("late"))
-    assert machine.error is None
-
-
-def test_what_is_acknowledged_before_the_last_layer_is_ready_overlaps() -> None:
-    machine = sender(0)
-    ready(machine, 0)
-    [offer] = machine.due()
-    machine.acknowledged(0, offer.part, 100)
-    ready(machine, 1, 2, 3)
-    assert machine.is_all_ready
-    [offer] = machine.due()
-    machine.acknowledged(0, offer.part, 300)
-    assert (machine.overlap_bytes, machine.sent_bytes, machine.state) == (100, 400, State.OVER)
 
 
 def test_who_takes_nothing_or_asks_twice_is_refused() -> None:

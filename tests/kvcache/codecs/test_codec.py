@@ -184,18 +184,6 @@ def test_no_finite_value_becomes_infinite(scheme: Scheme) -> None:
     assert decoded.abs().max() == 65504
 
 
-def test_raw_records_lose_nothing() -> None:
-    records = codec.encode(torch.full((1, 2, 4), torch.nan), Scheme("none"), is_key=True)
-    assert not codec.has_lost(records, Scheme("none"), is_key=True, tokens=2, head_dim=4)
-
-
-@name
-def test_no_records_are_none(scheme: Scheme) -> None:
-    values = torch.empty((0, 2, 32, 32))
-    records = codec.encode(values, scheme, is_key=True)
-    assert codec.decode(records, scheme, is_key=True, tokens=32, head_dim=32, dtype=torch.float32).shape == values.shape
-
-
 @pytest.mark.parametrize(
     ("values", "scheme"),
     [
@@ -266,15 +254,6 @@ class OnCuda:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.stride, self.data_ptr = tensor.shape, tensor.stride, tensor.data_ptr
-
-
-@pytest.mark.parametrize(("tokens", "is_fused"), [(64, True), (48, False)])
-def test_on_cuda_the_fused_kernels_are_chosen_for_what_they_can(tokens: int, is_fused: bool) -> None:
-    values = torch.zeros((1, tokens, 16))
-    scheme = Scheme("int4", 16)
-    records = codec.encode(values, scheme, is_key=True)
-    on_cuda: Any = OnCuda
-    assert (codec._fused(on_cuda(values), on_cuda(records), scheme, True) is not None) is is_fused
 
 
 def test_without_triton_cuda_goes_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.kvcache.codecs.schemes import GROUPS, KINDS, NONE, CacheScheme, Scheme
+from kvstore.kvcache.codecs.schemes import GROUPS, KINDS, CacheScheme, Scheme
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 SHAPE = {"tokens": 128, "head_dim": 128, "dtype_bytes": 2}
@@ -14,11 +14,6 @@ ELEMENTS = 128 * 128
 )
 def test_a_name_is_parsed_to_its_scheme(name: str) -> None:
     assert CacheScheme.parse(name).name == name
-
-
-def test_k_and_v_alike_have_one_name() -> None:
-    assert CacheScheme.parse("k=int8,v=int8").name == "int8"
-    assert CacheScheme.parse("fp8") == CacheScheme.parse("fp8-head")
 
 
 @pytest.mark.parametrize(
@@ -33,12 +28,6 @@ def test_an_unknown_name_is_refused_with_the_list_of_what_there_is(text: str) ->
 def test_a_scheme_that_there_is_not_is_refused(kind: str, group: int) -> None:
     with pytest.raises(InvalidArgument, match=r"there are|have groups of"):
         Scheme(kind, group)
-
-
-def test_only_none_for_both_is_raw() -> None:
-    assert NONE.is_raw
-    assert CacheScheme.parse("none") == NONE
-    assert not CacheScheme.parse("k=int8,v=none").is_raw
 
 
 def test_k_and_v_have_their_own_schemes() -> None:
@@ -66,12 +55,6 @@ def test_bytes_of_a_record(name: str, payload_bytes: int, metadata_bytes: int, i
     assert scheme.record_bytes(is_key, **SHAPE) == payload_bytes + metadata_bytes
 
 
-@pytest.mark.parametrize(("group", "bits"), [(32, 5.0), (64, 4.5), (128, 4.25)])
-def test_int4_takes_32_bits_a_group_on_top(group: int, bits: float) -> None:
-    """b + 32 / G: 5, 4.5 and 4.25 bits an element."""
-    assert Scheme("int4", group).record_bytes(True, **SHAPE) * 8 / ELEMENTS == bits
-
-
 def test_keys_need_block_tokens_that_groups_divide() -> None:
     with pytest.raises(
         InvalidArgument, match=r"int4/32 of K .* multiple of 32, not 16: use block_tokens of 32 or a multiple, or int4/16, int8, fp8"
@@ -83,12 +66,6 @@ def test_keys_need_block_tokens_that_groups_divide() -> None:
 def test_values_need_a_head_dim_that_groups_divide() -> None:
     with pytest.raises(InvalidArgument, match=r"int2/128 of V needs head_dim .* not 64: use int2/16, int2/32, int2/64, int8, fp8"):
         Scheme("int2", 128).record_bytes(False, tokens=128, head_dim=64, dtype_bytes=2)
-
-
-@pytest.mark.parametrize(("tokens", "head_dim"), [(0, 128), (16, 0)])
-def test_an_empty_record_is_refused(tokens: int, head_dim: int) -> None:
-    with pytest.raises(InvalidArgument, match="both are 1 or more"):
-        Scheme("int8").record_bytes(True, tokens=tokens, head_dim=head_dim, dtype_bytes=2)
 
 
 def test_numbers_of_kinds_are_those_of_the_format() -> None:

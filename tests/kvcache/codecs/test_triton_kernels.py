@@ -125,11 +125,3 @@ def test_records_that_are_not_aligned_are_left_to_torch(kernels: ModuleType) -> 
     memory = torch.empty(16 * 64 + 5, dtype=torch.uint8)
     assert kernels.serves(values, memory[:-1].view(1, -1), Scheme("fp8-head"), is_key=True)
     assert not kernels.serves(values, memory[1:].view(1, -1), Scheme("fp8-head"), is_key=True)
-
-
-@pytest.mark.parametrize("scheme", [Scheme("int8"), Scheme("fp8-tensor")], ids=lambda scheme: scheme.name)
-def test_no_records_are_no_launch(kernels: ModuleType, scheme: Scheme) -> None:
-    values = torch.empty((0, 2, 16, 64))
-    records = codec.encode(values, scheme, is_key=True)
-    kernels.encode(values, scheme, is_key=True, out=records)
-    kernels.decode(records, scheme, is_key=True, out=values)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.layouts.counterparts import Pair, find_pairs, intersect
+from kvstore.kvcache.layouts.counterparts import Pair, find_pairs
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import layout_of, spec_of
 
@@ -17,72 +16,11 @@ def ranks(source: CacheLayout, destination: CacheLayout, *, source_dp: int = 0, 
     return [pair[:2] for pair in find_pairs(source, destination, source_dp=source_dp, destination_dp=destination_dp)]
 
 
-def test_four_heads_of_two_ranks_go_to_eight_that_hold_each_twice() -> None:
-    spec = spec_of(kv_heads=4)
-    pairs = find_pairs(layout_of(spec, tp=2), layout_of(spec, tp=8), source_dp=0, destination_dp=0)
-    assert [(pair.source_rank, pair.destination_rank, pair.heads.start) for pair in pairs] == [
-        (0, 0, 0),
-        (0, 1, 0),
-        (0, 2, 1),
-        (0, 3, 1),
-        (1, 4, 2),
-        (1, 5, 2),
-        (1, 6, 3),
-        (1, 7, 3),
-    ]
-
-
 def test_of_holders_of_one_head_each_sends_where_there_are_enough_receivers() -> None:
     latent = spec_of(mla=True)
     assert ranks(layout_of(latent, tp=2), layout_of(latent, tp=4)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     assert ranks(layout_of(latent, tp=4), layout_of(latent, tp=2)) == [(0, 0), (1, 1)]
     assert ranks(layout_of(spec_of(kv_heads=2), tp=4), layout_of(spec_of(kv_heads=2))) == [(0, 0), (2, 0)]
-
-
-def test_receivers_in_other_pipeline_stages_count_too() -> None:
-    latent = spec_of(mla=True, layers=4)
-    assert ranks(layout_of(latent, tp=2), layout_of(latent, pp=2)) == [(0, 0), (1, 1)]
-
-
-def test_sizes_that_do_not_divide_one_another_meet_in_intervals() -> None:
-    spec = spec_of(kv_heads=6)
-    pairs = find_pairs(layout_of(spec, tp=3), layout_of(spec, tp=2), source_dp=0, destination_dp=0)
-    assert [(*pair[:2], pair.heads) for pair in pairs] == [(0, 0, range(2)), (1, 0, range(2, 3)), (1, 1, range(3, 4)), (2, 1, range(4, 6))]
-
-
-def test_stages_share_the_layers_that_both_have() -> None:
-    spec = spec_of(layers=6)
-    source = CacheLayout(spec=spec, parallel=Parallel(pp=3, layer_split=(1, 3, 2)), pool_blocks=1)
-    pairs = find_pairs(source, layout_of(spec, pp=2), source_dp=0, destination_dp=0)
-    assert [(*pair[:2], pair.layers) for pair in pairs] == [(0, 0, range(1)), (1, 0, range(1, 3)), (1, 1, range(3, 4)), (2, 1, range(4, 6))]
-
-
-def test_context_parallel_ranks_meet_where_they_have_the_same_blocks() -> None:
-    spec = spec_of()
-    assert ranks(layout_of(spec, cp=2), layout_of(spec, cp=4)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert ranks(layout_of(spec, cp=2), layout_of(spec, cp=3)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
-    large = spec_of(block_tokens=4)
-    assert ranks(layout_of(spec, cp=2), layout_of(large, cp=2)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert ranks(layout_of(spec, cp=4), layout_of(large, cp=2)) == [(0, 0), (1, 0), (2, 1), (3, 1)]
-
-
-def test_only_the_ranks_of_the_attention_dp_groups_take_part() -> None:
-    spec = spec_of()
-    source, destination = layout_of(spec, tp=4, dp=2), layout_of(spec, tp=4, dp=4)
-    assert ranks(source, destination, source_dp=1, destination_dp=2) == [(2, 2), (3, 2)]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        (range(4), range(2, 6), range(2, 4)),
-        (range(2), range(2, 6), range(2, 2)),
-        (range(5, 9), range(3), range(5, 5)),
-        (range(9), range(3, 5), range(3, 5)),
-    ],
-)
-def test_intervals_intersect(one: range, other: range, both: range) -> None:
-    assert intersect(one, other) == both
 
 
 @st.composite

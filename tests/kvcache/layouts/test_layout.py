@@ -67,25 +67,6 @@ def test_records_of_two_sizes_fill_every_region_without_gap_or_overlap(order: st
             assert spans[-1][1] == layout.region_bytes(rank, region)
 
 
-def test_heads_are_split_or_held_twice() -> None:
-    split, twice = layout_of(spec_of(kv_heads=4), tp=2), layout_of(spec_of(kv_heads=4), tp=8)
-    assert [split.rank_heads(rank) for rank in range(2)] == [range(2), range(2, 4)]
-    assert [twice.rank_heads(rank).start for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    latent = layout_of(spec_of(mla=True), tp=3)
-    assert [latent.rank_heads(rank) for rank in range(3)] == [range(1)] * 3
-    assert latent.region_bytes(0, 0) * 2 == layout_of(spec_of(kv_heads=1)).region_bytes(0, 0)
-
-
-def test_an_attention_dp_group_has_all_heads() -> None:
-    layout = layout_of(spec_of(kv_heads=4), tp=4, dp=2)
-    assert [layout.rank_heads(rank) for rank in range(4)] == [range(2), range(2, 4)] * 2
-
-
-def test_layers_follow_the_pipeline_stage() -> None:
-    layout = CacheLayout(spec=spec_of(layers=5), parallel=Parallel(pp=2, tp=2, layer_split=(1, 4)), pool_blocks=1)
-    assert [layout.rank_layers(rank) for rank in range(4)] == [range(1), range(1), range(1, 5), range(1, 5)]
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -124,11 +105,6 @@ def test_places_outside_of_a_rank_are_refused(changed: dict[str, int], reason: s
     assert layout.locate(**at) == (0, 0)
     with pytest.raises(InvalidArgument, match=reason):
         layout.locate(**at | changed)
-
-
-def test_a_token_of_a_record_has_no_place() -> None:
-    with pytest.raises(InvalidArgument, match="no token 1"):
-        layout_of(spec_of(scheme=CacheScheme.parse("int8"))).locate(0, 0, 0, 0, 0, 1)
 
 
 def test_only_the_latent_s_own_scheme_counts_with_mla() -> None:
@@ -246,7 +222,3 @@ def test_values_and_tokens_lie_where_numpy_puts_them_in_a_record_of_either_form(
         else:
             assert strides.value == Step(0, 2)
             assert strides.token.size_bytes == (4 if order != "vllm-flash" else 4 * 4)
-
-
-def test_a_step_moves_by_regions_and_bytes() -> None:
-    assert Step(1, 10).moved(Step(2, 3), 4) == Step(9, 22)

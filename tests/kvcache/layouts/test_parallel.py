@@ -35,13 +35,6 @@ def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, cp: int) -> None
     assert [parallel.rank_of(**at._asdict()) for at in found] == list(range(parallel.ranks))
 
 
-def test_attention_dp_makes_groups_of_neighbouring_tensor_parallel_ranks() -> None:
-    parallel = Parallel(tp=4, dp=2, cp=2)
-    assert parallel.shards == 2
-    assert [parallel.group_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [parallel.shard_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
-
-
 def test_layers_are_split_evenly_and_the_first_stages_take_the_remainder() -> None:
     assert [Parallel(pp=3).stage_layers(stage, layers=8) for stage in range(3)] == [range(3), range(3, 6), range(6, 8)]
     assert [Parallel(pp=2).stage_layers(stage, layers=8) for stage in range(2)] == [range(4), range(4, 8)]
@@ -74,11 +67,3 @@ def test_what_cannot_be_is_refused(sizes: dict[str, Any], reason: str) -> None:
 def test_coordinates_outside_of_their_sizes_are_refused(at: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument, match="is outside"):
         Parallel(tp=3, pp=2, cp=2).rank_of(**at)
-
-
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_ranks_that_do_not_exist_are_refused(rank: int) -> None:
-    parallel = Parallel(tp=4)
-    for ask in (parallel.coordinates, parallel.group_of, parallel.shard_of):
-        with pytest.raises(InvalidArgument, match=re.escape(f"rank {rank} is outside [0, 4)")):
-            ask(rank)

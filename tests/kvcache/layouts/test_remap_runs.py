@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.copies import Copies
 from kvstore.kvcache.layouts.counterparts import Pair, find_pairs
 from kvstore.kvcache.layouts.layout import CacheLayout, Placed
 from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
-from kvstore.kvcache.models.spec import CacheSpec
 from tests.kvcache.layouts.pools import layout_of, spec_of
 
 ELEMENT = 4
@@ -49,16 +47,6 @@ def test_keys_and_values_side_by_side_are_one_run() -> None:
     assert runs(layout, layout) == [(3, 2 * 4 * 2 * ELEMENT)]
 
 
-def test_records_of_two_sizes_are_one_run_where_blocks_are_whole() -> None:
-    spec = CacheSpec(layers=3, kv_heads=4, head_dim=16, block_tokens=4, scheme=CacheScheme.parse("k=int8,v=int4/16"))
-    assert spec.record_bytes(True) != spec.record_bytes(False)
-    layout = layout_of(spec)
-    assert runs(layout, layout) == [(1, spec.block_bytes)]
-    sizes = spec.record_bytes(True), spec.record_bytes(False)
-    assert runs(layout, layout_of(spec, tp=2)) == [(3, 2 * sizes[0]), (3, 2 * sizes[1])]
-    assert runs(layout, layout_of(spec, order="block layer head kv token")) == [(3 * 4, sizes[0]), (3 * 4, sizes[1])]
-
-
 @pytest.mark.parametrize("order", ["HND", "NHD", "vllm-flash", "sglang", "vllm-blocks-hnd", "sglang-page-head"])
 def test_runs_are_listed_as_they_lie_at_the_source(order: str) -> None:
     source = layout_of(spec_of(layers=3, kv_heads=4), order=order)
@@ -84,11 +72,6 @@ def test_heads_outside_of_layers_keep_runs_long() -> None:
     assert runs(wide, narrow) == [(2, 3 * 2 * ELEMENT)]
 
 
-def test_a_part_of_a_unit_has_shorter_runs() -> None:
-    layout = layout_of(spec_of(layers=3, kv_heads=4, block_tokens=2))
-    assert runs(layout, layout, tokens=1) == [(2 * 3 * 4, ELEMENT)]
-
-
 def test_blocks_that_follow_one_another_on_both_sides_are_one_run() -> None:
     layout = layout_of(spec_of())
     size_bytes = layout.spec.block_bytes
@@ -100,12 +83,6 @@ def test_blocks_that_follow_one_another_on_both_sides_are_one_run() -> None:
         [3 * size_bytes, 6 * size_bytes, 2 * size_bytes, size_bytes],
         [3 * size_bytes, size_bytes, size_bytes, size_bytes],
     ]
-
-
-def test_blocks_of_a_region_a_layer_follow_one_another_too() -> None:
-    layout = layout_of(spec_of(layers=2), order="vllm-flash")
-    found = plan(layout, layout, [0, 1, 2], [3, 4, 5])
-    assert sorted(zip(found.source_region, found.length, strict=True)) == [(0, 96), (0, 96), (1, 96), (1, 96)]
 
 
 def test_blocks_in_regions_of_their_own_never_do() -> None:
@@ -140,10 +117,6 @@ def test_offsets_of_many_are_of_32_bits_where_these_hold_the_end_of_each(pool_bl
     assert int(alone.source_offset.max()) + ELEMENT == layout.region_bytes(0, 0)
 
 
-def test_nothing_is_no_copies() -> None:
-    assert [len(column) for column in copies_of([])] == [0] * 5
-
-
 def starts(found: tuple[Units, ...]) -> list[tuple[int, list[int]]]:
     return [(units.tokens, units.starts.tolist()) for units in found]
 
@@ -168,12 +141,3 @@ def test_units_are_the_smaller_blocks_and_what_is_left_at_either_end(
     source, destination = layout_of(spec_of(block_tokens=4)), layout_of(spec_of(block_tokens=8))
     pair = first_pair(source, destination)
     assert starts(units_of(source, destination, pair, first_token=first_token, end_token=end_token)) == expected
-
-
-def test_units_are_those_that_both_context_parallel_ranks_have() -> None:
-    source, destination = layout_of(spec_of(block_tokens=2), cp=2), layout_of(spec_of(block_tokens=4), cp=2)
-    found = {
-        pair[:2]: starts(units_of(source, destination, pair, first_token=0, end_token=15))
-        for pair in find_pairs(source, destination, source_dp=0, destination_dp=0)
-    }
-    assert found == {(0, 0): [(2, [0, 8])], (0, 1): [(2, [4, 12])], (1, 0): [(2, [2, 10])], (1, 1): [(2, [6]), (1, [14])]}

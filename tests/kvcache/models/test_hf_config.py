@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.kvcache.models.facts import ModelFacts
-from kvstore.kvcache.models.hf_config import NESTED, OTHER_CACHES, is_config, model_fields
+from kvstore.kvcache.models.hf_config import NESTED, OTHER_CACHES, model_fields
 from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import ConfigError
 
@@ -117,19 +117,6 @@ def test_experts_are_counted_layer_by_layer(changes: Config, experts: Config | N
 
 
 @pytest.mark.parametrize(
-    ("changes", "dtype"),
-    [
-        ({"torch_dtype": "float16"}, "float16"),
-        ({"torch_dtype": None, "dtype": "torch.float32"}, "float32"),
-        ({"torch_dtype": "auto"}, "bfloat16"),
-        ({"torch_dtype": None}, "bfloat16"),
-    ],
-)
-def test_the_dtype_is_the_one_said_or_bfloat16(changes: Config, dtype: str) -> None:
-    assert fields(**changes)["dtype"] == dtype
-
-
-@pytest.mark.parametrize(
     ("quantisation", "bits"),
     [
         ({"quant_method": "fp8"}, 8),
@@ -203,10 +190,3 @@ def test_whatever_a_file_says_it_is_a_model_or_one_kind_of_error(config: Config,
     except ConfigError:
         return
     assert facts.weight_bytes > 0
-
-
-def test_a_configuration_is_told_from_another_object() -> None:
-    assert is_config(LLAMA3_8B)
-    assert is_config({"num_hidden_layers": 2})
-    assert is_config({"text_config": {}})
-    assert not is_config({"name": "mine", "layers": 2})

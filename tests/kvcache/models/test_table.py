@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.kvcache.models.table import DTYPE_BYTES, check_above_zero, dtype_bytes, facts_of, find_facts, is_file_name, read_object
+from kvstore.kvcache.models.table import DTYPE_BYTES, check_above_zero, dtype_bytes, facts_of, find_facts
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 
@@ -34,15 +34,6 @@ def find(name: str) -> Engine:
     return find_facts(name, TABLE, Engine, noun="engine")
 
 
-def test_a_name_is_found_whatever_its_case() -> None:
-    assert find("BIG") is TABLE["Big"]
-
-
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no engine is named 'huge': take one of Small, Big, or a \.json file with the fields of Engine"):
-        find("huge")
-
-
 def test_a_file_has_the_fields_and_may_leave_out_those_with_a_default(tmp_path: Path) -> None:
     path = tmp_path / "mine.JSON"
     path.write_text('{"name": "mine", "cylinders": 4, "litres": 2}')
@@ -61,15 +52,6 @@ def test_a_part_is_an_object_in_its_turn_or_null() -> None:
         facts_of(engine | {"turbo": {"stages": "2"}}, Engine, what="it")
     with pytest.raises(ConfigError, match=r"turbo of it must be of type Turbo, not 2"):
         facts_of(engine | {"turbo": 2}, Engine, what="it")
-
-
-def test_a_file_is_told_from_a_name_by_its_ending(tmp_path: Path) -> None:
-    assert is_file_name("a/b.JSON")
-    assert not is_file_name("json")
-    path = tmp_path / "deep.json"
-    path.write_text("[" * 200_000)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_object(path, noun="engine")
 
 
 @pytest.mark.parametrize(
@@ -91,21 +73,10 @@ def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp
         find(str(path))
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"the engine in nowhere\.json cannot be read"):
-        find("nowhere.json")
-
-
 @pytest.mark.parametrize("litres", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_figure_must_be_above_zero_and_finite(litres: float) -> None:
     with pytest.raises(ConfigError, match=r"litres is .*: it must be above 0, and finite"):
         check_above_zero(Engine("x", 3, litres))
-
-
-def test_a_figure_may_be_zero_where_that_means_something() -> None:
-    check_above_zero(Engine("x", 3, 0.0), may_be_zero=frozenset({"litres"}))
-    with pytest.raises(ConfigError, match=r"litres is -1\.0: it must be 0 or more, and finite"):
-        check_above_zero(Engine("x", 3, -1.0), may_be_zero=frozenset({"litres"}))
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)

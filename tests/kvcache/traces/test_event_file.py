@@ -62,13 +62,6 @@ def test_lines_are_as_documented(path: Path) -> None:
     )
 
 
-def test_what_was_written_is_in_the_file_before_it_is_closed(path: Path) -> None:
-    path.write_text("what was there before\n")
-    with EventWriter(path) as writer:
-        writer.write([EVENT])
-        assert list(read_events(path)) == [EVENT]
-
-
 def test_a_write_that_fails_half_way_leaves_whole_lines(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EventWriter(path) as writer:
         writer.write([EVENT])
@@ -110,11 +103,6 @@ def test_what_is_no_ordinary_file_is_written_to_all_the_same(path: Path) -> None
 def test_a_file_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"cannot write .*: No such file or directory"):
         EventWriter(tmp_path / "away" / "file")
-
-
-def test_a_full_disk_is_told_at_once() -> None:
-    with pytest.raises(Broken, match="cannot write /dev/full: No space left on device"):
-        EventWriter("/dev/full")
 
 
 def test_a_recording_is_told_from_a_trace_by_its_first_line(path: Path) -> None:

@@ -142,10 +142,6 @@ def test_a_time_or_a_size_that_is_none_is_refused(join_s: float, block_tokens: i
         list(prompts([], join_s=join_s, block_tokens=block_tokens))
 
 
-def test_no_events_are_no_prompts() -> None:
-    assert list(prompts([])) == []
-
-
 # --- random clients ---
 
 

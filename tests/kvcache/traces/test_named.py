@@ -9,7 +9,6 @@ from statistics import mean
 
 import pytest
 
-from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import BLOCK_TOKENS, PROMPT_TOKENS, count_requests, generate, read_requests
 from kvstore.protocol.errors import InvalidArgument, TraceError
@@ -23,10 +22,6 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_generated_requests_follow_from_the_seed() -> None:
-    assert list(read_requests("generated:3:20")) == list(itertools.islice(generate(seed=3), 20))
-
-
 def test_limit_takes_the_first_requests(trace: str) -> None:
     for name in ("generated:3:3", trace):
         every = list(read_requests(name))
@@ -34,10 +29,6 @@ def test_limit_takes_the_first_requests(trace: str) -> None:
         assert list(read_requests(name, limit=2)) == every[:2]
         assert list(read_requests(name, limit=9)) == every
         assert (count_requests(name, limit=2), count_requests(name, limit=9)) == (2, 3)
-
-
-def test_a_file_is_read_by_the_given_reader(trace: str) -> None:
-    assert list(read_requests(trace, read_file=read_prompts)) == list(read_requests(trace))
 
 
 def test_a_missing_file_names_the_generated_form(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArg
 from kvstore.protocol.transfers import Fetch, Store
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.memory import region as location
-from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, RemoteRegion, location_of, node_of, on_rail
+from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, location_of, node_of
 from kvstore.transfer.memory.signal_safety import Shield
 from tests.rpc.raw_peers import Columns, fetch, make_region, shown, store
 
@@ -56,12 +56,6 @@ def region(exports: Exports) -> Region:
     region = make_region(100, bytes(range(100)))
     exports.add(region)
     return region
-
-
-def test_the_read_key_lets_read_and_the_write_key_both(exports: Exports, region: Region) -> None:
-    assert exports.find(region.region_id, region.read_key, writing=False) is region
-    assert exports.find(region.region_id, region.write_key, writing=False) is region
-    assert exports.find(region.region_id, region.write_key, writing=True) is region
 
 
 def refused(exports: Exports, region: Region, request: Fetch | Store) -> KVStoreError:
@@ -147,18 +141,6 @@ def test_close_gives_up_at_its_deadline_and_can_be_called_again() -> None:
     assert closed == [region]
 
 
-def test_a_plain_region_closes_with_its_last_user() -> None:
-    region = PlainRegion(memoryview(bytearray(4)))
-    closed: list[Region] = []
-    region.on_close(closed.append)
-    region.hold()
-    region.hold()
-    region.release()
-    assert not closed
-    region.release()
-    assert closed == [region]
-
-
 def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_called_again() -> None:
     region = Region(memoryview(bytearray(4)))
     closed: list[Region] = []
@@ -190,15 +172,6 @@ def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_ca
     region.release()
     region.close()
     assert closed == [region]
-
-
-def test_a_rail_is_reached_by_what_its_agent_said_or_all_of_its_transport() -> None:
-    region = RemoteRegion(1, 10, 7, {"tcp": b"", on_rail("rdma", "a"): b"A", on_rail("rdma", ""): b"any"})
-    assert region.descriptor("tcp", "a") == region.descriptor("tcp", "b") == b""
-    assert (region.descriptor("rdma", "a"), region.descriptor("rdma", ""), region.descriptor("rdma", "b")) == (b"A", b"any", None)
-    assert region.by_rail("rdma", "a") == RemoteRegion(1, 10, 7, {"rdma": b"A"})
-    assert region.by_rail("tcp", "b").descriptors == {"tcp": b""}
-    assert region.by_rail("rdma", "b").descriptors == {}
 
 
 def test_the_end_of_a_plain_region_is_not_cut_short_by_what_a_shield_keeps() -> None:

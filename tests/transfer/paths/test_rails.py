@@ -25,7 +25,7 @@ from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import INFINIBAND, LOOPBACK, Nic, Topology
 from tests.ports import free_ports
 from tests.security.tls.certified import certificates, shared
-from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent, settings, topology
+from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, settings, topology
 
 LOOPBACK_RAIL = Rail("lo", "127.0.0.1")
 NOWHERE = "192.0.2.254"
@@ -50,11 +50,6 @@ def own_addresses(version: int) -> list[str]:
 def test_this_host_is_reached_from_its_own_addresses(version: int) -> None:
     for address in own_addresses(version):
         assert local_address_towards(address) == address
-
-
-def test_rails_without_addresses_reach_every_other() -> None:
-    assert reaches(Rail(), LOOPBACK_RAIL, [], same_host=False)
-    assert reaches(LOOPBACK_RAIL, Rail(), [], same_host=False)
 
 
 def test_the_loopback_reaches_this_host_only() -> None:
@@ -339,15 +334,6 @@ def test_what_a_peer_has_already_stays_as_it_is(opened: Opened) -> None:
     assert third in routes
 
 
-def test_a_peer_with_another_secret_is_another_process_at_the_same_place(opened: Opened) -> None:
-    """One that restarts under its name and its `listen_port`: who goes on as before is refused for ever."""
-    rails = opened(FAULTY, "rail0")
-    peer = peer_of(rails, replace(described(entry(0)), secret=b"old"))
-    [before] = peer.routes.values()
-    [after] = rails.routes(replace(peer.info, secret=b"new"), peer).values()
-    assert after.remote is not before.remote
-
-
 def test_an_agent_that_was_replaced_loads_its_peers_anew(opened: Opened) -> None:
     rails = opened(FAULTY, "rail0")
     peer = peer_of(rails, described(entry(0)))
@@ -375,17 +361,3 @@ def test_a_region_is_described_once_a_transport_or_once_a_rail_where_rails_diffe
     assert opened(keyed, "rail0", "rail9").export(region) == {"keyed@rail0": b"rail0"}
     assert opened(keyed, "rail0").export(region) == {"keyed": b"rail0"}
     assert opened(keyed, "rail9").export(region) == {}
-
-
-def test_an_agent_that_cannot_be_closed_leaves_no_other_open(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    rails = opened(f"{FAULTY},{SPARE}", "rail0", "rail1")
-
-    def fail(agent: FaultyAgent) -> None:
-        raise RuntimeError("a mistake in a plug-in")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SpareAgent, "close", fail)
-        patch.setattr(rails.agents[0], "close", lambda: fail(rails.agents[0]))  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="plug-in"):
-            rails.close()
-    assert [agent.is_closed for agent in rails.agents if isinstance(agent, FaultyAgent)] == [False, True, False, False]

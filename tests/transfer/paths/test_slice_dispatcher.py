@@ -7,12 +7,9 @@ import pytest
 
 from kvstore.protocol.errors import (
     Cancelled,
-    Closed,
     DeadlineExceeded,
     Denied,
     InvalidArgument,
-    KVStoreError,
-    ProtocolError,
     StaleHandle,
     Unreachable,
 )
@@ -111,14 +108,6 @@ def test_what_is_no_fault_of_the_path_fails_the_transfer_once_and_cancels_the_re
         assert not scene.spare.begun
 
 
-@pytest.mark.parametrize("error", [Unreachable("down"), ProtocolError("mad"), KVStoreError("who knows")])
-def test_after_the_last_path_the_last_error_is_told(scene: Scene, error: KVStoreError) -> None:
-    scene.agent.default, scene.spare.default = Answer(Unreachable("first"), 0), Answer(error, 0)
-    transfer = scene.read(3)
-    assert scene.done == [transfer]
-    assert (type(transfer.error), str(transfer.error)) == (type(error), str(error))
-
-
 def test_attempts_are_limited_by_transport() -> None:
     scene = Scene(max_attempts=1)
     scene.agent.default = scene.spare.default = Answer(Unreachable("down"), 0)
@@ -176,16 +165,6 @@ def test_an_error_of_a_transfer_that_has_failed_already_is_no_fault_of_the_path(
     assert scene.done == [transfer]
     assert isinstance(transfer.error, Cancelled)
     assert (transfer.retries, scene.state().failed_slices) == (0, 0)
-
-
-def test_cancelling_ends_all_that_is_under_way(scene: Scene) -> None:
-    scene.agent.default = WAIT
-    transfer = scene.read(4)
-    assert len(scene.agent.under_way) == 2
-    transfer.cancel()
-    assert not scene.agent.under_way
-    assert scene.done == [transfer]
-    assert isinstance(transfer.error, Cancelled)
 
 
 def test_a_deadline_that_is_over_when_its_turn_comes_fails_the_transfer(scene: Scene) -> None:
@@ -265,15 +244,3 @@ def test_a_slice_of_somebody_else_is_not_left_for_the_caller(scene: Scene) -> No
         scene.agent.end_all()
     assert other.is_over
     assert not any(request.caller_runs for request in scene.agent.begun if request.context.transfer is other)
-
-
-@pytest.mark.parametrize("slices", [1, 2, 5])
-def test_what_waits_and_what_is_under_way_end_with_the_engine(scene: Scene, slices: int) -> None:
-    scene.agent.default = WAIT
-    transfer = scene.read(slices)
-    scene.engine.close()
-    assert scene.done == [transfer]
-    assert isinstance(transfer.error, Closed)
-    assert not scene.spare.begun
-    with pytest.raises(Closed):
-        scene.read()

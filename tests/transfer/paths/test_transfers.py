@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, is_quiet
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
@@ -49,20 +49,6 @@ def test_whoever_waits_helps_and_returns_when_it_is_over() -> None:
     assert engine.helped == 3
     transfer.wait()
     assert engine.helped == 3, "it is over"
-
-
-def test_the_error_is_raised_to_everyone_who_waits() -> None:
-    transfer = Engine().transfer()
-    transfer.error = Unreachable("gone")
-    transfer.complete()
-    for _ in range(2):
-        with pytest.raises(Unreachable, match="gone"):
-            transfer.wait()
-
-
-def test_waiting_ends_with_the_deadline() -> None:
-    with within(SHORT_S), pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
-        Engine().transfer(deadline_s=SHORT_S).wait()
 
 
 def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
@@ -116,13 +102,6 @@ def test_whatever_is_raised_in_a_wait_comes_when_the_transfer_is_over() -> None:
     transfer.complete()
     with pytest.raises(ZeroDivisionError):
         waiting.result(PATIENCE_S)
-
-
-def test_an_abandoned_transfer_is_over_however_it_ends() -> None:
-    transfer = Engine().transfer()
-    transfer.abandon()
-    assert transfer.is_over
-    assert isinstance(transfer.error, Cancelled)
 
 
 def test_its_error_keeps_nothing_of_its_callers() -> None:

@@ -16,8 +16,6 @@ from kvstore.protocol.errors import (
     Cancelled,
     Closed,
     DeadlineExceeded,
-    Denied,
-    Full,
     InvalidArgument,
     KVStoreError,
     ProtocolError,
@@ -27,13 +25,13 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.session_messages import Failure, Ok, Welcome
+from kvstore.protocol.session_messages import Ok, Welcome
 from kvstore.protocol.transfers import SERVER_AGENT
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, within
-from kvstore.transfer import agent as notices
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
@@ -75,11 +73,11 @@ def ours() -> Iterator[Region]:
 
 
 def read(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion, *, timeout_s: float = 10) -> None:
-    agent.transfer(Direction.READ, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(timeout_s))
+    move(agent, Direction.READ, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], timeout_s=timeout_s)
 
 
 def write(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion) -> None:
-    agent.transfer(Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(10))
+    move(agent, Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)])
 
 
 def asked(remote: Any, ours: Region, theirs: RemoteRegion, callback: Callable[[Request], None] | None = None) -> Request:
@@ -166,7 +164,7 @@ def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stay
         read(agent, remote, allocate(SIZE), owner.regions[0])
         here, there, mapped = descriptors(), owner.descriptors(), mappings()
         pieces = [Piece(ours, number * SIZE, region, 0, SIZE) for number, region in enumerate(owner.regions)]
-        agent.transfer(Direction.READ, remote, pieces, Deadline(10))
+        move(agent, Direction.READ, remote, pieces)
         assert all(ours.part(number * SIZE, SIZE) == bytes([number % 256]) * SIZE for number in range(300))
         assert descriptors() == here
         # The owner closes what it has sent after it was answered: the count of before may have one more in it.
@@ -200,23 +198,6 @@ def test_a_killed_owner_is_unreachable_and_its_memory_goes(agent: SharedMemoryAg
     assert (mappings(), descriptors()) == (before, files - 1), "the one less is where the process's status came from"
     with pytest.raises(Unreachable):
         agent.notify(remote, b"lost", Deadline(10))
-
-
-def test_a_restarted_owner_is_another_peer_and_shares_nothing_with_the_old_one(
-    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region, tmp_path: Path
-) -> None:
-    old = agent.load_remote(owner.metadata)
-    read(agent, old, ours, owner.regions[0])
-    owner.kill()
-    with SharedOwner(tmp_path, count=4, size_bytes=SIZE) as again:
-        assert again.metadata != owner.metadata
-        new = agent.load_remote(again.metadata)
-        with pytest.raises(Denied):  # the number of the region is the same, its key is not
-            read(agent, new, ours, owner.regions[3])
-        read(agent, new, ours, again.regions[3])
-        assert ours.memory == bytes([3]) * SIZE
-        with pytest.raises(Unreachable):
-            read(agent, old, ours, owner.regions[0])
 
 
 def test_a_stopped_owner_is_unreachable_soon_so_that_another_transport_can_be_tried(
@@ -336,28 +317,6 @@ def test_who_unloads_a_peer_waits_for_nobody_who_copies_nor_until_it_is_unmapped
     eventually(lambda: not remote.mapped, "it is unmapped")
 
 
-def test_a_request_that_was_begun_when_its_peer_was_unloaded_leaves_no_connection(
-    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
-) -> None:
-    remote, files = agent.load_remote(owner.metadata), descriptors()
-    read(agent, remote, ours, owner.regions[0])
-    request = asked(remote, ours, owner.regions[0])
-    request.caller_runs = True
-    agent.submit(request)
-    remote.unload()
-    agent.run(request)
-    assert isinstance(request.error, Unreachable)
-    assert descriptors() == files
-
-
-def test_without_another_thread_the_submitter_copies(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
-    agent._threads.shutdown()  # as the interpreter does at its end; a system out of threads raises the same error
-    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[2])
-    agent.submit(request)
-    assert ending(request) is None
-    assert ours.memory == bytes([2]) * SIZE
-
-
 def test_what_no_thread_took_is_not_kept_for_one(
     agent: SharedMemoryAgent, owner: SharedOwner, ours: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,14 +372,6 @@ def test_a_region_closed_in_the_middle_of_a_copy_fails_it(agent: SharedMemoryAge
     assert isinstance(request.error, StaleHandle)
 
 
-def test_a_deadline_that_passes_in_the_middle_stops_it(agent: SharedMemoryAgent, ours: Region) -> None:
-    theirs, remote = allocate(SIZE), agent.load_remote(agent.metadata())
-    request = many_pieces(remote, ours, exported(agent, theirs))
-    carried_out(agent, request, lambda: setattr(request.deadline, "at_ns", 0))
-    assert isinstance(request.error, DeadlineExceeded)
-    theirs.close()
-
-
 def test_an_interrupted_caller_ends_its_request(agent: SharedMemoryAgent, ours: Region) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -434,12 +385,6 @@ def test_an_interrupted_caller_ends_its_request(agent: SharedMemoryAgent, ours: 
 
 
 # --- notifications ---
-
-
-def test_a_peer_that_takes_no_more_notifications_says_so(agent: SharedMemoryAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MAX_NOTICES", 0)
-    with pytest.raises(Full):
-        agent.notify(agent.load_remote(agent.metadata()), b"x", Deadline(10))
 
 
 # --- peers that the tests play: honest ones, and those that do not keep to the protocol ---
@@ -535,16 +480,6 @@ def test_a_table_of_another_form_is_refused_and_asked_for_again(
     remote = agent.load_remote(impostor.metadata)
     impostor.answers((SlabFds([size_bytes]), [memfd(17)]))
     with pytest.raises(ProtocolError, match=f"has {size_bytes} bytes"):
-        read(agent, remote, ours, REMOTE)
-    impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
-    read(agent, remote, ours, REMOTE)
-    agent.unload_remote(remote)
-
-
-def test_a_peer_that_cannot_give_its_table_now_is_asked_again(agent: SharedMemoryAgent, impostor: Impostor, ours: Region) -> None:
-    remote = agent.load_remote(impostor.metadata)
-    impostor.answers((Failure(Unreachable.code, "no descriptor is left"), []))
-    with pytest.raises(Unreachable, match="no descriptor is left"):
         read(agent, remote, ours, REMOTE)
     impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
     read(agent, remote, ours, REMOTE)

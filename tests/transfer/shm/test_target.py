@@ -5,7 +5,6 @@ import mmap
 import os
 import resource
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,8 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unavailable,
 )
-from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.session_messages import Flags, Hello, Ok
-from kvstore.protocol.transfers import ROLE_AGENT, Attach, Notice
+from kvstore.protocol.session_messages import Hello
+from kvstore.protocol.transfers import ROLE_AGENT, Attach
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -68,24 +66,6 @@ def no_descriptor_left() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_open_regions_stand_at_their_place_and_closed_ones_do_not(regions: LiveRegions) -> None:
-    table = as_seen(regions)
-    places = [regions.add(region_id) for region_id in (7, 8)]
-    assert [int(table[place]) for place in places] == [7, 8]
-    regions.remove(places[0])
-    assert [int(table[place]) for place in places] == [0, 8]
-
-
-def test_a_full_table_says_so_and_takes_another_once_one_is_closed(regions: LiveRegions) -> None:
-    places = [regions.add(region_id) for region_id in (1, 2, 3)]
-    with pytest.raises(Full, match="close some"):
-        regions.add(4)
-    regions.remove(places[1])
-    assert regions.add(4) == places[1]
-    with pytest.raises(Full):
-        regions.add(5)
 
 
 def test_whoever_has_a_read_only_descriptor_cannot_write_to_the_table_by_any_way(regions: LiveRegions) -> None:
@@ -151,14 +131,6 @@ def descriptors() -> int:
 
 
 # --- who comes in ---
-def test_its_folder_is_for_this_user_alone() -> None:
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        target = SharedTarget("owner", Exports(), max_connections=1, run_dir=Path(place, "run"))
-        assert stat.S_IMODE(Path(place, "run").stat().st_mode) == 0o700
-        assert stat.S_IMODE(Path(target.path).stat().st_mode) == 0o600
-        target.close()
-        assert not Path(target.path).exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -197,14 +169,6 @@ def test_a_peer_that_does_not_introduce_itself_is_refused(target: SharedTarget, 
         assert (getattr(failure, "code", 0), "begins with Hello" in getattr(failure, "text", "")) == (ProtocolError.code, True)
 
 
-def test_messages_of_others_and_payloads_are_refused_and_the_connection_serves_on(channel: Channel, region: Region) -> None:
-    with pytest.raises(ProtocolError, match="takes no message of type"):
-        channel.call(Exists([b"key"]), Flags, Deadline(10))
-    with pytest.raises(ProtocolError, match="has no payload"):
-        channel.call(Notice(b"x"), Ok, Deadline(10), [b"payload"])
-    os.close(attach(channel, region.region_id, region.read_key))
-
-
 # --- descriptors of regions ---
 @pytest.mark.parametrize("with_write_key", [False, True])
 def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
@@ -220,15 +184,6 @@ def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: 
     assert libc.mprotect(address, SIZE, mmap.PROT_READ | mmap.PROT_WRITE) == -1
     region.memory[5] = 9
     assert slab.memory[5] == 9
-
-
-@pytest.mark.parametrize("writable", [False, True])
-def test_wrong_keys_are_denied(channel: Channel, region: Region, writable: bool) -> None:
-    for key in (0, region.read_key ^ 1, region.write_key ^ 1):
-        with pytest.raises(Denied):
-            attach(channel, region.region_id, key, writable=writable)
-    with pytest.raises(Denied, match="does not allow writing"):
-        attach(channel, region.region_id, region.read_key, writable=True)
 
 
 def test_memory_that_is_read_only_at_its_owner_is_never_given_for_writing(target: SharedTarget, channel: Channel) -> None:
@@ -251,14 +206,6 @@ def test_exported_memory_that_is_not_shared_has_no_descriptor() -> None:
     assert region.users == 0
     channel.close()
     target.close()
-
-
-def test_descriptors_are_closed_here_once_they_are_sent(channel: Channel, region: Region) -> None:
-    before = descriptors()
-    for _ in range(100):
-        os.close(attach(channel, region.region_id, region.write_key, writable=True))
-    eventually(lambda: descriptors() == before, "no descriptor more than before")
-    assert region.users == 0
 
 
 def test_descriptors_for_a_peer_that_went_before_it_had_them_are_closed_too(target: SharedTarget, region: Region) -> None:
@@ -284,18 +231,6 @@ def test_the_table_of_open_regions_needs_no_key_and_is_never_given_for_writing(c
         mmap.mmap(fd, answer.sizes[0])
     table = np.frombuffer(map_slab(fd, answer.sizes[0], writable=False).memory, np.uint64)
     assert region.region_id in table.tolist()[1:]
-
-
-def test_a_region_has_one_place_for_as_long_as_it_is_open(target: SharedTarget) -> None:
-    one, two = allocate(1), allocate(1)
-    places = [target.export(one), target.export(two)]
-    assert [target.export(one), target.export(two)] == places
-    assert places[0] != places[1]
-    one.close()
-    three = allocate(1)
-    assert target.export(three) == places[0]
-    two.close()
-    three.close()
 
 
 def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -> None:

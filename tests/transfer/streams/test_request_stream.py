@@ -14,13 +14,12 @@ from kvstore.protocol.errors import (
     Closed,
     DeadlineExceeded,
     KVStoreError,
-    ProtocolError,
     StaleHandle,
     Unreachable,
 )
 from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import Fence, Fetch, Join, Notice, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import PATIENCE_S, POLL_S
 from kvstore.transfer.agent import Direction, Rail, Request
@@ -188,37 +187,6 @@ def test_a_typed_error_ends_one_request_alone(lane: Lane) -> None:
         lane.step(link, asks=True)
         lane.step(link, asks=True)
     assert [type(outcome(request)) for request in requests] == [StaleHandle, type(None)]
-
-
-WRONG: list[Callable[[int], bytes]] = [
-    lambda number: frame(Ok(), number, payload=bytes(SIZE + 1)),
-    lambda number: frame(Ok(), number + 1, payload=bytes(SIZE)),
-    lambda number: frame(Joined(""), number),
-    lambda number: frame(Ok(), number, body=b"x", payload=bytes(SIZE)),
-    lambda number: frame(Ok(), number, body=bytes(MAX_TRANSFER_BODY_BYTES + 1)),
-    lambda number: frame(Failure(Closed.code, ""), number),
-    lambda number: frame(Failure(DeadlineExceeded.code, ""), number),
-    lambda number: frame(Failure(Cancelled.code, ""), number),
-    lambda number: b"x" * HEADER_BYTES,
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=range(len(WRONG)))
-def test_an_answer_that_is_none_breaks_the_connection(lane: Lane, wrong: Callable[[int], bytes]) -> None:
-    with a_link(answers(wrong)) as link:
-        lane.add(a_request())
-        with pytest.raises(ProtocolError):
-            lane.step(link, asks=True)
-        assert not link.connection.is_open
-        assert len(lane.sent) == 1
-
-
-def test_a_failure_that_names_no_request_ends_the_connection(lane: Lane) -> None:
-    with a_link(answers(lambda number: frame(Failure(StaleHandle.code, "you"), 0))) as link:
-        lane.add(a_request())
-        with pytest.raises(StaleHandle):
-            lane.step(link, asks=True)
-        assert not link.connection.is_open
 
 
 def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: Lane) -> None:

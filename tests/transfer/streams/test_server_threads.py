@@ -91,31 +91,3 @@ def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
     servers.relieve(due_ns + RETRY_NS * int(PATIENCE_S))
     eventually(lambda: begun(waiting) == 2, "they have threads of their own")
     let_go(held + waiting)
-
-
-def test_what_waits_without_any_thread_gets_one_once_there_is_one(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        works = submit(servers, 1)
-    due_ns = servers.next_ns()
-    assert due_ns is not None
-    servers.relieve(due_ns)
-    eventually(lambda: begun(works) == 1, "it is served")
-    let_go(works)
-
-
-def test_close_waits_for_what_is_at_work_and_takes_no_more() -> None:
-    servers = Servers(USUAL, MOST)
-    held = submit(servers, USUAL)
-    closing = threading.Thread(target=servers.close)
-    closing.start()
-    eventually(lambda: servers._is_closed, "it closes")
-    late = submit(servers, 1)
-    assert closing.is_alive()
-    let_go(held)
-    closing.join(PATIENCE_S)
-    assert not closing.is_alive()
-    assert begun(late) == 0

@@ -20,9 +20,9 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
-from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
+from kvstore.testing.transfer.waiting import PATIENCE_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.streams import responder as answering
@@ -105,23 +105,6 @@ def test_what_is_refused_is_not_held_however_long_it_is(raw: RawAsker, region: R
     finally:
         tracemalloc.stop()
     assert raw.works()
-
-
-BAD = [
-    HEADER.pack(b"no", VERSION, Fetch.TYPE, 1, 0, 0, 0),
-    HEADER.pack(MAGIC, VERSION, Fetch.TYPE, 1, 0, MAX_TRANSFER_BODY_BYTES + 1, 0),
-    HEADER.pack(MAGIC, VERSION, Fetch.TYPE, 1, 0, 0, 1),
-    HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, 0, 0),
-    HEADER.pack(MAGIC, VERSION, 99, 1, 0, 0, 0),
-]
-
-
-@pytest.mark.parametrize("data", BAD, ids=["magic", "body", "payload", "join again", "type"])
-def test_what_is_no_request_ends_the_connection_with_the_reason(target: Target, raw: RawAsker, data: bytes) -> None:
-    raw.socket.sendall(data)
-    assert isinstance(raw.failure(), ProtocolError)
-    assert raw.is_refused()
-    eventually(lambda: target.connections == 0, "it is forgotten")
 
 
 # --- fencing ---
@@ -293,23 +276,6 @@ def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     eventually(lambda: target.connections == 1, "the others have left")
 
 
-def test_a_listener_at_fault_does_not_hold_up_close(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "ACCEPT_POLL_S", PATIENCE_S)
-    listener = Wrapping(TcpConnection, failures=1)
-    target.attach(listener)
-    eventually(lambda: not listener.failures, "it has failed")
-    in_background(target.close).result(CLOSE_S)
-
-
-def test_a_listener_can_leave_before_its_connections(target: Target) -> None:
-    listener = TcpListener("127.0.0.1", 0)
-    target.attach(listener)
-    with RawAsker(listener.metadata()) as raw:
-        raw.join()
-        listener.close()
-        assert raw.works()
-
-
 class FaultyExports(Exports):
     def hold(self, request: Fetch | Store) -> tuple[list[memoryview], Sequence[Region]]:
         raise ZeroDivisionError
@@ -351,16 +317,6 @@ def test_strangers_that_trickle_hold_no_thread(exports: Exports) -> None:
             assert peer.works()
 
 
-def test_a_join_in_drops_is_heard(metadata: bytes) -> None:
-    body = Join("raw", 1).pack()
-    with RawAsker(metadata) as raw:
-        raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, len(body), 0) + body:
-            raw.socket.sendall(bytes([byte]))
-        assert raw.answer()[0].type == Joined.TYPE
-        assert raw.works()
-
-
 def test_a_stranger_that_does_not_say_who_it_is_in_time_is_closed_and_peers_stay(exports: Exports) -> None:
     with a_target(exports, handshake_timeout_s=0.5) as (target, metadata), RawAsker(metadata) as peer:  # which has as long to join
         peer.join()
@@ -385,13 +341,6 @@ def test_a_stranger_too_many_takes_the_place_of_the_oldest_and_of_no_peer(export
             strangers[-1].join(number=2)
             assert strangers[-1].works()
             assert peer.works()
-
-
-def test_a_stranger_that_was_refused_may_read_why_though_it_goes_on_sending(metadata: bytes) -> None:
-    with RawAsker(metadata) as raw:
-        raw.socket.sendall(b"GET /metrics HTTP/1.1\r\n" + b"x" * 10_000)
-        assert isinstance(raw.failure(), ProtocolError)
-        assert raw.is_refused()
 
 
 def test_a_stranger_that_floods_after_it_was_refused_is_closed(metadata: bytes) -> None:
@@ -475,18 +424,6 @@ def test_close_hangs_up_on_everyone_quickly(exports: Exports, region: Region) ->
             RawAsker(metadata)
 
 
-def test_a_connection_that_comes_while_it_closes_is_not_kept(exports: Exports) -> None:
-    target = Target("target", exports, TransferSettings())
-    listener = TcpListener("127.0.0.1", 0)
-    with RawAsker(listener.metadata()) as raw:
-        late = listener.accept(PATIENCE_S)
-        assert late is not None
-        target.close()
-        target._welcome(late)
-        assert raw.is_refused()
-    listener.close()
-
-
 def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target: Target) -> None:
     """Its descriptor may be another connection's by then."""
     listener = TcpListener("127.0.0.1", 0)
@@ -500,23 +437,3 @@ def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target
         assert not target._parked
         assert raw.is_refused()
     listener.close()
-
-
-def test_a_region_is_not_closed_under_a_transfer(raw: RawAsker, region: Region) -> None:
-    raw.send(store([(shown(region), 0, 2)]), b"x", payload_bytes=2)
-    eventually(lambda: region.users == 1, "it is held")
-    closing = in_background(region.close)
-    assert is_quiet(closing)
-    raw.socket.sendall(b"y")
-    closing.result(PATIENCE_S)
-    assert bytes(region.memory[:2]) == b"xy"
-
-
-def test_closed_targets_leave_neither_descriptors_nor_threads(exports: Exports) -> None:
-    def serve() -> None:
-        with a_target(exports) as (_, metadata), RawAsker(metadata) as raw:
-            raw.join()
-            assert raw.works()
-
-    serve()
-    assert_nothing_is_left(serve)

@@ -61,12 +61,6 @@ def test_an_interface_is_up_only_if_it_is_set_up_runs_and_has_a_carrier(flag: in
     assert interfaces_of([link(2, "eth0", IFF_WORKING & ~flag)], []) == {"eth0": Interface(2, False)}
 
 
-def test_ones_own_address_of_a_point_to_point_link_is_taken() -> None:
-    kind, body = address(2, V4)
-    both = memoryview(bytes(body) + attribute(IFA_ADDRESS, bytes((10, 0, 0, 2))))
-    assert interfaces_of([link(2, "wg0")], [(kind, both)])["wg0"].addresses == ("10.0.0.1",)
-
-
 @pytest.mark.parametrize(
     "message",
     [

@@ -35,11 +35,3 @@ def test_an_interface_has_its_bytes_roce_both_and_infiniband_those_of_its_port(t
         "mlx5_1": Traffic(1040, 2080),
         "mlx4_0:2": Traffic(12, 16),
     }
-
-
-def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    nics = [Nic("eth0", ETHERNET, "eth0"), Nic("broken", ETHERNET, "broken"), Nic("mlx5_0", INFINIBAND), Nic("mlx5_1", ROCE, "eth1")]
-    assert traffic(nics, tmp_path) == {}
-    dev(tmp_path, eth1=(5, 6))
-    port(tmp_path, "mlx5_0", "1", "N/A (no PMA)", "1")
-    assert traffic(nics, tmp_path) == {"mlx5_1": Traffic(5, 6)}

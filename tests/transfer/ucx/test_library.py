@@ -48,13 +48,6 @@ def test_the_preference_is_told_to_the_wheel(tmp_path: Path, monkeypatch: pytest
     assert ucx_library.PREFER_SYSTEM in os.environ
 
 
-def test_a_ucxx_without_a_ucx_of_its_own_needs_not_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libucx.load", None)
-    monkeypatch.setattr(ucx_library, "system_library", lambda: tmp_path)
-    ucx_library._prefer_system_library()
-    assert ucx_library.PREFER_SYSTEM not in os.environ
-
-
 def test_a_system_ucx_is_not_preferred_without_verbs_or_when_too_old_or_broken(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ucx_library.system_library([str(system)]) == system
     assert ucx_library.system_library(["/nowhere", str(WHEEL)]) is None
@@ -64,13 +57,6 @@ def test_a_system_ucx_is_not_preferred_without_verbs_or_when_too_old_or_broken(s
     (system / "libucp.so.0").write_bytes(b"broken")
     assert ucx_library.version_of(system) == ()
     assert ucx_library.system_library([str(system)]) is None
-
-
-def test_without_a_system_ucx_nothing_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx_library, "LIBRARY_DIRECTORIES", ())
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    ucx_library._prefer_system_library()
-    assert ucx_library.PREFER_SYSTEM not in os.environ
 
 
 def test_a_missing_ucxx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import Unreachable
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
+from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background
 from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 from tests.no_threads import no_more_threads
@@ -30,7 +30,7 @@ def endpoint(worker: UcxWorker) -> Iterator[Any]:
     """To the worker itself."""
     endpoint = worker.endpoint(worker.address)
     yield endpoint
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
 
 
 def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> Operation:
@@ -67,20 +67,6 @@ def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it
     UcxWorker.acquire("").release()
 
 
-def test_messages_go_from_memory_to_memory(worker: UcxWorker, endpoint: Any) -> None:
-    part = bytearray(5)
-    incoming, outgoing = receive(endpoint, part), send(endpoint, b"hello")
-    worker.post(incoming)
-    worker.wait(incoming, SHORT_S)
-    assert incoming.requests
-    worker.post(outgoing)
-    for operation in (outgoing, incoming):
-        worker.wait(operation, PATIENCE_S)
-        assert not operation.requests
-        assert operation.error is None
-    assert part == b"hello"
-
-
 def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -> None:
     parts = [bytearray(1) for _ in range(8)]
     operations = [receive(endpoint, part, tag) for tag, part in enumerate(parts, 1)]
@@ -114,9 +100,9 @@ def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_backgrou
     eventually(lambda: leads(worker, endpoint, second), "the other one leads")
     worker.interrupt(second)
     waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for operation in (first, second):
-        worker.finish(operation, writes=True)
+        worker.finish(operation)
     eventually(lambda: worker._leading is worker._background, "the background leads")
 
 
@@ -135,9 +121,9 @@ def test_a_leader_is_not_followed_by_what_nobody_waits_for(worker: UcxWorker, en
     outgoing = send(endpoint, b"x", 3)
     worker.post(outgoing)
     waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for operation in (first, nobodys):
-        worker.finish(operation, writes=True)
+        worker.finish(operation)
 
 
 def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, endpoint: Any) -> None:
@@ -148,14 +134,6 @@ def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, end
     eventually(lambda: not incoming.requests and not outgoing.requests, "both are over")
 
 
-def test_a_truncated_message_is_an_error_of_the_operation(worker: UcxWorker, endpoint: Any) -> None:
-    incoming, outgoing = receive(endpoint, bytearray(1)), send(endpoint, b"longer")
-    worker.post(incoming)
-    worker.post(outgoing)
-    worker.wait(incoming, PATIENCE_S)
-    assert isinstance(incoming.error, worker.api.UCXMessageTruncatedError)
-
-
 def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, endpoint: Any) -> None:
     operation = receive(endpoint, bytearray(1))
     worker.post(operation)
@@ -164,41 +142,23 @@ def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, 
     waiting.result(SOON_S)
     with pytest.raises(Unreachable):
         worker.post(operation)
-    worker.close_endpoint(endpoint, is_busy=False)
-    worker.finish(operation, writes=True)
+    worker.close_endpoint(endpoint)
+    worker.finish(operation)
     assert not operation.requests
 
 
-def test_a_closed_endpoint_takes_no_messages(worker: UcxWorker) -> None:
-    endpoint = worker.endpoint(worker.address)
-    worker.close_endpoint(endpoint, is_busy=False)
-    with pytest.raises(Unreachable):
-        worker.post(send(endpoint, b"x"))
-
-
-def test_an_address_that_ucx_cannot_reach_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
+def test_what_only_shares_memory_is_refused_and_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     there = UcxWorker.acquire("lo")
+    address = there.address
     monkeypatch.setenv("UCX_TLS", "posix,self")
-    here = UcxWorker.acquire("")
+    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which is shared memory alone"):
+        UcxWorker.acquire("")
+    api = there.api
+    other = api.UCXWorker(api.UCXContext({"TLS": "posix,self"}, (api.Feature.TAG, api.Feature.WAKEUP)))
     with pytest.raises(Unreachable):
-        here.endpoint(there.address)
-    here.release()
+        there.endpoint(other.address.tobytes())
+    assert there.endpoint(address)
     there.release()
-
-
-def test_without_error_handling_a_receive_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "posix,self")
-    worker = UcxWorker.acquire("")
-    endpoint = worker.endpoint(worker.address)
-    assert not worker.has_error_handling
-    operation = Operation([Message(endpoint.tag_recv, memoryview(bytearray(1)), tag) for tag in (1, 2)])
-    worker.post(operation)
-    worker.close_endpoint(endpoint, is_busy=True)
-    with within(SHORT_S):
-        worker.finish(operation, writes=True)
-    assert not operation.requests
-    worker.release()
 
 
 def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +170,10 @@ def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.Monke
     worker.post(operation)
     worker.post(other)
     waiting = in_background(lambda: worker.wait(other, PATIENCE_S))
-    worker.finish(operation, writes=True)
+    worker.finish(operation)
     with pytest.raises(Unreachable):
         waiting.result(SOON_S)
-    worker.close_endpoint(endpoint, is_busy=False)
+    worker.close_endpoint(endpoint)
     for act in (lambda: worker.endpoint(worker.address), lambda: worker.post(send(endpoint, b"x")), lambda: worker.watch(0, worker.close)):
         with pytest.raises(Unreachable):
             act()
