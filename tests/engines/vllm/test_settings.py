@@ -39,7 +39,7 @@ def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
 
 def test_jobs_have_the_connector_s_deadlines_and_bounds() -> None:
     jobs = VllmSettings(lookup_deadline_s=1, load_deadline_s=2).jobs()
-    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes) == (1, 2, 512 << 20)
+    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes, jobs.read_workers) == (1, 2, 512 << 20, 1)
 
 
 def first_line(caplog: pytest.LogCaptureFixture, master: str, **settings: Any) -> tuple[str, str]:
