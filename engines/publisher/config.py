@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.engines.publisher.form import DYNAMO, FORMS, LLM_D, VLLM
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
@@ -13,6 +12,11 @@ from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FI
 from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "publisher"
+VLLM: Final = "vllm"
+DYNAMO: Final = "dynamo"
+LLM_D: Final = "llm-d"
+FORMS: Final = (VLLM, DYNAMO, LLM_D)
+"""Of events: see form.py, which needs an optional library."""
 
 
 @dataclass(frozen=True, slots=True)
