@@ -14,21 +14,57 @@ UNKNOWN: Final = ""
 """State before the first ping."""
 
 
-class StoreHealth:
-    """Log of a store's state: the first one and each change. Sans-I/O; one thread."""
+class Pinged(Protocol):
+    """The part of a client that is used here."""
 
-    def __init__(self, master: str, log: logging.Logger) -> None:
+    def ping(self, *, deadline_s: float) -> object: ...
+
+
+class ReachabilityCheck:
+    """Thread that pings an engine's store, at once and every `interval_s`, and logs the first state and each change. Close it before its
+    client."""
+
+    def __init__(self, client: Pinged, master: str, log: logging.Logger, *, interval_s: float = INTERVAL_S) -> None:
+        """Start it.
+
+        Args:
+            client: not owned.
+            master: address to be named in the log.
+            log: a logger that the engine shows.
+        """
+        self._client = client
         self._master = master
         self._log = log
+        self._interval_s = interval_s
         self._trouble: str | None = UNKNOWN
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-reachability", daemon=True)
+        self._thread.start()
 
     @property
     def is_away(self) -> bool:
         """Whether the last ping failed. False before the first."""
         return self._trouble not in (UNKNOWN, None)
 
-    def saw(self, error: KVStoreError | None) -> None:
-        """Note how a ping ended; None is an answer."""
+    def close(self) -> None:
+        """End the thread, once its ping is over: within DEADLINE_S. A second close is a no-op."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            error = None
+            try:
+                self._client.ping(deadline_s=DEADLINE_S)
+            except Exception as raised:
+                error = typed(raised)
+            if self._closed.is_set():
+                return  # the client may be closing: its error is no news
+            self._note(error)
+            self._closed.wait(self._interval_s)
+
+    def _note(self, error: KVStoreError | None) -> None:
+        """Log how a ping ended, unless the one before ended alike; None is an answer."""
         trouble = None if error is None else type(error).__name__
         if trouble == self._trouble:
             return
@@ -41,65 +77,6 @@ class StoreHealth:
             self._log.warning(
                 "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), trouble, error
             )
-
-
-class Pinged(Protocol):
-    """The part of a client that is used here."""
-
-    def ping(self, *, deadline_s: float) -> object: ...
-
-
-class ReachabilityCheck:
-    """Thread that pings an engine's store, at once and every `interval_s`. Close it before its client."""
-
-    def __init__(
-        self,
-        client: Pinged,
-        master: str,
-        log: logging.Logger,
-        *,
-        deadline_s: float = DEADLINE_S,
-        interval_s: float = INTERVAL_S,
-    ) -> None:
-        """Start it.
-
-        Args:
-            client: not owned.
-            master: address to be named in the log.
-            log: a logger that the engine shows.
-        """
-        self._client = client
-        self._health = StoreHealth(master, log)
-        self._deadline_s = deadline_s
-        self._interval_s = interval_s
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvstore-reachability", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the last ping failed. False before the first."""
-        return self._health.is_away
-
-    def close(self) -> None:
-        """End the thread, once its ping is over: within `deadline_s`. A second close is a no-op."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            error = self._trouble()
-            if self._closed.is_set():
-                return  # the client may be closing: its error is no news
-            self._health.saw(error)
-            self._closed.wait(self._interval_s)
-
-    def _trouble(self) -> KVStoreError | None:
-        try:
-            self._client.ping(deadline_s=self._deadline_s)
-        except Exception as error:
-            return typed(error)
-        return None
 
 
 def _remedy(error: KVStoreError) -> str:

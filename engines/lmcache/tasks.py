@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -69,10 +70,6 @@ class Locks:
                     if not lookup.names:
                         over.append(lookup.hold)
         return over
-
-    def __len__(self) -> int:
-        """Locks that are not over, as far as is known."""
-        return sum(map(len, self._of_name.values()))
 
     def _take(self, name: bytes) -> _Lookup | None:
         lookups = self._of_name.get(name)
@@ -182,17 +179,30 @@ class Tasks(Generic[K]):
         def submit(task: int) -> None:
             named = [self._keys.of_object(key) for key in keys]
             values = [obj.byte_array for obj in objects]
+            sizes = [len(value) for value in values]
             batches = by_namespace(named)
-            store = _Store(self, task, keys, [len(value) for value in values], len(batches))
+            ended: list[Job] = []
+            new: list[int] = []
+            lock = threading.Lock()
+
+            def done(indices: Sequence[int], job: Job) -> None:
+                with lock:
+                    ended.append(job)
+                    new.extend(index for index, result in zip(indices, job.results, strict=True) if result is True)
+                    is_last = len(ended) == len(batches)
+                if is_last:
+                    end()
+
+            def end() -> None:
+                new_sizes = [sizes[index] for index in new]
+                self._notify(lambda: self._on_stored([keys[index] for index in new], new_sizes), bool(new))
+                self.stores.tell(task, Stored(all(all(job.succeeded) for job in ended), sum(new_sizes)))
+
             if not batches:
-                store.end()
+                end()
             for namespace, indices in batches.items():
-                self._jobs.store(
-                    [named[index][1] for index in indices],
-                    [values[index] for index in indices],
-                    namespace=namespace,
-                    on_done=store.listener(indices),
-                )
+                names, of_namespace = [named[index][1] for index in indices], [values[index] for index in indices]
+                self._jobs.store(names, of_namespace, namespace=namespace, on_done=partial(done, indices))
 
         return self._begin(self.stores, Stored(False, 0), submit)
 
@@ -282,36 +292,3 @@ class Tasks(Generic[K]):
                 notify()
             except Exception:
                 log.exception("a listener failed")
-
-
-class _Store(Generic[K]):
-    """A store that is under way: as many jobs as its objects have namespaces."""
-
-    def __init__(self, tasks: Tasks[K], task: int, keys: Sequence[K], sizes: list[int], jobs: int) -> None:
-        self._tasks = tasks
-        self._task = task
-        self._keys = keys
-        self._sizes = sizes
-        self._lock = threading.Lock()
-        self._jobs_left = jobs
-        self._is_whole = True
-        self._new: list[int] = []
-
-    def listener(self, indices: list[int]) -> Callable[[Job], None]:
-        """For the job that stores these objects."""
-
-        def done(job: Job) -> None:
-            with self._lock:
-                self._is_whole &= all(job.succeeded)
-                self._new += [index for index, result in zip(indices, job.results, strict=True) if result is True]
-                self._jobs_left -= 1
-                is_last = not self._jobs_left
-            if is_last:
-                self.end()
-
-        return done
-
-    def end(self) -> None:
-        keys, sizes = [self._keys[index] for index in self._new], [self._sizes[index] for index in self._new]
-        self._tasks._notify(lambda: self._tasks._on_stored(keys, sizes), bool(keys))
-        self._tasks.stores.tell(self._task, Stored(self._is_whole, sum(sizes)))

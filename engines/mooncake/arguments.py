@@ -11,6 +11,7 @@ import inspect
 import operator
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Final, TypeVar
 
@@ -70,11 +71,20 @@ def part(value: Any) -> memoryview:
     return view
 
 
-def plain_list(value: Any) -> list[Any]:
-    """Return a list of anything. Other sequences are refused."""
-    if not isinstance(value, list):
-        raise _unfit(value, "a list")
-    return value
+def optional(convert: Convert) -> Convert:
+    """Return the conversion of a value that may be None."""
+    return lambda value: None if value is None else convert(value)
+
+
+def instance_of(kind: type) -> Convert:
+    """Return the conversion of an object of this class: it is passed as it is."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise _unfit(value, f"a {kind.__name__}")
+        return value
+
+    return convert
 
 
 def list_of(item: Convert) -> Convert:
@@ -108,7 +118,7 @@ NumberListLists = Annotated[Sequence[Sequence[Sequence[int]]], list_of(list_of(u
 Buffer = Annotated[Any, buffer]
 Buffers = Annotated[Sequence[Any], list_of(buffer)]
 Part = Annotated[Any, part]
-PlainList = Annotated[Sequence[Any], plain_list]
+PlainList = Annotated[Sequence[Any], instance_of(list)]
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,75 +205,44 @@ class ObjectDataType(IntEnum):
     GENERAL = 9
 
 
-def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)
-
-
-def _member(kind: type[Enum]) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise TypeError(f"{value!r:.50} is no {kind.__name__}")
-        return value
-
-    return convert
-
-
-_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
+_CONVERSIONS: Final[dict[str, Convert]] = {
     "replica_num": unsigned,
     "nof_replica_num": unsigned,
     "dfs_replica_num": unsigned,
-    "soft_pin_action": _member(SoftPinAction),
-    "soft_pin_ttl_ms": _optional(unsigned),
+    "soft_pin_action": instance_of(SoftPinAction),
+    "soft_pin_ttl_ms": optional(unsigned),
     "with_hard_pin": boolean,
     "preferred_segments": list_of(text),
     "preferred_nof_segments": list_of(text),
     "preferred_segment": text,
     "prefer_alloc_in_same_node": boolean,
-    "data_type": _member(ObjectDataType),
-    "group_ids": _optional(list_of(text)),
+    "data_type": instance_of(ObjectDataType),
+    "group_ids": optional(list_of(text)),
 }
 
 
+@dataclass(slots=True, eq=False)
 class ReplicateConfig:
     """Wishes of a put. `with_hard_pin` keeps the object from eviction. All others are checked and change nothing: the store itself decides
     where a value lies and how many copies it has. A field that does not fit its type raises TypeError, as in the original.
     """
 
-    __slots__ = tuple(_CONVERSIONS)
-    replica_num: int
-    nof_replica_num: int
-    dfs_replica_num: int
-    soft_pin_action: SoftPinAction
-    soft_pin_ttl_ms: int | None
-    with_hard_pin: bool
-    preferred_segments: list[str]
-    preferred_nof_segments: list[str]
-    preferred_segment: str
-    prefer_alloc_in_same_node: bool
-    data_type: ObjectDataType
-    group_ids: list[str] | None
-
-    def __init__(self) -> None:
-        self.replica_num = 1
-        self.nof_replica_num = 0
-        self.dfs_replica_num = 0
-        self.soft_pin_action = SoftPinAction.PRESERVE
-        self.soft_pin_ttl_ms = None
-        self.with_hard_pin = False
-        self.preferred_segments = []
-        self.preferred_nof_segments = []
-        self.preferred_segment = ""
-        self.prefer_alloc_in_same_node = False
-        self.data_type = ObjectDataType.UNKNOWN
-        self.group_ids = None
+    replica_num: int = 1
+    nof_replica_num: int = 0
+    dfs_replica_num: int = 0
+    soft_pin_action: SoftPinAction = SoftPinAction.PRESERVE
+    soft_pin_ttl_ms: int | None = None
+    with_hard_pin: bool = False
+    preferred_segments: list[str] = field(default_factory=list)
+    preferred_nof_segments: list[str] = field(default_factory=list)
+    preferred_segment: str = ""
+    prefer_alloc_in_same_node: bool = False
+    data_type: ObjectDataType = ObjectDataType.UNKNOWN
+    group_ids: list[str] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         convert = _CONVERSIONS.get(name)
         object.__setattr__(self, name, value if convert is None else convert(value))
-
-    def __str__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)}" for name in _CONVERSIONS)
-        return f"ReplicateConfig({fields})"
 
 
 def is_sound(config: ReplicateConfig, count: int) -> bool:
@@ -277,10 +256,3 @@ def is_sound(config: ReplicateConfig, count: int) -> bool:
 def has_segments(config: ReplicateConfig) -> bool:
     """Return whether the preferred segments are as many as the replicas: calls that publish tensors refuse others."""
     return not config.preferred_segments or len(config.preferred_segments) == config.replica_num
-
-
-def replicate_config(value: Any) -> ReplicateConfig:
-    """Conversion of an argument."""
-    if not isinstance(value, ReplicateConfig):
-        raise TypeError(f"{value!r:.50} is no ReplicateConfig")
-    return value

@@ -17,15 +17,15 @@ from kvstore.engines.mooncake.arguments import (
     ReplicateConfig,
     Text,
     Texts,
+    instance_of,
     is_sound,
-    replicate_config,
 )
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OK, stored
 from kvstore.engines.mooncake.link import Link, memory
 
 ACK: Final = "cluster"
 DEFAULT: Final = ReplicateConfig()
-Config = Annotated[ReplicateConfig, replicate_config]
+Config = Annotated[ReplicateConfig, instance_of(ReplicateConfig)]
 
 
 class Puts(Link):

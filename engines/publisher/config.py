@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.engines.publisher.form import DYNAMO, FORMS, LLM_D, VLLM
 from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "publisher"
+VLLM: Final = "vllm"
+DYNAMO: Final = "dynamo"
+LLM_D: Final = "llm-d"
+FORMS: Final = (VLLM, DYNAMO, LLM_D)
+"""Of events: see form.py, which needs an optional library."""
 
 
 @dataclass(frozen=True, slots=True)

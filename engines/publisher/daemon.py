@@ -19,8 +19,6 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.recorder import Recorder
 from kvstore.client.sync import Client
 from kvstore.engines.publisher.config import SECTION, PublisherSettings, check_settings, topic_of
-from kvstore.engines.publisher.index import Index
-from kvstore.engines.publisher.sockets import Publishing
 from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
@@ -33,8 +31,8 @@ from kvstore.telemetry.metrics.metric import PUBLISHER, Readings
 from kvstore.telemetry.signals import add_signals
 
 if TYPE_CHECKING:
-    from kvstore.engines.publisher.index import StoreMedia
-
+    from kvstore.engines.publisher.index import Index
+    from kvstore.engines.publisher.sockets import Publishing
 
 KEPT_BATCHES: Final = 10_000
 """Batches that can be replayed, as vLLM's own publisher keeps them."""
@@ -44,7 +42,7 @@ HANGS_S: Final = 120.0
 """A thread that has not come round for so long hangs: a minute is the longest interval, and nodes and masters have seconds each."""
 
 
-def add_publisher_signals(server: HttpServer, publishing: Publishing, index: Index) -> None:
+def add_publisher_signals(server: HttpServer, publishing: "Publishing", index: "Index") -> None:
     """Add health, metrics, diagnostics, and the routes of the index. Ready: a master and every node that it names can be asked."""
 
     def alive() -> None:
@@ -64,7 +62,7 @@ def add_publisher_signals(server: HttpServer, publishing: Publishing, index: Ind
     server.later(add)
 
 
-def readings(publishing: Publishing, index: Index) -> Readings:
+def readings(publishing: "Publishing", index: "Index") -> Readings:
     """All of PUBLISHER."""
     recorder = publishing.recorder
     return {
@@ -101,9 +99,8 @@ def main(config: str | None, **flags: Any) -> None:
 
 def _run(settings: PublisherSettings) -> None:
     # Here, since their libraries may be missing.
-    from kvstore.engines.publisher.daemon import add_publisher_signals
     from kvstore.engines.publisher.form import EventForm
-    from kvstore.engines.publisher.index import Index
+    from kvstore.engines.publisher.index import Index, StoreMedia
     from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
 
     of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
@@ -113,7 +110,17 @@ def _run(settings: PublisherSettings) -> None:
         http = open_http(settings)
         if http is not None:
             opened.callback(http.close)
-        index = Index(_store_media(settings, of_master, opened) if settings.model else None)
+        store = None
+        if settings.model:
+            naming = make_naming(
+                VLLM if settings.namespace_id else KVSTORE,
+                model=settings.model,
+                dtype=settings.dtype,
+                block_tokens=settings.block_tokens,
+                namespace_id=settings.namespace_id,
+            )
+            store = StoreMedia(opened.enter_context(Client(settings=of_master)), naming, model=settings.model)
+        index = Index(store)
         opened.callback(index.close)
         recorder = opened.enter_context(Recorder(of_master, log.warning))
         form = EventForm(settings.form, index.tokens_of)
@@ -127,21 +134,6 @@ def _run(settings: PublisherSettings) -> None:
         say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
         with stops(log, "publisher", came):
             publishing.run()
-
-
-def _store_media(settings: PublisherSettings, of_master: ClientSettings, opened: ExitStack) -> "StoreMedia":
-    from kvstore.engines.publisher.index import StoreMedia
-
-    naming = make_naming(
-        VLLM if settings.namespace_id else KVSTORE,
-        model=settings.model,
-        dtype=settings.dtype,
-        block_tokens=settings.block_tokens,
-        namespace_id=settings.namespace_id,
-    )
-    client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=of_master)
-    opened.callback(client.close)
-    return StoreMedia(client, naming, model=settings.model)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from kvstore.engines.publisher.config import DYNAMO, LLM_D, VLLM
 from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
 
-VLLM: Final = "vllm"
-DYNAMO: Final = "dynamo"
-LLM_D: Final = "llm-d"
-FORMS: Final = (VLLM, DYNAMO, LLM_D)
 MEDIUM: Final = {VLLM: "STORAGE", DYNAMO: "EXTERNAL", LLM_D: "CPU"}
 """As each reader calls a medium that several engines reach: Dynamo of 2025 takes STORAGE for a GPU, and llm-d weighs GPU and CPU only."""
 HASH_BYTES: Final = 8

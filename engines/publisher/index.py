@@ -28,84 +28,13 @@ VERIFY_S: Final = 10.0
 """How often a publisher is asked for what came after the last batch that was taken."""
 REPLAY_TIMEOUT_S: Final = 5.0
 JOIN_S: Final = 10.0
+DEADLINE_S: Final = 1.0
+"""For one question to the store; Mooncake's clients wait as long for an answer to theirs."""
+NVME: Final = "nvme"
+DTYPE: Final = "bfloat16"
+"""Of namespaces that name blocks in the table only: keys of theirs are not in the store."""
 
 log = logging.getLogger("kvstore.publisher")
-
-
-class Subscriptions:
-    """Threads may share it. Close it."""
-
-    def __init__(self, table: PrefixTable, *, verify_s: float = VERIFY_S, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> None:
-        self.lock = threading.Lock()
-        """Held for each use of the table."""
-        self.table = table
-        self._verify_s = verify_s
-        self._replay_timeout_s = replay_timeout_s
-        self._threads: dict[str, tuple[threading.Event, threading.Thread]] = {}
-
-    def add(self, service: Service) -> None:
-        """Follow the events of a service, unless that is done already. Raises InvalidArgument, also for a malformed endpoint; Full."""
-        subscriber = Subscriber(service.endpoint, service.replay_endpoint, replay_timeout_s=self._replay_timeout_s)
-        with self.lock:
-            try:
-                is_new = self.table.add(service)
-            except KVStoreError:
-                subscriber.close()
-                raise
-            if not is_new:
-                subscriber.close()
-                return
-            ending = threading.Event()
-            thread = threading.Thread(target=self._follow, args=(service, subscriber, ending), name=f"events-{service.name}", daemon=True)
-            self._threads[service.name] = (ending, thread)
-        thread.start()
-        log.info("events of %s are read at %s", service.name, service.endpoint)
-
-    def remove(self, name: str) -> Service | None:
-        """The service that is not followed any more; None: there is none of this name. Its thread ends by itself."""
-        with self.lock:
-            service = self.table.remove(name)
-            if service is not None:
-                self._threads.pop(name)[0].set()
-        return service
-
-    def close(self) -> None:
-        """Within JOIN_S: a thread that waits for a replay is left behind."""
-        with self.lock:
-            threads = list(self._threads.values())
-        for ending, _ in threads:
-            ending.set()
-        until_s = time.monotonic() + JOIN_S
-        for _, thread in threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-
-    def _follow(self, service: Service, subscriber: Subscriber, ending: threading.Event) -> None:
-        def apply(events: list[Event]) -> None:
-            with self.lock:
-                self.table.apply(service, events)
-
-        def lost() -> None:
-            with self.lock:
-                self.table.clear(service)
-
-        verify_at_s, complaint = 0.0, ""
-        while not ending.is_set():
-            try:
-                if time.monotonic() >= verify_at_s and (service.replay_endpoint or not verify_at_s):
-                    verify_at_s = time.monotonic() + self._verify_s
-                    subscriber.catch_up(apply, lost)
-                    complaint = ""
-                subscriber.take(WAIT_S, apply, lost)
-            except KVStoreError as error:
-                if str(error) != complaint:
-                    complaint = str(error)
-                    log.warning("events of %s: %s", service.name, error)
-        subscriber.close()
-
-
-DEADLINE_S: Final = 1.0
-"""For one question; Mooncake's clients wait as long for an answer to theirs."""
-NVME: Final = "nvme"
 
 
 class StoreMedia:
@@ -141,46 +70,95 @@ def _medium(tiers: set[str]) -> str:
     return DISK if tiers else ""
 
 
-DTYPE: Final = "bfloat16"
-"""Of namespaces that name blocks in the table only: keys of theirs are not in the store."""
-
-
 class Index:
     """Threads may share it. Close it."""
 
-    def __init__(self, store: StoreMedia | None) -> None:
+    def __init__(self, store: StoreMedia | None, *, verify_s: float = VERIFY_S, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> None:
         """`store`: whose blocks every instance reaches; None: routers are told of engines only."""
         self._store = store
-        self._subscriptions = Subscriptions(PrefixTable(self._naming))
+        self._table = PrefixTable(self._naming)
+        self._lock = threading.Lock()
+        """Held for each use of the table."""
+        self._verify_s = verify_s
+        self._replay_timeout_s = replay_timeout_s
+        self._threads: dict[str, tuple[threading.Event, threading.Thread]] = {}
 
     @property
     def services(self) -> int:
         """How many are registered."""
-        with self._subscriptions.lock:
-            return len(self._subscriptions.table.services)
+        with self._lock:
+            return len(self._table.services)
 
     def tokens_of(self, key: bytes) -> list[int] | None:
         """Token ids of a block of the store, if a registered engine published them lately."""
-        with self._subscriptions.lock:
-            return self._subscriptions.table.tokens_of(key)
+        with self._lock:
+            return self._table.tokens_of(key)
 
-    def add(self, service: Service) -> None:
-        """Follow the events of a service. Raises InvalidArgument, also for a malformed endpoint; Full."""
-        self._subscriptions.add(service)
-
-    def remove(self, name: str) -> Service | None:
-        """Return the service that is not followed any more; None: no service has this name."""
-        return self._subscriptions.remove(name)
-
-    def match(self, context: Context, token_ids: list[int], *, instance: str | None) -> dict[str, InstanceMatch]:
+    def match(self, context: Context, token_ids: list[int], *, instance: str | None = None) -> dict[str, InstanceMatch]:
         """Return what each instance of the context has of a prompt; `instance`: that one alone. Raises InvalidArgument."""
         keys = self._naming(context).block_keys(token_ids)
         in_store = self._store.media(keys) if self._store is not None and self._store.has(context) else []
-        with self._subscriptions.lock:
-            return self._subscriptions.table.match(context, keys, instance=instance, in_store=in_store)
+        with self._lock:
+            return self._table.match(context, keys, instance=instance, in_store=in_store)
+
+    def add(self, service: Service) -> None:
+        """Follow the events of a service, unless that is done already. Raises InvalidArgument, also for a malformed endpoint; Full."""
+        subscriber = Subscriber(service.endpoint, service.replay_endpoint, replay_timeout_s=self._replay_timeout_s)
+        with self._lock:
+            try:
+                is_new = self._table.add(service)
+            except KVStoreError:
+                subscriber.close()
+                raise
+            if not is_new:
+                subscriber.close()
+                return
+            ending = threading.Event()
+            thread = threading.Thread(target=self._follow, args=(service, subscriber, ending), name=f"events-{service.name}", daemon=True)
+            self._threads[service.name] = (ending, thread)
+        thread.start()
+        log.info("events of %s are read at %s", service.name, service.endpoint)
+
+    def remove(self, name: str) -> Service | None:
+        """The service that is not followed any more; None: there is none of this name. Its thread ends by itself."""
+        with self._lock:
+            service = self._table.remove(name)
+            if service is not None:
+                self._threads.pop(name)[0].set()
+        return service
 
     def close(self) -> None:
-        self._subscriptions.close()
+        """Within JOIN_S: a thread that waits for a replay is left behind."""
+        with self._lock:
+            threads = list(self._threads.values())
+        for ending, _ in threads:
+            ending.set()
+        until_s = time.monotonic() + JOIN_S
+        for _, thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _follow(self, service: Service, subscriber: Subscriber, ending: threading.Event) -> None:
+        def apply(events: list[Event]) -> None:
+            with self._lock:
+                self._table.apply(service, events)
+
+        def lost() -> None:
+            with self._lock:
+                self._table.clear(service)
+
+        verify_at_s, complaint = 0.0, ""
+        while not ending.is_set():
+            try:
+                if time.monotonic() >= verify_at_s and (service.replay_endpoint or not verify_at_s):
+                    verify_at_s = time.monotonic() + self._verify_s
+                    subscriber.catch_up(apply, lost)
+                    complaint = ""
+                subscriber.take(WAIT_S, apply, lost)
+            except KVStoreError as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("events of %s: %s", service.name, error)
+        subscriber.close()
 
     def _naming(self, context: Context) -> Naming:
         """The store's own where it has blocks of this context. Raises InvalidArgument for texts that are too long."""

@@ -164,20 +164,12 @@ def host_heads(host_pool: object, page_tokens: int) -> HostHeads | None:
     )
 
 
-def pool_split(share_tp: int, *, heads: int, tp: tuple[int, int], total_heads: int | None) -> HeadSplit:
-    """Return the values of the pages of the rank `tp`, (rank, size), that has `heads` KV heads.
-
-    `total_heads`: KV heads of the model, by which ranks with equal heads are told. Without it each rank counts as one with heads of its
-    own: keys are then other ones than those of engines with fewer ranks, never equal ones for other bytes. Raises ConfigError with the
-    numbers that are possible.
-    """
-    return head_split(share_tp, kv_heads=heads * tp[1] if total_heads is None else total_heads, tp=tp)
-
-
 def by_heads(whole: Pool, host: HostHeads | None, share_tp: int, *, total_heads: Callable[[], int] | None) -> Pool | HeadPool:
-    """Return `whole`, a pool of a rank, in values by KV heads. `total_heads` finds out the model's KV heads; None: see `pool_split`.
+    """Return `whole`, a pool of a rank, in values by KV heads. `total_heads` finds out the model's KV heads, by which ranks with equal
+    heads are told; without it each rank counts as one with heads of its own: its keys are then other ones than those of engines with
+    fewer ranks, never equal ones for other bytes.
 
-    Raises ConfigError: `share_tp` is not possible for the pool.
+    Raises ConfigError: `share_tp` is not possible for the pool, with the numbers that are.
     """
     if host is None or host.runs is None:
         raise ConfigError(
@@ -185,5 +177,5 @@ def by_heads(whole: Pool, host: HostHeads | None, share_tp: int, *, total_heads:
             f"heads cannot be told apart in the pages of pool {whole.name} ({whole.layout or 'no layout'})"
         )
     size = whole.rank.tp[1]
-    total = total_heads() if total_heads is not None and size > share_tp and host.heads == 1 else None
-    return HeadPool.of(whole, pool_split(share_tp, heads=host.heads, tp=whole.rank.tp, total_heads=total), host.runs)
+    heads = total_heads() if total_heads is not None and size > share_tp and host.heads == 1 else host.heads * size
+    return HeadPool.of(whole, head_split(share_tp, kv_heads=heads, tp=whole.rank.tp), host.runs)

@@ -18,7 +18,6 @@ import click
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.engines.sidecar.config import SECTION, SidecarSettings, check_settings
-from kvstore.engines.sidecar.reporter import Telling
 from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
@@ -33,6 +32,7 @@ from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
 
 if TYPE_CHECKING:
+    from kvstore.engines.sidecar.reporter import Telling
     from kvstore.telemetry.tracing.spans import Tracing
 
 
@@ -40,7 +40,7 @@ HANGS_S: Final = 120.0
 """A thread that has not come round for so long hangs: engine and master have a minute each at most."""
 
 
-def add_sidecar_signals(server: HttpServer, telling: Telling, tracing: "Tracing | None" = None) -> None:
+def add_sidecar_signals(server: HttpServer, telling: "Telling", tracing: "Tracing | None" = None) -> None:
     """It is ready while the scheduler knows the engine."""
 
     def alive() -> None:
@@ -91,9 +91,8 @@ def main(config: str | None, **flags: Any) -> None:
 def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
     # Here, since their libraries may be missing.
     from kvstore.engines.kv_events.subscriber import Subscriber
+    from kvstore.engines.sidecar import reporter
     from kvstore.engines.sidecar.blocks import EngineBlocks
-    from kvstore.engines.sidecar.daemon import add_sidecar_signals
-    from kvstore.engines.sidecar.reporter import Telling
 
     of_master = ClientSettings(
         master=settings.master,
@@ -122,7 +121,7 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
+        telling = reporter.Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)
             add_sidecar_signals(http, telling, tracing)

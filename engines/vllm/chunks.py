@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from kvstore.client.jobs.job import Job, Kind
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.counters import Trouble
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Chunks:
     def __init__(self, client: Client, shard: Shard, memory: memoryview, settings: VllmSettings) -> None:
         """It owns `client`. `memory`, `[chunks, bytes]`, is the engine's host memory."""
         self._client = client
-        self._job_settings = settings.jobs()
+        self._job_settings = replace(settings.jobs(), read_workers=LOAD_THREADS)
         self._jobs = Jobs(client, self._job_settings)
         self._shard = shard
         self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)

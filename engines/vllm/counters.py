@@ -7,9 +7,9 @@ Failures of the store in an engine's log: once when they begin and once when the
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from kvstore.protocol.errors import DeadlineExceeded, Denied, KVStoreError, Unavailable
 
@@ -37,11 +37,6 @@ class Counters:
     saved_bytes: int = count("Bytes of the blocks stored.")
     save_s: float = count("Seconds from the copy of blocks to the end of their store.", 0.0)
     dropped_blocks: int = count("Blocks not stored: the write-behind memory was full, or the store did not take them in time.")
-
-    @classmethod
-    def of(cls, values: Mapping[str, int | float]) -> Self:
-        """The inverse of `values`."""
-        return cls(**values)  # type: ignore[arg-type]
 
     def values(self) -> dict[str, int | float]:
         """By name."""

@@ -6,9 +6,8 @@ find a part of them only, and compute the rest. So it is told how many tokens to
 scheduled later, while others are computed. It computes what has not come when its time is over, and does not wait for a store that is away.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kvstore.engines.vllm.plan import EngineRequest
 
@@ -21,14 +20,6 @@ POLL_S: Final = 0.005
 """Shortest time between two lookups of a request that waits for blocks. Steps of other requests do not get slower by it."""
 POLL_GROWTH: Final = 0.25
 """Later lookups are this share of the time waited apart: about 25 in 2 s. The wait gets longer by as much at most."""
-
-
-class PassedRequest(EngineRequest, Protocol):
-    """What is used of vLLM's `Request` here."""
-
-    @property
-    def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """As a client gave it: anything may be in it."""
 
 
 @dataclass(slots=True)
@@ -49,7 +40,7 @@ class Disaggregation:
         self._saves = saves
         self._awaited: dict[str, _Awaited] = {}
 
-    def waits(self, request: PassedRequest, found_tokens: int, now_s: float, *, is_answered: bool) -> bool:
+    def waits(self, request: EngineRequest, found_tokens: int, now_s: float, *, is_answered: bool) -> bool:
         """Whether to schedule it later: less of it is found, in the engine and in the store, than its prefill engine stores.
 
         Args:
@@ -65,11 +56,11 @@ class Disaggregation:
             awaited.next_s = now_s + max(POLL_S, waited_s * POLL_GROWTH)
         return not awaited.is_over
 
-    def next_lookup_s(self, request: PassedRequest) -> float:
+    def next_lookup_s(self, request: EngineRequest) -> float:
         """When a request that waits is to be looked up again."""
         return self._awaited[request.request_id].next_s
 
-    def finished(self, request: PassedRequest, *, is_shared: bool = True) -> dict[str, Any] | None:
+    def finished(self, request: EngineRequest, *, is_shared: bool = True) -> dict[str, Any] | None:
         """The request is over: the parameters for whoever asked for a decode elsewhere, None for others.
 
         Args:
@@ -86,7 +77,7 @@ class Disaggregation:
         """A request is scheduled later."""
         return any(not awaited.is_over for awaited in self._awaited.values())
 
-    def _expected(self, request: PassedRequest) -> int:
+    def _expected(self, request: EngineRequest) -> int:
         """The tokens of full blocks that its prefill engine stores. One token at least an engine computes itself."""
         params = request.kv_transfer_params or {}
         told = params.get(TOKENS)

@@ -26,10 +26,11 @@ from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.variants import LoraRequest, Variants
 
 
-class DrainedConnector(Protocol):
+class StoreConnector(Protocol):
     """The part of the scheduler's connector that is used here. Its `has_pending_push_work` keeps the engine stepping while loads are under
     way."""
 
+    variants: Variants
     drain_deadline_s: float
     """How long loads and copies take at most."""
 
@@ -37,7 +38,7 @@ class DrainedConnector(Protocol):
         """The scheduler took back what it had given these requests to load into."""
 
 
-def drain(connector: DrainedConnector, engine: Any) -> None:
+def drain(connector: StoreConnector, engine: Any) -> None:
     """Have the engine finish loads, and let go of the blocks of requests that are over. It computes nothing meanwhile.
 
     Blocks that are being loaded, or were loaded and not used, go back to the engine with their requests queued as if they were new: what
@@ -94,12 +95,6 @@ KEEPING: Final = frozenset(
     {"check_health", "compute_weight_checksums", "init_weight_transfer_engine", "list_loras", "profile", "shutdown_weight_transfer_engine"}
 )
 """Those that are called often, or before an update, and change none. Effects of other methods are found by samples of the weights."""
-
-
-class StoreConnector(DrainedConnector, Protocol):
-    """The part of the scheduler's connector that is used here."""
-
-    variants: Variants
 
 
 def watch_engines() -> None:

@@ -25,9 +25,9 @@ from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tensors.groups import Present
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, Plan
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.waiting_requests import Found, LookupPlan, Question, WaitingRequests
+from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
 
 CONNECT_S: Final = 5.0
 """For an engine that starts, which takes longer than that."""
@@ -43,7 +43,7 @@ class Lookup:
     """Used by the scheduler's thread, which waits `lookup_deadline_s` at most for a message."""
 
     def __init__(
-        self, jobs: Jobs, groups: Sequence[LayerGroup], shards: Sequence[Sequence[Shard]], plan: LookupPlan, settings: VllmSettings
+        self, jobs: Jobs, groups: Sequence[LayerGroup], shards: Sequence[Sequence[Shard]], plan: Plan, settings: VllmSettings
     ) -> None:
         """`shards` has, of each group, those of all ranks: a block is present once each of them is."""
         self._jobs = jobs
@@ -150,10 +150,6 @@ class RequestHolds:
         """These requests need no hold any more. Return the holds to release. Unknown requests are ignored."""
         holds = [self._by_request.pop(request_id) for request_id in request_ids if request_id in self._by_request]
         return [hold for hold in holds if self._drop(hold)]
-
-    def __len__(self) -> int:
-        """Holds that are not released."""
-        return len(self._users)
 
     def _drop(self, hold: Hold) -> bool:
         """One request less: whether that was the last."""

@@ -21,9 +21,7 @@ class KVStoreStats(KVConnectorStats):
         self.data = Counters().values()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        total = Counters.of(self.data)
-        total.add(Counters.of(other.data))
-        self.data = total.values()
+        self.data = {name: value + other.data[name] for name, value in self.data.items()}
         return self
 
     def reduce(self) -> dict[str, int | float]:

@@ -79,6 +79,10 @@ class EngineRequest(Protocol):
     def block_hashes(self) -> Sequence[bytes]:
         """Chained, of each full `hash_block_tokens`."""
 
+    @property
+    def kv_transfer_params(self) -> Mapping[str, Any] | None:
+        """As a client gave it: anything may be in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -13,7 +13,7 @@ from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "vllm"
 LOAD_THREADS: Final = 4
-"""Requests whose blocks are loaded at once: one that waits for a node that hangs does not hold up the others."""
+"""Requests, or jobs of a tier, that are loaded at once: one that waits for a node that hangs does not hold up the others."""
 CONNECT_TIMEOUT_S: Final = 0.5
 """Time for a master to accept a connection; then the engine computes instead."""
 
@@ -44,7 +44,8 @@ class VllmSettings(StoreSettings):
         return replace(StoreSettings.client(self), connect_timeout_s=CONNECT_TIMEOUT_S)
 
     def jobs(self) -> JobSettings:
-        return replace(StoreSettings.jobs(self), read_workers=LOAD_THREADS, queue_bytes=self.write_behind_bytes)
+        """One thread looks for a store that is away: lookups and loads are carried out by threads of the engine and of `Worker`."""
+        return replace(StoreSettings.jobs(self), read_workers=1, queue_bytes=self.write_behind_bytes)
 
 
 def from_extra_config(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:

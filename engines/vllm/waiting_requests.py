@@ -7,26 +7,12 @@ are computed, and a block evicted since fails to load, which vLLM recomputes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from kvstore.client.tensors.groups import Present, longest
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
-
-
-class LookupPlan(Protocol):
-    """The part of `Plan` that lookups use."""
-
-    def reads(self, request: EngineRequest) -> bool:
-        """Whether the store may be asked for the request's blocks: `variant` is known then."""
-
-    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
-        """Hashes of the blocks after `computed_tokens`, of each group."""
-
-    def variant(self, request: EngineRequest) -> Variant | None:
-        """Weights and adapter that compute the request."""
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +59,7 @@ class _Waiting:
 class WaitingRequests:
     """Used by the scheduler's thread. `now_s` is of any monotonic clock."""
 
-    def __init__(self, groups: Sequence[LayerGroup], plan: LookupPlan, *, interval_s: float, batch_blocks: int) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], plan: Plan, *, interval_s: float, batch_blocks: int) -> None:
         """`interval_s` is the age in seconds from which a result is not reused. `batch_blocks` bounds the blocks of one
         lookup, unless the request that vLLM asks for has more."""
         self._groups = groups

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.engines.reachability import ReachabilityCheck, StoreHealth
-from kvstore.protocol.errors import ConfigError, Full, KVStoreError, Unauthorized, Unreachable, Untrusted
+from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.protocol.errors import ConfigError, Full, Unauthorized, Unreachable, Untrusted
 from kvstore.testing.transfer.waiting import within
-from tests.client.embedded import embedded
 from tests.ports import free_ports
 
 LOG = logging.getLogger("test.reachability")
@@ -38,10 +36,30 @@ class Lines(logging.Handler):
 
     def __enter__(self) -> "Lines":
         LOG.addHandler(self)
+        LOG.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
         LOG.removeHandler(self)
+
+
+def logged(*answers: Exception | None) -> list[str]:
+    """Lines of a check whose pings end so, one after another."""
+    left, is_over = iter(answers), threading.Event()
+
+    def ping(*, deadline_s: float) -> None:
+        error = next(left, is_over)
+        if error is is_over:
+            is_over.set()
+        elif isinstance(error, Exception):
+            raise error
+
+    with Lines() as lines:
+        check = ReachabilityCheck(SimpleNamespace(ping=ping), "kv:7440", LOG, interval_s=0.001)
+        assert is_over.wait(60)
+        check.close()
+        check.close()
+    return lines.lines
 
 
 @pytest.mark.parametrize(
@@ -52,29 +70,24 @@ class Lines(logging.Handler):
         (Untrusted("no"), "is not trusted"),
         (ConfigError("no"), "cannot be asked"),
         (Full("no"), "cannot be reached"),
+        (ValueError("oops"), "internal error: ValueError: oops"),
     ],
 )
-def test_health_names_the_remedy(error: KVStoreError, remedy: str) -> None:
-    with Lines() as lines:
-        StoreHealth("kv:7440", LOG).saw(error)
-        assert remedy in lines.lines[0]
-        assert lines.lines[0].startswith("WARNING kvstore: the store at kv:7440 ")
+def test_check_names_the_remedy(error: Exception, remedy: str) -> None:
+    line = logged(error)[0]
+    assert remedy in line
+    assert line.startswith("WARNING kvstore: the store at kv:7440 ")
 
 
-def test_health_logs_changes_only(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, LOG.name)
-    with Lines() as lines:
-        health = StoreHealth("kv:7440", LOG)
-        assert not health.is_away
-        for error in (None, Unreachable("a"), Unreachable("b"), Unauthorized("c"), None, None, Unreachable("d")):
-            health.saw(error)
-    assert [line.split(": ")[0].split()[0] for line in lines.lines] == ["INFO"] + ["WARNING"] * 4
-    assert [line.split(": ")[1].split(" (")[0] for line in lines.lines] == [
-        "the store at kv:7440 answers",
-        "the store at kv:7440 cannot be reached",
-        "the store at kv:7440 refuses this engine",
-        "the store at kv:7440 answers again",
-        "the store at kv:7440 cannot be reached",
+def test_check_logs_changes_only() -> None:
+    lines = logged(None, Unreachable("a"), Unreachable("b"), Unauthorized("c"), None, None, Unreachable("d"), None)
+    assert [line.split(" (")[0] for line in lines] == [
+        "INFO kvstore: the store at kv:7440 answers",
+        "WARNING kvstore: the store at kv:7440 cannot be reached",
+        "WARNING kvstore: the store at kv:7440 refuses this engine",
+        "WARNING kvstore: the store at kv:7440 answers again",
+        "WARNING kvstore: the store at kv:7440 cannot be reached",
+        "WARNING kvstore: the store at kv:7440 answers again",
     ]
 
 
@@ -87,23 +100,6 @@ def test_check_of_a_wrong_address_warns_within_5_s() -> None:
         assert check.is_away
         check.close()
     assert "cannot be reached" in lines.lines[0]
-
-
-def test_check_says_once_when_the_store_is_back() -> None:
-    with embedded(ClusterPlan(dram="16MiB", is_private=True)) as cluster, Client(cluster.address) as client, Lines() as lines:
-        answers = iter([Unreachable("not yet"), Unreachable("still not")])
-
-        def ping(*, deadline_s: float) -> object:
-            if error := next(answers, None):
-                raise error
-            return client.ping(deadline_s=deadline_s)
-
-        check = ReachabilityCheck(SimpleNamespace(ping=ping), cluster.address, LOG, interval_s=0.01)
-        assert len(lines.wait(2, 60)) == 2
-        assert not check.is_away
-        check.close()
-        check.close()
-    assert "answers again" in lines.lines[1]
 
 
 def test_check_closed_during_a_ping_logs_nothing() -> None:
@@ -121,13 +117,3 @@ def test_check_closed_during_a_ping_logs_nothing() -> None:
         is_closing.set()
         check.close()
     assert lines.lines == []
-
-
-def test_check_of_a_broken_question_is_an_internal_error() -> None:
-    def ping(*, deadline_s: float) -> None:
-        raise ValueError("oops")
-
-    with Lines() as lines:
-        check = ReachabilityCheck(SimpleNamespace(ping=ping), "kv:1", LOG)
-        assert "internal error: ValueError: oops" in lines.wait(1, 60)[0]
-        check.close()

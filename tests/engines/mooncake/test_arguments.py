@@ -26,12 +26,11 @@ from kvstore.engines.mooncake.arguments import (
     converted,
     encoded,
     has_segments,
+    instance_of,
     integer,
     is_sound,
     list_of,
     part,
-    plain_list,
-    replicate_config,
     text,
     unsigned,
     unsigned_list,
@@ -47,7 +46,7 @@ FIT: list[tuple[Callable[[Any], Any], Any, Any]] = [
         (boolean, 2, True),
     ),
     *((unsigned_list, [1, 2], [1, 2]), (unsigned_list, np.array([3, 4], np.int32), [3, 4]), (unsigned_list, (5, np.int64(6)), [5, 6])),
-    *((unsigned_list, [], []), (list_of(text), ("a", b"b"), ["a", "b"]), (plain_list, [None], [None])),
+    *((unsigned_list, [], []), (list_of(text), ("a", b"b"), ["a", "b"]), (instance_of(list), [None], [None])),
 ]
 UNFIT: list[tuple[Callable[[Any], Any], Any]] = [
     *((text, None), (text, 5), (text, "\ud800"), (unsigned, -1), (unsigned, 2**64), (unsigned, 1.0), (unsigned, "1"), (unsigned, None)),
@@ -61,7 +60,8 @@ UNFIT: list[tuple[Callable[[Any], Any], Any]] = [
         (buffer, None),
     ),
     *((part, None), (unsigned_list, 5), (unsigned_list, "12"), (unsigned_list, b"12"), (unsigned_list, {1}), (unsigned_list, [1, -1])),
-    *((unsigned_list, [1, 2**64]), (unsigned_list, iter([1])), (unsigned_list, {1: 2}), (unsigned_list, [1.5]), (plain_list, (1,))),
+    *((unsigned_list, [1, 2**64]), (unsigned_list, iter([1])), (unsigned_list, {1: 2}), (unsigned_list, [1.5])),
+    *((instance_of(list), (1,)), (instance_of(ReplicateConfig), {})),
 ]
 
 
@@ -182,8 +182,3 @@ def test_segments_are_as_many_as_replicas() -> None:
     assert not has_segments(config)
     config.replica_num = 2
     assert has_segments(config)
-
-
-def test_another_object_is_no_configuration() -> None:
-    with pytest.raises(TypeError):
-        replicate_config({"replica_num": 1})

@@ -8,7 +8,8 @@ import pytest
 
 from kvstore.engines.kv_events.events import Cleared, Removed, Stored, read_batch
 from kvstore.engines.publisher import form as module
-from kvstore.engines.publisher.form import DYNAMO, FORMS, LLM_D, VLLM, EventForm
+from kvstore.engines.publisher.config import DYNAMO, FORMS, LLM_D, VLLM
+from kvstore.engines.publisher.form import EventForm
 from kvstore.kvcache.namespace import ID_BYTES
 from kvstore.kvcache.naming import VllmNaming
 from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, Gap

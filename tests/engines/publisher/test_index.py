@@ -5,18 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.engines.publisher.index import Subscriptions
-from kvstore.engines.publisher.prefix_table import Context, PrefixTable, Service
-from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
+from kvstore.engines.publisher.index import Index
+from kvstore.engines.publisher.prefix_table import Context, Service
 from kvstore.protocol.errors import InvalidArgument
 from tests.engines.kv_events.publisher import Publisher
 from tests.system.running import until
 
 CONTEXT = Context("default", "m", "", "", 2)
-NAMING = NamespaceNaming(Namespace(model="m", dtype="float32", block_tokens=2))
 TOKENS = list(range(10))
-KEYS = NAMING.block_keys(TOKENS)
 
 
 @pytest.fixture
@@ -26,8 +22,8 @@ def publisher() -> Iterator[Publisher]:
 
 
 @pytest.fixture
-def subscriptions() -> Iterator[Subscriptions]:
-    with contextlib.closing(Subscriptions(PrefixTable(lambda context: NAMING), verify_s=0.05, replay_timeout_s=60.0)) as found:
+def index() -> Iterator[Index]:
+    with contextlib.closing(Index(None, verify_s=0.05, replay_timeout_s=60.0)) as found:
         yield found
 
 
@@ -40,59 +36,56 @@ def store(publisher: Publisher, start: int, stop: int) -> None:
     publisher.publish(["BlockStored", hashes, 99 + start if start else None, TOKENS[2 * start : 2 * stop], 2, None, "GPU"])
 
 
-def blocks(subscriptions: Subscriptions) -> int:
-    with subscriptions.lock:
-        return subscriptions.table.match(CONTEXT, KEYS)["a"].longest // 2
+def blocks(index: Index) -> int:
+    return index.match(CONTEXT, TOKENS)["a"].longest // 2
 
 
-def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publisher, subscriptions: Subscriptions) -> None:
+def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publisher, index: Index) -> None:
     store(publisher, 0, 2)
-    subscriptions.add(service(publisher))
-    subscriptions.add(service(publisher))
+    index.add(service(publisher))
+    index.add(service(publisher))
     publisher.await_subscriber()
-    until(lambda: blocks(subscriptions) == 2, "what was stored before")
+    until(lambda: blocks(index) == 2, "what was stored before")
     store(publisher, 2, 5)
-    until(lambda: blocks(subscriptions) == 5, "what was stored since")
-    removed = subscriptions.remove("a|default|0")
+    until(lambda: blocks(index) == 5, "what was stored since")
+    removed = index.remove("a|default|0")
     assert removed is not None
     assert removed.instance == "a"
-    assert subscriptions.remove("a|default|0") is None
+    assert index.remove("a|default|0") is None
 
 
-def test_engine_that_does_not_replay_is_followed_from_its_next_event_on(publisher: Publisher, subscriptions: Subscriptions) -> None:
-    subscriptions.add(service(publisher, replays=False))
+def test_engine_that_does_not_replay_is_followed_from_its_next_event_on(publisher: Publisher, index: Index) -> None:
+    index.add(service(publisher, replays=False))
     publisher.await_subscriber()
     store(publisher, 0, 2)
-    until(lambda: blocks(subscriptions) == 2, "what was stored")
+    until(lambda: blocks(index) == 2, "what was stored")
 
 
-def test_restarted_engine_has_nothing_before_it_publishes(publisher: Publisher, subscriptions: Subscriptions) -> None:
-    subscriptions.add(service(publisher))
+def test_restarted_engine_has_nothing_before_it_publishes(publisher: Publisher, index: Index) -> None:
+    index.add(service(publisher))
     publisher.await_subscriber()
     store(publisher, 0, 2)
-    until(lambda: blocks(subscriptions) == 2, "what was stored")
+    until(lambda: blocks(index) == 2, "what was stored")
     publisher.begin_again()
-    until(lambda: blocks(subscriptions) == 0, "nothing of the engine that was before")
+    until(lambda: blocks(index) == 0, "nothing of the engine that was before")
 
 
 def test_dead_engine_has_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    table = PrefixTable(lambda context: NAMING)
-    with contextlib.closing(Subscriptions(table, verify_s=0.05, replay_timeout_s=0.5)) as subscriptions:
+    with contextlib.closing(Index(None, verify_s=0.05, replay_timeout_s=0.5)) as index:
         with Publisher() as publisher:
-            subscriptions.add(service(publisher))
+            index.add(service(publisher))
             publisher.await_subscriber()
             until(lambda: bool(publisher.asked), "its question for what was before")
             store(publisher, 0, 2)
-            until(lambda: blocks(subscriptions) == 2, "what was stored")
-        until(lambda: blocks(subscriptions) == 0, "nothing of an engine that does not answer")
+            until(lambda: blocks(index) == 2, "what was stored")
+        until(lambda: blocks(index) == 0, "nothing of an engine that does not answer")
         until(lambda: "did not end its replay" in caplog.text, "why")
 
 
-def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, subscriptions: Subscriptions) -> None:
-    subscriptions.add(service(publisher))
+def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, index: Index) -> None:
+    index.add(service(publisher))
     with pytest.raises(InvalidArgument, match="with other members"):
-        subscriptions.add(service(publisher, replays=False))
+        index.add(service(publisher, replays=False))
     with pytest.raises(InvalidArgument, match="no address of a publisher"):
-        subscriptions.add(Service(CONTEXT, "b", 0, "10.0.0.1:5557", ""))
-    with subscriptions.lock:
-        assert [each.instance for each in subscriptions.table.services] == ["a"]
+        index.add(Service(CONTEXT, "b", 0, "10.0.0.1:5557", ""))
+    assert index.services == 1

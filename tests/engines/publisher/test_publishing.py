@@ -10,8 +10,9 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.recorder import Recorder
 from kvstore.engines.publisher import daemon as signals
+from kvstore.engines.publisher.config import VLLM
 from kvstore.engines.publisher.daemon import add_publisher_signals, readings
-from kvstore.engines.publisher.form import VLLM, EventForm
+from kvstore.engines.publisher.form import EventForm
 from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
 from kvstore.telemetry.http.server import HttpServer

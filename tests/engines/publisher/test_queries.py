@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kvstore.client import Client
-from kvstore.engines.publisher.form import DYNAMO, LLM_D
+from kvstore.engines.publisher.config import DYNAMO, LLM_D
 from kvstore.kvcache.naming import VllmNaming
 from tests.client.processes import Cluster, cluster
 from tests.engines.kv_events.publisher import Publisher

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.client.memory import view_of
 from kvstore.engines.head_split import head_split
-from kvstore.engines.sglang.head_pages import STAGING_BYTES, HeadPool, HostHeads, by_heads, host_heads, pool_split
+from kvstore.engines.sglang.head_pages import STAGING_BYTES, HeadPool, HostHeads, by_heads, host_heads
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 from tests.engines.sglang.host_pool import LAYERS, LAYOUTS, PAGES, HostPool
@@ -150,7 +150,10 @@ def test_by_heads_refuses_what_cannot_be_cut() -> None:
         by_heads(replace(whole, layout="page_unified"), replace(host.host_heads(), layout="page_unified"), 4, total_heads=unknown)
 
 
-def test_pool_split_without_the_model_s_heads_takes_each_rank_for_one_with_its_own() -> None:
+def test_by_heads_without_the_model_s_heads_takes_each_rank_for_one_with_its_own() -> None:
+    host = HostPool("page_head", 1)
     with pytest.raises(ConfigError):
-        pool_split(2, heads=1, tp=(0, 4), total_heads=None)
-    assert pool_split(4, heads=1, tp=(3, 4), total_heads=None).first == 3
+        by_heads(host.described((0, 4)), host.host_heads(), 2, total_heads=None)
+    pool = by_heads(host.described((3, 4)), host.host_heads(), 4, total_heads=None)
+    assert isinstance(pool, HeadPool)
+    assert pool.split.first == 3

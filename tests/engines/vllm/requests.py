@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.engines.vllm.plan import Plan, StepPlan
 
@@ -18,6 +19,7 @@ class FakeRequest:
     num_in_flight_tokens: int = 0
     text: str = ""
     hash_tokens: int = BLOCK_TOKENS
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def block_hashes(self) -> Sequence[bytes]:

@@ -16,12 +16,6 @@ def test_they_add_up_and_begin_anew() -> None:
     assert counters == Counters()
 
 
-def test_as_values_they_go_to_another_process_and_come_back() -> None:
-    counters = Counters(found_tokens=4, save_s=1.5)
-    assert Counters.of(counters.values()) == counters
-    assert not any(Counters().values().values())
-
-
 def test_metrics_name_their_unit() -> None:
     names = {name: metric for name, metric, _ in metrics()}
     assert names["load_s"] == "vllm:kvstore_load_seconds"

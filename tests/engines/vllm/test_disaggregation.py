@@ -1,7 +1,6 @@
 """What a prefill engine says of a prompt, and how long a decode engine waits for its blocks."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,28 +13,23 @@ FULL = 3 * BLOCK_TOKENS
 """Of a prompt of some more."""
 
 
-@dataclass
-class PassedRequest(FakeRequest):
-    kv_transfer_params: dict[str, Any] | None = None
-
-
 def passing(*, saves: bool = True) -> Disaggregation:
     return Disaggregation(BLOCK_TOKENS, wait_s=WAIT_S, saves=saves)
 
 
-def to_decode(name: str = "d", tokens: Any = FULL, prompt: int = FULL + 2) -> PassedRequest:
-    return PassedRequest(name, prompt, kv_transfer_params={"do_remote_prefill": True, "kvstore_tokens": tokens})
+def to_decode(name: str = "d", tokens: Any = FULL, prompt: int = FULL + 2) -> FakeRequest:
+    return FakeRequest(name, prompt, kv_transfer_params={"do_remote_prefill": True, "kvstore_tokens": tokens})
 
 
-def to_prefill(prompt: int = FULL + 2, **state: Any) -> PassedRequest:
-    return PassedRequest("p", prompt, kv_transfer_params={"do_remote_decode": True, "request_id": 7}, **state)
+def to_prefill(prompt: int = FULL + 2, **state: Any) -> FakeRequest:
+    return FakeRequest("p", prompt, kv_transfer_params={"do_remote_decode": True, "request_id": 7}, **state)
 
 
 def test_a_decode_engine_waits_for_what_the_prefill_engine_says_that_it_stores() -> None:
     prefill, decode = passing(), passing()
     told = prefill.finished(to_prefill(FULL + 3, num_computed_tokens=FULL + 2))
     assert told == {"do_remote_prefill": True, "do_remote_decode": False, "kvstore_tokens": FULL}
-    request = PassedRequest("d", FULL + 3, kv_transfer_params=told | {"request_id": 7})
+    request = FakeRequest("d", FULL + 3, kv_transfer_params=told | {"request_id": 7})
     assert decode.waits(request, FULL - BLOCK_TOKENS, 10.0, is_answered=True)
     assert decode.is_waiting
     assert not decode.waits(request, FULL, 10.1, is_answered=True)
@@ -108,6 +102,6 @@ def test_more_than_the_engine_would_take_of_a_prompt_is_not_waited_for() -> None
 
 @pytest.mark.parametrize("params", [None, {}, {"request_id": 7, "prefix_blocks": 3}, {"do_remote_prefill": False, "kvstore_tokens": FULL}])
 def test_requests_of_one_engine_neither_wait_nor_say_anything(params: dict[str, Any] | None) -> None:
-    request = PassedRequest("one", FULL + 2, num_computed_tokens=FULL + 2, kv_transfer_params=params)
+    request = FakeRequest("one", FULL + 2, num_computed_tokens=FULL + 2, kv_transfer_params=params)
     assert not passing().waits(request, 0, 0.0, is_answered=True)
     assert passing().finished(request) is None

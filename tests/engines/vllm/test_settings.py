@@ -16,7 +16,6 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.testing.transfer.waiting import eventually, within
 from tests.client.processes import cluster
 from tests.credentials import tokens_file
-from tests.ports import free_ports
 from tests.security.tls.certified import flags, shared
 
 
@@ -39,7 +38,7 @@ def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
 
 def test_jobs_have_the_connector_s_deadlines_and_bounds() -> None:
     jobs = VllmSettings(lookup_deadline_s=1, load_deadline_s=2).jobs()
-    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes) == (1, 2, 512 << 20)
+    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes, jobs.read_workers) == (1, 2, 512 << 20, 1)
 
 
 def first_line(caplog: pytest.LogCaptureFixture, master: str, **settings: Any) -> tuple[str, str]:
@@ -66,12 +65,6 @@ def test_store_that_answers_is_one_line(tmp_path: Path, caplog: pytest.LogCaptur
         level, text = first_line(caplog, started.address, tenant="red", token="wrong")
         assert level == "WARNING"
         assert "refuses this engine (set `tenant` and `token`)" in text
-
-
-def test_wrong_port_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    level, text = first_line(caplog, f"127.0.0.1:{free_ports(1)[0]}")
-    assert level == "WARNING"
-    assert "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS)" in text
 
 
 def test_missing_tls_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

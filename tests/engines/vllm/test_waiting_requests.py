@@ -1,48 +1,26 @@
 """Results of lookups: reused while fresh, asked again for all waiting requests at once, and never trusted beyond what they cover."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
+from kvstore.engines.vllm.plan import LayerGroup, Plan
 from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
 
-ONE = [LayerGroup(BLOCK_TOKENS)]
 PROMPT = 4 * BLOCK_TOKENS + 1
 INTERVAL_S = 1.0
 BATCH_BLOCKS = 100
 
 
-@dataclass
-class FakePlan:
-    """As `Plan`, for groups of BLOCK_TOKENS."""
-
-    groups: int = 1
-    unread: set[str] = field(default_factory=set)
-    weights: str = ""
-
-    def reads(self, request: EngineRequest) -> bool:
-        return request.request_id not in self.unread
-
-    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
-        last = (request.num_tokens - 1) // BLOCK_TOKENS
-        return [list(request.block_hashes[computed_tokens // BLOCK_TOKENS : last]) for _ in range(self.groups)]
-
-    def variant(self, request: EngineRequest) -> Variant:
-        return Variant(self.weights)
-
-
 class Store:
     """Answers questions from the first `stored` blocks of each request, and counts them."""
 
-    def __init__(self, plan: FakePlan | None = None, groups: Sequence[LayerGroup] = ONE, stored: int = 3) -> None:
-        self.plan = plan or FakePlan()
-        self.groups = groups
-        self.stored = stored
-        self.waiting = WaitingRequests(groups, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
+    def __init__(self, *groups: LayerGroup) -> None:
+        self.weights = ""
+        self.stored = 3
+        chosen = groups or (LayerGroup(BLOCK_TOKENS),)
+        self.plan = Plan(chosen, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(self.weights))
+        self.waiting = WaitingRequests(chosen, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
         self.messages: list[list[Question]] = []
 
     def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> Found:
@@ -134,7 +112,7 @@ def test_result_of_other_tokens_or_weights_is_not_reused() -> None:
     waits.num_tokens += BLOCK_TOKENS
     assert store.waiting.found(waits, 0) == Found()
     assert store.find(waits) == found(0, 5, 3)
-    store.plan.weights = "new"
+    store.weights = "new"
     store.find(waits)
     assert [message[0].variant.weights for message in store.messages] == ["", "", "new"]
 
@@ -143,7 +121,7 @@ def test_request_that_may_not_be_read_is_not_looked_up() -> None:
     """Its load failed, or the engine is paused: not even a result that is fresh is used."""
     store, first, second = Store(), request("a"), request("b")
     store.find(first)
-    store.plan.unread.add("a")
+    store.plan.failed_requests(["a"])
     assert store.find(first) == Found()
     store.find(second, at_s=2)
     assert store.asked == [["a"], ["b"]]
@@ -158,8 +136,7 @@ def test_request_without_a_full_block_is_not_looked_up() -> None:
 
 
 def test_a_window_needs_its_last_blocks_only() -> None:
-    groups = [LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)]
-    waiting, waits = WaitingRequests(groups, FakePlan(2), interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS), request()
+    waiting, waits = Store(LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)).waiting, request()
     questions = waiting.questions(waits, BLOCK_TOKENS, 0)
     waiting.answered(questions, [[np.array([True, True, False]), np.array([False, True, True])]], 0)
     assert waiting.found(waits, BLOCK_TOKENS) == found(1, 3, 2)

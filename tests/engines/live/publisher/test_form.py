@@ -3,7 +3,8 @@
 import json
 import subprocess
 
-from kvstore.engines.publisher.form import VLLM, EventForm
+from kvstore.engines.publisher.config import VLLM
+from kvstore.engines.publisher.form import EventForm
 from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
 from tests.engines.live.environments import python_of
 

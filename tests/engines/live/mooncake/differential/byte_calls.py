@@ -1,67 +1,19 @@
 """Generated calls of objects as bytes: values, keys, removals, patterns, leases."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tests.engines.live.mooncake.differential.material import Arguments, Call, Json, Material, at, call
 
 PATTERNS: Final = (
-    *(
-        "^{p}",
-        "{p}.*",
-        "{p}a[0-9]+$",
-        "{p}(a|b)1",
-        "{p}[[:alpha:]]1",
-        "{p}a[[:digit:]]$",
-        "{p}[[:alnum:][:punct:]]+",
-        "{p}[^[:alpha:]]",
-        r"{p}\w1",
-    ),
-    *(r"{p}\d", "{p}a{{1,2}}1", "^a1$", "nowhere", "", "(", "[", "*", "{p}a**", "{p}[z-a]", r"\\", "{p}(?=a)a1", "{p}(?!a).1", "(?i){p}A1"),
-    *(
-        "{p}(?<=/)a1",
-        "{p}(?P<n>a)1",
-        r"{p}(a)(b)?\1",
-        "[[:bad:]]",
-        "{p}[[.a.]]",
-        "{p}[[=a=]]",
-        r"{p}\u0061",
-        "{p}[[:upper:]]",
-        "a{{2,1}}",
-        "{p}\\",
-    ),
-    *(
-        "{p}a++",
-        "{p}[]a]1",
-        "{p}[^]a]1",
-        r"{p}\x61",
-        r"{p}\cA",
-        "{p}a1\\b",
-        "{p}.1",
-        "{p}$",
-        ".",
-        "{p}[a-",
-        ")",
-        "{p}a)",
-        "{{",
-        "{p}a{{",
-        "}}",
-    ),
-    *(
-        r"{p}\Aa",
-        r"{p}a1\Z",
-        r"{p}\p",
-        r"{p}\8",
-        r"{p}[\d]",
-        r"{p}[\w-]1",
-        "{p}[a\\]1",
-        "(?:{p})a",
-        "(?#x){p}",
-        "(?:",
-        "(?x){p}",
-        r"{p}\Qa",
-        "+",
-    ),
+    *("^{p}", "{p}.*", "{p}a[0-9]+$", "{p}(a|b)1", "{p}[[:alpha:]]1", "{p}a[[:digit:]]$", "{p}[[:alnum:][:punct:]]+", "{p}[^[:alpha:]]"),
+    *(r"{p}\w1", r"{p}\d", "{p}a{{1,2}}1", "^a1$", "nowhere", "(", "[", "*", "{p}[z-a]", "{p}(?=a)a1", "{p}(?!a).1"),
+    *("(?i){p}A1", "{p}(?<=/)a1", "{p}(?P<n>a)1", "[[:bad:]]", "{p}[[:upper:]]", "a{{2,1}}", "{p}\\", "{p}a1\\b", "{p}.1", "{p}$"),
+    *("{p}[a-", ")", "{p}a)", "{{", "{p}a{{", "}}", r"{p}\8", r"{p}[\d]", r"{p}[\w-]1", "{p}[a\\]1", "(?:{p})a", "(?#x){p}", "(?:", "+"),
+    "(?x){p}",
+)
+RARE: Final = (
+    *("{p}a**", r"{p}(a)(b)?\1", "{p}[[.a.]]", "{p}[[=a=]]", r"{p}\u0061", "{p}a++", "{p}[^]a]1", r"{p}\x61", r"{p}\cA", r"{p}\Qa"),
 )
 
 
@@ -175,16 +127,20 @@ class ByteCalls(Material):
 
     def patterns(self) -> Iterator[Call]:
         """Patterns, each on the same keys."""
-        keys = [self.key(name) for name in ("a1", "a22", "b1", "aa1", "Ab_", "é1")]
-        for pattern in PATTERNS:
-            yield call("put_batch", keys, [{"$bytes": [1, 4]}] * len(keys))
-            if pattern in ("", ".", r"\\"):
-                continue  # of what other groups left
-            yield call("remove_by_regex", pattern.format(p=self.prefix), True)
+        yield from self.removed_by(PATTERNS)
         yield call("remove_by_regex", "^" + self.prefix, force=True)
         yield call("remove_by_regex", 5)
         yield call("remove_by_regex", None)
         yield call("remove_by_regex", {"$text": "^" + self.prefix})
+
+    def rare_patterns(self) -> Iterator[Call]:
+        yield from self.removed_by(RARE)
+
+    def removed_by(self, patterns: Iterable[str]) -> Iterator[Call]:
+        keys = [self.key(name) for name in ("a1", "a22", "b1", "aa1", "Ab_", "é1")]
+        for pattern in patterns:
+            yield call("put_batch", keys, [{"$bytes": [1, 4]}] * len(keys))
+            yield call("remove_by_regex", pattern.format(p=self.prefix), True)
 
     def leases(self) -> Iterator[Call]:
         """What was looked up stays."""

@@ -17,6 +17,7 @@ DIFFERENCES: Final = {
     "puts_beside_sessions": "a put of a key with an open put session stores the value; Mooncake reports success and stores nothing",
     "same_node": "`prefer_alloc_in_same_node` changes nothing; Mooncake refuses it over TCP",
     "empty_batches": "a batch has one result a key, without `setup`, too; Mooncake's `get_batch` has one for no key, others have none",
+    "rare_patterns": "a pattern with a back reference, `\\c`, `\\x`, `\\u`, `[.x.]`, `[=x=]`, `[]` or two quantifiers in a row is refused",
     "other_name_of_the_master": "the dictionary of `setup` may say `master_server_address`, as Mooncake's own files do",
 }
 """By the group of generated calls that shows it. A group that shows no difference any more has to go."""
