@@ -66,7 +66,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ),
     (
         "Jobs",
-        "Of `Jobs` and `AsyncJobs` (`kvstore.client.jobs`), calls that an engine does not wait for. They have no flags. In Python pass\n"
+        "Of `Jobs` (`kvstore.client.jobs`), calls that an engine does not wait for. They have no flags. In Python pass\n"
         "`JobSettings(...)`.\n\n",
         JOBS,
         JobSettings,
