@@ -73,7 +73,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ),
     (
         "Caches of tensors",
-        "Of `TensorCache` and `AsyncTensorCache`; [kvcache.md](kvcache.md#tensors-engines-of-any-tp-and-pp-share-a-cache) says what they\n"
+        "Of `TensorCache`; [kvcache.md](kvcache.md#tensors-engines-of-any-tp-and-pp-share-a-cache) says what they\n"
         "do. They have no flags. In Python pass `settings=TensorSettings(...)`.\n\n",
         TENSORS,
         TensorSettings,

@@ -5,70 +5,23 @@ spec's scheme (`kvcache/codecs/tensor_value.py`). Everything goes through a Clie
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from kvstore.client.sync import Client
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.operations import TensorOperations
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.client.tensors.pools import Blocks
 from kvstore.client.tensors.prompts import Names, Prompt
-from kvstore.client.tensors.steps import run
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 
-C = TypeVar("C")
-"""The kind of client."""
-
 ONE_RANK: Final = Parallel()
+WHOLE_LAYERS: Final = ValueShape()
 
 
-class RankCache(Generic[C]):
-    """The part that `TensorCache` and `AsyncTensorCache` have in common."""
-
-    def __init__(
-        self,
-        client: C,
-        spec: CacheSpec,
-        namespace: Namespace,
-        *,
-        parallel: Parallel = ONE_RANK,
-        rank: int = 0,
-        heads_per_value: int = 1,
-        layers_per_value: int = 0,
-        settings: TensorSettings | None = None,
-    ) -> None:
-        """
-        Args:
-            client: stays the caller's, who closes it.
-            spec: of the whole model, not of the shard.
-            namespace: of the model, with the elements' dtype; without layers and heads, and without the scheme: they are added here.
-            parallel: how the engine splits the model; `rank` is this shard's number in it.
-            heads_per_value: KV heads in a value. More make fewer and larger values, which no rank of fewer heads can put.
-            layers_per_value: layers in a value; 0: all of the model, which no rank of a pipeline can put.
-            settings: how much memory lies between tensors and store.
-
-        Raises:
-            InvalidArgument: these do not fit one another.
-        """
-        self._client = client
-        self._operations = TensorOperations(
-            spec,
-            namespace,
-            parallel=parallel,
-            rank=rank,
-            heads_per_value=heads_per_value,
-            layers_per_value=layers_per_value,
-            settings=settings,
-        )
-
-    @property
-    def namespace(self) -> Namespace:
-        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
-        return self._operations.namespace
-
-
-class TensorCache(RankCache[Client]):
+class TensorCache:
     """The shard of one rank, block by block. Threads may share it: each call has staging memory of its own, which is kept for the next.
 
     Blocks lie in a tensor, or in an `EnginePool`: the tensors of an engine, as a `CacheLayout` says. A tensor of blocks is
@@ -79,13 +32,43 @@ class TensorCache(RankCache[Client]):
 
     With context parallelism the blocks of a rank are every cp-th of the sequence, from its own first one on.
 
-    Engines share blocks when their namespaces, specs (scheme included), `heads_per_value` and `layers_per_value` are equal; their
+    Engines share blocks when their namespaces, specs (scheme included) and `values` are equal; their
     parallelism and the layouts of their pools may differ. A rank that puts must hold all the heads and layers of a value; one that reads
     may need only a part.
 
-    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `layers_per_value`: what is computed is put,
+    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `values.layers`: what is computed is put,
     and what is needed first is read, while an engine is at the others.
     """
+
+    def __init__(
+        self,
+        client: Client,
+        spec: CacheSpec,
+        namespace: Namespace,
+        *,
+        parallel: Parallel = ONE_RANK,
+        rank: int = 0,
+        values: ValueShape = WHOLE_LAYERS,
+        settings: TensorSettings | None = None,
+    ) -> None:
+        """
+        Args:
+            client: stays the caller's, who closes it.
+            spec: of the whole model, not of the shard.
+            namespace: of the model, with the elements' dtype; without layers and heads, and without the scheme: they are added here.
+            parallel: how the engine splits the model; `rank` is this shard's number in it.
+            values: heads and layers in a value of the store.
+            settings: how much memory lies between tensors and store.
+
+        Raises:
+            InvalidArgument: these do not fit one another.
+        """
+        self._operations = TensorOperations(client, spec, namespace, parallel=parallel, rank=rank, values=values, settings=settings)
+
+    @property
+    def namespace(self) -> Namespace:
+        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
+        return self._operations.namespace
 
     def match_prefix(
         self,
@@ -155,7 +138,7 @@ class TensorCache(RankCache[Client]):
 
     def match_batch(self, prompts: Sequence[Prompt], *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
         """`match_prefix` of each prompt, from its `first_block` on, in one message."""
-        return run(self._operations.match(prompts, layers, deadline_s), self._client)
+        return self._operations.match(prompts, layers, deadline_s)
 
     def put_batch(
         self, prompts: Sequence[Prompt], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
@@ -164,8 +147,8 @@ class TensorCache(RankCache[Client]):
 
         A block that several of them begin with is put once, from the first's place, and counted for that one.
         """
-        return run(self._operations.put(prompts, tensor, layers, deadline_s), self._client)
+        return self._operations.put(prompts, tensor, layers, deadline_s)
 
     def get_batch(self, prompts: Sequence[Prompt], out: Any, *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
         """`get_tensor` of each prompt's blocks, which must differ, as `put_batch`. A miss ends its own prompt, and no other."""
-        return run(self._operations.get(prompts, out, layers, deadline_s), self._client)
+        return self._operations.get(prompts, out, layers, deadline_s)

@@ -1,4 +1,4 @@
-"""What a cache of tensors does, as steps: the values of a rank's shard, their keys, and their way through staging memory. No I/O.
+"""What a cache of tensors does: the values of a rank's shard, their keys, and their way through staging memory.
 
 A call for many sequences is one message each way for as many blocks as the staging memory holds, whosesoever they are.
 """
@@ -6,21 +6,19 @@ A call for many sequences is one message each way for as many blocks as the stag
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.client.core.arguments import check_deadline
-from kvstore.client.core.effects import Work
+from kvstore.client.sync import Client
 from kvstore.client.tensors.arrays import as_index, beside, is_tensor, mark
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
+from kvstore.client.tensors.parts import ValuePart, ValueShape, namespace_of, value_parts
 from kvstore.client.tensors.pools import EnginePool, Plane, Pool, holds
 from kvstore.client.tensors.prompts import Keys, Prompt, check_prompts, flat, keys_of
 from kvstore.client.tensors.staging import Piece, Rows, Stagings, are_values, read_values, write_values
-from kvstore.client.tensors.steps import Call, Steps
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -47,29 +45,23 @@ class TensorOperations:
 
     def __init__(
         self,
+        client: Client,
         spec: CacheSpec,
         namespace: Namespace,
         *,
         parallel: Parallel,
         rank: int,
-        heads_per_value: int,
-        layers_per_value: int,
+        values: ValueShape,
         settings: TensorSettings | None,
     ) -> None:
         """Raises InvalidArgument: these do not fit one another."""
+        self._client = client
         self._layout = layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
         self._rank = rank
         self._spec = spec
         self._namespace = namespace_of(spec, namespace)
         self._layers, self._heads = layout.rank_layers(rank), layout.rank_heads(rank)
-        self._parts = value_parts(
-            spec,
-            self._namespace,
-            layers=self._layers,
-            heads=self._heads,
-            heads_per_value=heads_per_value,
-            layers_per_value=layers_per_value,
-        )
+        self._parts = value_parts(spec, self._namespace, layers=self._layers, heads=self._heads, shape=values)
         self._stagings = Stagings(settings or TensorSettings())
         self._shape = (len(self._layers), spec.kv_factor, len(self._heads), spec.block_tokens, spec.head_dim)
         self._cp, self._cp_rank = parallel.cp, parallel.coordinates(rank).cp
@@ -78,22 +70,21 @@ class TensorOperations:
 
     @property
     def namespace(self) -> Namespace:
-        """See `RankCache.namespace`."""
+        """See `TensorCache.namespace`."""
         return self._namespace
 
     def keys(self, prompt: Prompt) -> list[Keys]:
         """Of each full block of a sequence, those of the values that the rank needs."""
         return keys_of(prompt, self._parts)
 
-    def match(self, prompts: Sequence[Prompt], layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
+    def match(self, prompts: Sequence[Prompt], layers: range | None, deadline_s: float | None) -> list[int]:
         """For each prompt how many of the rank's blocks can be read, from `first_block` on without a gap."""
         check_prompts(prompts)
         parts = self._chosen(layers)
         of_prompts = [flat(keys_of(prompt, parts)[self._cp_rank :: self._cp][prompt.first_block :]) for prompt in prompts]
         if len(of_prompts) == 1:
-            matched = yield Call(lambda client: client.match_prefix(of_prompts[0], deadline_s=deadline_s))
-            return [matched // len(parts)]
-        found = yield Call(lambda client: client.exists_batch(flat(of_prompts), deadline_s=deadline_s))
+            return [self._client.match_prefix(of_prompts[0], deadline_s=deadline_s) // len(parts)]
+        found = self._client.exists_batch(flat(of_prompts), deadline_s=deadline_s)
         counts, start = [], 0
         for keys in of_prompts:
             of_prompt = [*found[start : start + len(keys)], False]
@@ -101,7 +92,7 @@ class TensorOperations:
             start += len(keys)
         return counts
 
-    def put(self, prompts: Sequence[Prompt], tensor: Any, layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
+    def put(self, prompts: Sequence[Prompt], tensor: Any, layers: range | None, deadline_s: float | None) -> list[int]:
         """For each prompt how many values were not there already. What two prompts share is put once, and counted for the first."""
         check_prompts(prompts)
         parts = self._chosen(layers)
@@ -118,14 +109,12 @@ class TensorOperations:
             for start in range(0, len(blocks), at_once := staging.blocks(sizes)):
                 batch = blocks[start : start + at_once]
                 rows = staging.rows(len(batch), sizes)
-                write = partial(_move, write_values, rows, headers, parts, pool, _places(batch), marked)
-                yield Work(write, len(batch) * sum(sizes))
-                put = partial(self._put, batch, rows, left_s)
-                for index, is_new in enumerate((yield Call(put))):
+                _move(write_values, rows, headers, parts, pool, _places(batch), marked)
+                for index, is_new in enumerate(self._put(batch, rows, left_s())):
                     stored[batch[index // len(parts)].prompt] += is_new
         return stored
 
-    def get(self, prompts: Sequence[Prompt], out: Any, layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
+    def get(self, prompts: Sequence[Prompt], out: Any, layers: range | None, deadline_s: float | None) -> list[int]:
         """For each prompt how many blocks there were, from the first of its table on without a gap; these are in `out` now."""
         check_prompts(prompts)
         parts = self._chosen(layers)
@@ -140,22 +129,22 @@ class TensorOperations:
         with self._stagings.lend(is_pinned=pool.is_on_gpu) as staging:
             for batch in _wanted(blocks, missed, staging.blocks(sizes)):
                 rows = staging.rows(len(batch), sizes)
-                sizes_read = yield Call(partial(_get, batch, rows, left_s))
+                keys = flat(block.keys for block in batch)
+                sizes_read = self._client.get_batch_into(keys, _values(rows), deadline_s=left_s())
                 found = _found(batch, sizes_read, len(parts), missed)
                 for start, stop in _runs(found):
                     of_run = sizes_read[start * len(parts) : stop * len(parts)]
                     whole = [of_part[start:stop] for of_part in rows]
                     _check(whole, of_run, headers)
-                    read = partial(_move, read_values, whole, headers, parts, pool, _places(batch[start:stop]), marked)
-                    yield Work(read, (stop - start) * sum(sizes))
+                    _move(read_values, whole, headers, parts, pool, _places(batch[start:stop]), marked)
                 for index in found:
                     got[batch[index].prompt] += 1
         return got
 
-    def _put(self, batch: Sequence[_Block], rows: Sequence[Rows], left_s: Callable[[], float | None], client: Any) -> Any:
+    def _put(self, batch: Sequence[_Block], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
         parents = flat(block.parents for block in batch)
         keys = flat(block.keys for block in batch)
-        return client.put_batch(keys, _values(rows), namespace=self._namespace, parents=parents, deadline_s=left_s())
+        return self._client.put_batch(keys, _values(rows), namespace=self._namespace, parents=parents, deadline_s=left_s)
 
     # --- what a call is about ---
 
@@ -246,10 +235,6 @@ def _pieces(pool: Pool, part: ValuePart, places: NDArray[np.int64]) -> list[Piec
     return pieces
 
 
-def _get(batch: Sequence[_Block], rows: Sequence[Rows], left_s: Callable[[], float | None], client: Any) -> Any:
-    return client.get_batch_into(flat(block.keys for block in batch), _values(rows), deadline_s=left_s())
-
-
 def _values(rows: Sequence[Rows]) -> Any:
     """Block by block; of one array its rows are the values, and cost no object each."""
     return rows[0] if len(rows) == 1 else flat(zip(*rows, strict=True))
@@ -335,8 +320,8 @@ def _refusal(spec: CacheSpec, layers: range, heads: range) -> str:
     fitting_layers = math.gcd(layers.start, layers.stop % spec.layers) or spec.layers
     return (
         f"layers {layers.start} to {layers.stop - 1} and KV heads {heads.start} to {heads.stop - 1}, which this rank holds, are not whole "
-        f"values: to put them, all engines that share the cache must set layers_per_value to {fitting_layers} and heads_per_value to "
-        f"{len(heads)}, or to divisors of these"
+        f"values: to put them, all engines that share the cache must have values=ValueShape(heads={len(heads)}, "
+        f"layers={fitting_layers}), or divisors of these"
     )
 
 
