@@ -127,13 +127,6 @@ def test_timers_run_in_the_order_of_their_time_and_not_before(reactor: Reactor, 
     assert reactor.now_ns() == 2 * SECOND_NS
 
 
-def test_a_cancelled_timer_does_not_run(reactor: Reactor) -> None:
-    done: list[int] = []
-    reactor.call_at(0, lambda: done.append(1)).cancel()
-    reactor.run_once(0)
-    assert done == []
-
-
 def test_cancelled_timers_leave_though_their_time_is_far_away_and_the_others_run(reactor: Reactor, clock: Clock) -> None:
     done: list[int] = []
     for number in range(100):
@@ -188,10 +181,6 @@ def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Re
     assert done == []
     reactor.run_once(0)
     assert done == [1]
-
-
-def test_another_thread_gets_the_result_of_its_call(running: Reactor) -> None:
-    assert running.call(threading.get_ident, deadline_s=10) != threading.get_ident()
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("no"), DeadlineExceeded("the catalog was late")])

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.client.jobs.job import Kind, Result
-from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.made import job
 
 AWAY = Unavailable("away")
@@ -23,11 +23,3 @@ def test_a_failure_is_a_miss(kind: Kind, results: list[Result], succeeded: list[
     assert made.succeeded == succeeded
     assert made.leading == succeeded.index(False)
     assert made.error is (AWAY if AWAY in results else None)
-
-
-def test_it_says_why_it_is_not_to_be_carried_out() -> None:
-    made = job(deadline_ns=10)
-    assert made.reason_to_stop(9) is None
-    assert isinstance(made.reason_to_stop(10), DeadlineExceeded)
-    made.is_cancelled = True
-    assert isinstance(made.reason_to_stop(9), Cancelled)
