@@ -240,18 +240,6 @@ def test_a_reactor_that_may_look_first_sleeps_unless_the_last_wait_was_short(loo
     assert (looks.told, len(seen)) == (["slept", "found"], 2)
 
 
-def test_a_look_in_vain_ends_in_sleep_and_a_timer_that_is_due_in_neither(looks: Looks, looking: Reactor) -> None:
-    looks.is_on = True
-    looking.run_once(0)
-    assert looks.told == [], "a timer comes before the look is over"
-    looking.run_once(0.002)
-    assert looks.told == ["missed"], "nothing came"
-    looks.is_on = False
-    looking.call_soon(lambda: None)
-    looking.run_once(10)
-    assert looks.told == ["missed", "slept"]
-
-
 def test_a_reactor_that_looks_hears_other_threads_and_serves_timers(looks: Looks) -> None:
     reactor = Reactor(busy_poll=looks)
     looks.is_on = True

@@ -102,13 +102,6 @@ def test_what_tp2_x_pp2_put_every_sharding_reads_to_the_bit(client: Client, para
     assert Engine(client, SPEC, namespace, parallel, values=groups).get(tokens, cache).equal(cache)
 
 
-def test_kv_heads_that_several_ranks_hold_are_put_by_one_of_them(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    stored = Engine(client, SPEC, namespace, Parallel(tp=8)).put(tokens, cache)
-    assert stored == [BLOCKS, 0] * 4
-    assert Engine(client, SPEC, namespace, Parallel(tp=2)).get(tokens, cache).equal(cache)
-
-
 def test_a_latent_that_all_ranks_hold_is_put_once(client: Client) -> None:
     tokens, cache, namespace = fresh(LATENT)
     writer = Engine(client, LATENT, namespace, Parallel(tp=4, pp=2), values=ValueShape(layers=2))

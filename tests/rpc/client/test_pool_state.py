@@ -130,16 +130,6 @@ def test_a_caller_that_leaves_passes_on_what_it_was_handed() -> None:
     assert shelf.lend_or_queue(A, second)[1] is item
 
 
-def test_a_caller_that_is_dropped_frees_what_it_was_handed() -> None:
-    shelf = make(max_channels=1)
-    turn, item = opened(shelf)
-    [caller] = queued(shelf, 1)
-    shelf.give_back(item, turn, LATER_NS)
-    assert shelf.counts(A) == (1, 0)
-    del caller
-    assert shelf.counts(A) == (0, 0)
-
-
 def test_a_hand_over_that_was_interrupted_wakes_its_caller_later() -> None:
     """By a signal handler that raises between the hand-over and the wake-up: the caller is still in the queue."""
 

@@ -149,15 +149,6 @@ def test_while_room_is_awaited_the_socket_is_not_read_and_epoll_is_quiet(either:
     assert line.handler.frames[0][3] == value
 
 
-def test_frames_behind_a_payload_wait_for_its_room_and_then_follow_it(line: Line) -> None:
-    line.handler.room = "later"
-    line.send(put(b"value", request_id=1) + frame(EXISTS, 2))
-    assert line.handler.frames == []
-    line.session.accept_payload(line.handler.views())
-    line.settle()
-    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1, 2]
-
-
 @pytest.mark.parametrize("room", [Full("no room"), "later"])
 @pytest.mark.parametrize("size", [5, 1 << 20])
 def test_a_refused_payload_is_thrown_away_and_the_connection_stays_usable(either: Line, room: str | Exception, size: int) -> None:
@@ -712,13 +703,6 @@ def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Sp
     assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
-
-
-def test_a_trace_with_values_ends_the_connection(traced: tuple[Line, Spans]) -> None:
-    line, _ = traced
-    line.send(frame(Trace(PARENT.text()), 0, b"values"))
-    assert isinstance(read_frame(line.peer)[1], Failure)
-    assert not line.session.is_open
 
 
 @pytest.mark.parametrize("has_payload", [False, True])
