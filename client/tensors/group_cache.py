@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from kvstore.client.sync import Client
-from kvstore.client.tensors.cache import ONE_RANK
+from kvstore.client.tensors.cache import ONE_RANK, TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.groups import AnyGroup, Present, StateGroup, Table, check_groups, longest
-from kvstore.client.tensors.operations import TensorOperations
 from kvstore.client.tensors.prompts import BlockHashes, Keys, Names, Prompt, flat, keys_in
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace
@@ -67,7 +66,7 @@ class GroupCache:
         if parallel.cp > 1:
             raise InvalidArgument("groups of layers are not split by context parallelism: cp must be 1")
         self._groups = groups
-        self._tensors: dict[str, TensorOperations] = {}
+        self._tensors: dict[str, TensorCache] = {}
         self._states: dict[str, Namespace] = {}
         for group in groups:
             own = dataclasses.replace(namespace, block_tokens=group.block_tokens, extra={**namespace.extra, "group": group.name})
@@ -75,7 +74,7 @@ class GroupCache:
                 self._states[group.name] = _of_states(own, group, parallel, rank)
                 continue
             of_group = dataclasses.replace(own, dtype=group.spec.dtype)
-            self._tensors[group.name] = TensorOperations(
+            self._tensors[group.name] = TensorCache(
                 client, group.spec, of_group, parallel=parallel, rank=rank, values=group.values, settings=settings
             )
 
@@ -101,7 +100,7 @@ class GroupCache:
         stored = 0
         for name, table in tables.items():
             prompt = sequence.prompt(table.blocks, table.first_block)
-            stored += self._tensors[name].put([prompt], table.pool, None, deadline_s)[0]
+            stored += self._tensors[name].put_batch([prompt], table.pool, deadline_s=deadline_s)[0]
         for name, state in states.items():
             namespace, key = self._states[name], self._state_key(name, sequence, state_tokens)
             stored += self._client.put(key, state, namespace=namespace, deadline_s=deadline_s)
@@ -170,7 +169,7 @@ class GroupCache:
                 first, end = group.first_needed(tokens), tokens // group.block_tokens
                 table = tables[group.name]
                 prompt = sequence.prompt(table.part(first, end), first)
-                [got] = self._tensors[group.name].get([prompt], table.pool, None, deadline_s)
+                [got] = self._tensors[group.name].get_batch([prompt], table.pool, deadline_s=deadline_s)
                 if got < end - first:
                     return number, first + got
         return None
