@@ -10,17 +10,9 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, Reactor
-from tests.rpc.wires import Looks
+from tests.rpc.wires import Clock, Looks
 
 SECOND_NS = 1_000_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 @pytest.fixture

@@ -48,12 +48,6 @@ def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> Non
     assert len(oracle.resources.mapping.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
 
 
-def test_a_key_repeated_in_a_batch_is_stored_once(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    assert put(oracle, [b"a", b"a", b"b"], [b"1", b"2", b"3"]) == [True, False, True]
-    assert remote.blocks[b"a"][0] == b"1"
-
-
 def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     oracle.store(b"a", b"old", 2)
