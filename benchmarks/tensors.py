@@ -20,6 +20,7 @@ from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import CacheSpec
@@ -45,7 +46,7 @@ def order_rows(client: Client, order: str) -> Iterator[Row]:
     source, target = engine_pool(order), engine_pool(order)
     table_of_blocks = torch.randperm(POOL_BLOCKS, generator=torch.Generator().manual_seed(0))[:BLOCKS].numpy()
     namespace = Namespace(model=order, dtype=SPEC.dtype, block_tokens=SPEC.block_tokens)
-    caches = {way: TensorCache(client, SPEC, namespace, heads_per_value=8, settings=settings) for way, settings in WAYS.items()}
+    caches = {way: TensorCache(client, SPEC, namespace, values=ValueShape(heads=8), settings=settings) for way, settings in WAYS.items()}
     plain, copy = (torch.ones(BLOCKS * SPEC.block_bytes, dtype=torch.uint8) for _ in range(2))
     taken_s: defaultdict[str, list[float]] = defaultdict(list)
     for turn in range(ROUNDS):

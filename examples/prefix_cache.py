@@ -23,6 +23,7 @@ from rich.table import Table
 from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.lab.plots import Series, Weight, line_chart, save
@@ -70,7 +71,7 @@ class Engine:
         self._model = model
         self._client = client
         namespace = Namespace(model="seeded-llama", dtype=spec.dtype, block_tokens=spec.block_tokens)
-        self._cache = TensorCache(client, spec, namespace, heads_per_value=spec.kv_heads)
+        self._cache = TensorCache(client, spec, namespace, values=ValueShape(heads=spec.kv_heads))
 
     def prefill_all(self, document: Document) -> None:
         """Compute the document and the question, and put what was computed of the document."""

@@ -22,7 +22,7 @@ ACTIONS: Final = {
     "Lookup": "look blocks up",
     "Exists": "look blocks up",
     "MatchPrefix": "look blocks up",
-    "Nodes": "read blocks",
+    "Nodes": "look nodes up",
     "Read": "read blocks",
     "Slabs": "read blocks in shared memory",
     "Slabs for writing": "put blocks",

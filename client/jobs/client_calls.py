@@ -1,17 +1,15 @@
 """Carries out a job by calls of a client: part by part, so that it can be cancelled between two, and with a result a key."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-from kvstore.client.aio import AsyncClient
 from kvstore.client.core.buffers import nbytes_of
-from kvstore.client.core.effects import drive
 from kvstore.client.holds import Hold
-from kvstore.client.jobs.job import BaseJob, Kind, Result
+from kvstore.client.jobs.job import Job, Kind, Result
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument, KVStoreError, Unavailable, typed
 
@@ -22,8 +20,7 @@ UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
 NOT_ASKED: Final = (InvalidArgument, Closed, Forked)
 """What a client says without having asked anybody."""
 Ask = Callable[[float], Any]
-"""Asks the store something, within so many seconds; of an AsyncClient it is awaited."""
-C = TypeVar("C", Client, AsyncClient)
+"""Asks the store something, within so many seconds."""
 
 
 class Outcome(Enum):
@@ -35,52 +32,24 @@ class Outcome(Enum):
     """It was not asked, or not given the time that the job asked for."""
 
 
-class AnyCalls(Generic[C]):
-    """What calls by either kind of client have in common: which are made, and what their ends come to."""
+class Calls:
+    """Calls that carry out jobs, and what their ends say about the store. Thread-safe, as its client is. Raises nothing: an error outside
+    the tree is logged and becomes one of the tree."""
 
-    def __init__(self, client: C, *, batch_bytes: int, clock_ns: Callable[[], int]) -> None:
-        self._client: C = client
+    def __init__(self, client: Client, *, batch_bytes: int, clock_ns: Callable[[], int]) -> None:
+        self._client = client
         self._batch_bytes = batch_bytes
         self._clock_ns = clock_ns
 
-    def note_trace(self, job: BaseJob) -> None:
-        """Its calls will be made by another thread or task, and be parts of what this one is within."""
-        if self._client.tracing is not None:
-            job.trace = self._client.tracing.here()
-
-    def _within(self, job: BaseJob) -> AbstractContextManager[None]:
-        tracing = self._client.tracing
-        return tracing.within(job.trace) if tracing is not None and job.trace is not None else nullcontext()
-
-    def here(self, job: BaseJob) -> list[bool]:
-        """Which of its keys can be read on this host without asking anybody."""
-        try:
-            return self._client.exists_here(job.keys)
-        except Exception as error:
-            _failure(error)
-            return [False] * len(job.keys)
-
-    def probe(self, job: BaseJob) -> Ask:
-        """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
-        the caller's memory, whether the first block that was not loaded can be read."""
-        client, keys = self._client, job.keys[: job.admitted]
-        if job.kind is Kind.LOOKUP:
-            return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
-        if job.kind is Kind.PREFIX:
-            return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
-        return partial(self._look, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE)))
-
-    def _look(self, key: bytes, deadline_s: float) -> Any:
-        raise NotImplementedError
-
-    def _steps(self, job: BaseJob) -> Generator[Callable[[], Any], Any, Outcome]:
-        """Calls of the client, to each of which the answer, or error, is sent back; the results of all keys are filled in then."""
+    def carry_out(self, job: Job) -> Outcome:
+        """Fill in the results of all its keys."""
         outcome = Outcome.UNKNOWN
         for start, stop in self._parts(job):
             now_ns = self._clock_ns()
             error = job.reason_to_stop(now_ns)
             if error is None:
-                answer = yield partial(self._call, job, start, stop)
+                with self._within(job):
+                    answer = self.ask(partial(self._call, job, start, stop))
                 is_failure = isinstance(answer, KVStoreError)
                 results = [answer] if is_failure else _results(job, answer, stop - start)
                 error = answer if is_failure else job.answer(start, results, UNREACHABLE)
@@ -91,7 +60,49 @@ class AnyCalls(Generic[C]):
                 break
         return outcome
 
-    def _call(self, job: BaseJob, start: int, stop: int) -> Any:
+    def ask(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns, or the error that it raises, typed."""
+        try:
+            return call()
+        except Exception as error:
+            return _failure(error)
+
+    def release(self, hold: Hold) -> None:
+        """End a hold of the client."""
+        self.ask(lambda: self._client.release(hold))
+
+    def note_trace(self, job: Job) -> None:
+        """Its calls will be made by another thread, and be parts of what this one is within."""
+        if self._client.tracing is not None:
+            job.trace = self._client.tracing.here()
+
+    def _within(self, job: Job) -> AbstractContextManager[None]:
+        tracing = self._client.tracing
+        return tracing.within(job.trace) if tracing is not None and job.trace is not None else nullcontext()
+
+    def here(self, job: Job) -> list[bool]:
+        """Which of its keys can be read on this host without asking anybody."""
+        try:
+            return self._client.exists_here(job.keys)
+        except Exception as error:
+            _failure(error)
+            return [False] * len(job.keys)
+
+    def probe(self, job: Job) -> Ask:
+        """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
+        the caller's memory, whether the first block that was not loaded can be read."""
+        client, keys = self._client, job.keys[: job.admitted]
+        if job.kind is Kind.LOOKUP:
+            return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
+        if job.kind is Kind.PREFIX:
+            return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
+        return partial(self._look, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE)))
+
+    def _look(self, key: bytes, deadline_s: float) -> None:
+        with self._client.view(key, deadline_s=deadline_s):
+            pass
+
+    def _call(self, job: Job, start: int, stop: int) -> Any:
         client, left_s = self._client, (job.deadline_ns - self._clock_ns()) / 1e9
         keys = job.keys[start:stop]
         match job.kind:
@@ -111,7 +122,7 @@ class AnyCalls(Generic[C]):
                     deadline_s=left_s,
                 )
 
-    def _parts(self, job: BaseJob) -> Iterator[tuple[int, int]]:
+    def _parts(self, job: Job) -> Iterator[tuple[int, int]]:
         """The admitted keys, cut where a part's values would be more than a batch, and at those that are left out."""
         if job.kind in (Kind.LOOKUP, Kind.PREFIX):
             yield 0, job.admitted
@@ -130,65 +141,6 @@ class AnyCalls(Generic[C]):
             yield start, job.admitted
 
 
-class Calls(AnyCalls[Client]):
-    """Thread-safe, as its client is. Raises nothing: what is not an error of the tree is somebody's mistake, becomes one, and is logged."""
-
-    def carry_out(self, job: BaseJob) -> Outcome:
-        """Fill in the results of all its keys."""
-
-        def ask(call: Callable[[], Any]) -> Any:
-            with self._within(job):
-                return self.ask(call)
-
-        return drive(self._steps(job), ask)
-
-    def ask(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, or the error that it raises, typed."""
-        try:
-            return call()
-        except Exception as error:
-            return _failure(error)
-
-    def release(self, hold: Hold) -> None:
-        """End a hold of the client."""
-        self.ask(lambda: self._client.release(hold))
-
-    def _look(self, key: bytes, deadline_s: float) -> None:
-        with self._client.view(key, deadline_s=deadline_s):
-            pass
-
-
-class AsyncCalls(AnyCalls[AsyncClient]):
-    """As `Calls`, awaited."""
-
-    async def carry_out(self, job: BaseJob) -> Outcome:
-        """As `Calls.carry_out`."""
-        steps, answer = self._steps(job), None
-        while True:
-            try:
-                call = steps.send(answer)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                return outcome
-            with self._within(job):
-                answer = await self.ask(call)
-
-    async def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """As `Calls.ask`."""
-        try:
-            return await call()
-        except Exception as error:
-            return _failure(error)
-
-    async def release(self, hold: Hold) -> None:
-        """As `Calls.release`."""
-        await self.ask(lambda: self._client.release(hold))
-
-    async def _look(self, key: bytes, deadline_s: float) -> None:
-        async with self._client.view(key, deadline_s=deadline_s):
-            pass
-
-
 def _failure(error: Exception) -> KVStoreError:
     """An error of the tree as it is; any other is somebody's mistake, logged and typed."""
     if isinstance(error, KVStoreError):
@@ -197,13 +149,13 @@ def _failure(error: Exception) -> KVStoreError:
     return typed(error)
 
 
-def _results(job: BaseJob, answer: Any, count: int) -> Sequence[Result]:
+def _results(job: Job, answer: Any, count: int) -> Sequence[Result]:
     """Of `count` keys, by what the client answered."""
     results: Sequence[Result] = [True] * answer + [False] * (count - answer) if job.kind is Kind.PREFIX else answer
     return results
 
 
-def _outcome(job: BaseJob, error: KVStoreError | None, began_ns: int) -> Outcome:
+def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> Outcome:
     """Of a call. One that had less than half the job's budget for itself is no proof of a store that does not answer."""
     if not isinstance(error, UNREACHABLE):
         return Outcome.ANSWERED

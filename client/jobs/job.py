@@ -3,8 +3,6 @@
 Jobs wait for a worker in a queue: first come, first served, bounded in number and in bytes.
 """
 
-import asyncio
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -37,8 +35,8 @@ class Kind(Enum):
     STORE = "store"
 
 
-class BaseJob:
-    """What `Job` and `AsyncJob` have in common: all but how one waits for it."""
+class Job:
+    """Made by Jobs. Any thread may read the results once `is_over`; the caller may use the buffers from then on."""
 
     def __init__(
         self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, budget_s: float, on_done: OnDone | None = None
@@ -101,6 +99,17 @@ class BaseJob:
         succeeded = self.succeeded
         return succeeded.index(False) if False in succeeded else len(succeeded)
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
+        if not self.is_over:
+            waiting = threading.Lock()
+            waiting.acquire()
+            self._waiting.append(waiting.release)  # whoever ends the job marks it before he looks at this list
+            if not self.is_over:
+                waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            self._waiting.remove(waiting.release)
+        return self.is_over
+
     # --- for those who carry it out ---
 
     def flaw(self) -> InvalidArgument | None:
@@ -162,38 +171,6 @@ class BaseJob:
             log.exception("on_done of a %s failed", self.kind.value)
 
 
-class Job(BaseJob):
-    """Made by Jobs. What it says may be read by any thread once `is_over`; its buffers may be used from then on."""
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
-        if not self.is_over:
-            waiting = threading.Lock()
-            waiting.acquire()
-            self._waiting.append(waiting.release)  # whoever ends the job marks it before he looks at this list
-            if not self.is_over:
-                waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
-            self._waiting.remove(waiting.release)
-        return self.is_over
-
-
-class AsyncJob(BaseJob):
-    """Made by AsyncJobs. What it says may be read, and its buffers be used, once `is_over`."""
-
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Come back when it is over, or the time is; whether it is over. To cancel the wait does not cancel the job."""
-        if not self.is_over:
-            is_over = asyncio.Event()
-            self._waiting.append(is_over.set)
-            try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if timeout_s is None else max(0.0, timeout_s)):
-                        await is_over.wait()
-            finally:
-                self._waiting.remove(is_over.set)
-        return self.is_over
-
-
 class Lane:
     """Not thread-safe."""
 
@@ -201,12 +178,12 @@ class Lane:
         """`max_bytes` bounds the values of jobs that wait or run; None: they hold no memory but their caller's."""
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
-        self.waiting: deque[BaseJob] = deque()
-        self.running: set[BaseJob] = set()
+        self.waiting: deque[Job] = deque()
+        self.running: set[Job] = set()
         self.held_bytes = 0
         """Of the values of all of them."""
 
-    def add(self, job: BaseJob) -> bool:
+    def add(self, job: Job) -> bool:
         """Let it wait, with as many of its keys, from the first on, as there is room for; the others are refused with Full. False if
         those are all."""
         if len(self.waiting) >= self._max_jobs:
@@ -227,7 +204,7 @@ class Lane:
         self.waiting.append(job)
         return True
 
-    def take(self) -> BaseJob | None:
+    def take(self) -> Job | None:
         """The next job, under way from now on."""
         if not self.waiting:
             return None
@@ -235,7 +212,7 @@ class Lane:
         self.running.add(job)
         return job
 
-    def remove(self, job: BaseJob) -> bool:
+    def remove(self, job: Job) -> bool:
         """It is not to be carried out; False if it does not wait any more."""
         if job not in self.waiting:
             return False
@@ -243,19 +220,19 @@ class Lane:
         self.held_bytes -= job.held_bytes
         return True
 
-    def ended(self, job: BaseJob) -> None:
+    def ended(self, job: Job) -> None:
         """A job that was taken is over."""
         self.running.remove(job)
         self.held_bytes -= job.held_bytes
 
-    def overdue(self, now_ns: int) -> list[BaseJob]:
+    def overdue(self, now_ns: int) -> list[Job]:
         """Those whose deadline has passed while they waited; they wait no more."""
         late = [job for job in self.waiting if job.deadline_ns <= now_ns]
         for job in late:
             self.remove(job)
         return late
 
-    def jobs(self) -> Iterator[BaseJob]:
+    def jobs(self) -> Iterator[Job]:
         yield from self.waiting
         yield from self.running
 

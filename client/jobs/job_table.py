@@ -1,7 +1,6 @@
 """What jobs there are, what becomes of them, and whether the store is asked: all that carrying them out is decided by. Sans-I/O.
 
-Who carries them out, threads or tasks of an event loop, takes them from here, says how they went, and is told by `Wakes` what there is to
-do. Not thread-safe: threads hold a lock meanwhile.
+The threads of `Crew` take jobs from here and report their outcome; `Wakes` tells them what to do. Not thread-safe: they hold a lock.
 """
 
 from collections import deque
@@ -11,7 +10,7 @@ from typing import Final, Protocol
 from kvstore.client.jobs.circuit_breaker import Breaker, State
 from kvstore.client.jobs.client_calls import UNREACHABLE, Ask, Outcome
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import BaseJob, Kind, Lane
+from kvstore.client.jobs.job import Job, Kind, Lane
 from kvstore.client.jobs.stats import JobStats, Tally
 from kvstore.protocol.errors import Closed, KVStoreError, Unavailable
 
@@ -57,7 +56,7 @@ class Side:
 class Board:
     """See the module."""
 
-    def __init__(self, settings: JobSettings, clock_ns: Callable[[], int], wakes: Wakes, make_probe: Callable[[BaseJob], Ask]) -> None:
+    def __init__(self, settings: JobSettings, clock_ns: Callable[[], int], wakes: Wakes, make_probe: Callable[[Job], Ask]) -> None:
         """`make_probe`: of a job that could not reach the store, the question that finds out whether it is back."""
         self._settings = settings
         self._clock_ns = clock_ns
@@ -65,11 +64,11 @@ class Board:
         self._make_probe = make_probe
         self.reads = self._side(settings.read_workers, None)
         self.writes = self._side(settings.write_workers, int(settings.queue_bytes))
-        self.live: dict[Hashable, set[BaseJob]] = {}
+        self.live: dict[Hashable, set[Job]] = {}
         """Jobs that wait or run, by request."""
         self.is_closing = False
-        self._finished: list[BaseJob] = []
-        self._untold: deque[BaseJob] = deque()
+        self._finished: list[Job] = []
+        self._untold: deque[Job] = deque()
         """Jobs that ended where their `on_done` must not be called."""
         self._tally = Tally()
 
@@ -86,12 +85,12 @@ class Board:
             return Closed("these jobs were closed")
         return None if side.breaker.admits() else away()
 
-    def may_be_here(self, job: BaseJob) -> bool:
+    def may_be_here(self, job: Job) -> bool:
         """Whether it makes a difference now if its blocks are on this host."""
         side = self._side_of(job)
         return side is self.reads and side.breaker.state is not State.CLOSED
 
-    def submit(self, job: BaseJob, here: list[bool]) -> None:
+    def submit(self, job: Job, here: list[bool]) -> None:
         """Have it carried out, or end it at once. `here`: which of its blocks are on this host, if that makes a difference."""
         side = self._side_of(job)
         flaw = job.flaw()
@@ -105,11 +104,11 @@ class Board:
         if not self._queue(side, job) and is_trial:
             side.breaker.abandoned(side.breaker.epoch)
 
-    def begin_load(self, job: BaseJob, here: list[bool]) -> bool:
+    def begin_load(self, job: Job, here: list[bool]) -> bool:
         """Whether a load that its caller carries out is to be; else it has all its results."""
         return self._is_admitted(job, here, job.flaw() or self.refusal(self.reads))
 
-    def _is_admitted(self, job: BaseJob, here: list[bool], refusal: KVStoreError | None) -> bool:
+    def _is_admitted(self, job: Job, here: list[bool], refusal: KVStoreError | None) -> bool:
         """Whether it is to be carried out. Of a load that is refused because the store is away what lies on this host is read."""
         if refusal is None:
             return True
@@ -119,30 +118,24 @@ class Board:
             job.leave_out([at for at, is_there in enumerate(here) if not is_there])
         return job.is_here
 
-    def asked(self, job: BaseJob, epoch: int, outcome: Outcome | None) -> None:
+    def asked(self, job: Job, epoch: int, outcome: Outcome | None) -> None:
         """A job that its caller carried out is over; None: it was refused in that epoch."""
         if outcome is not None and not job.is_here:
             self._report(self.reads, job, epoch, outcome)
         self._tally.ended(job, is_skipped=outcome is None)
 
-    def take_finished(self) -> list[BaseJob]:
+    def take_finished(self) -> list[Job]:
         finished, self._finished = self._finished, []
         return finished
 
-    def cancel(self, request: Hashable) -> list[BaseJob]:
+    def cancel(self, request: Hashable) -> list[Job]:
         """Those of a request: what waits ends now, what runs soon."""
         jobs = list(self.live.get(request, ()))
         self._cancel(jobs)
         return jobs
 
-    def cancel_all(self) -> list[BaseJob]:
-        jobs = [job for of_request in self.live.values() for job in of_request]
-        self._cancel(jobs)
-        return jobs
-
-    def cancel_waiting(self, side: Side) -> None:
-        """Those that nobody carries out yet."""
-        self._cancel(list(side.lane.waiting))
+    def cancel_all(self) -> None:
+        self._cancel([job for of_request in self.live.values() for job in of_request])
 
     def stats(self) -> JobStats:
         lanes = (self.reads.lane, self.writes.lane)
@@ -157,7 +150,7 @@ class Board:
 
     # --- from those who carry out ---
 
-    def carried_out(self, side: Side, job: BaseJob, epoch: int, outcome: Outcome) -> None:
+    def carried_out(self, side: Side, job: Job, epoch: int, outcome: Outcome) -> None:
         """A job that was taken from its lane in `epoch` is over; whoever carried it out tells of it."""
         side.lane.ended(job)
         if not job.is_here:
@@ -187,7 +180,7 @@ class Board:
     def has_untold(self) -> bool:
         return bool(self._untold)
 
-    def take_untold(self) -> list[BaseJob]:
+    def take_untold(self) -> list[Job]:
         """Those whose `on_done` is to be called now."""
         untold = list(self._untold)
         self._untold.clear()
@@ -195,10 +188,10 @@ class Board:
 
     # --- in here ---
 
-    def _side_of(self, job: BaseJob) -> Side:
+    def _side_of(self, job: Job) -> Side:
         return self.writes if job.kind is Kind.STORE else self.reads
 
-    def _queue(self, side: Side, job: BaseJob) -> bool:
+    def _queue(self, side: Side, job: Job) -> bool:
         """Have it wait for a worker; False if there is no room, and it is over."""
         if not side.lane.add(job):
             self._end_here([job])
@@ -208,13 +201,13 @@ class Board:
         self._wakes.clerk(job.deadline_ns)
         return True
 
-    def _cancel(self, jobs: Iterable[BaseJob]) -> None:
+    def _cancel(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             job.is_cancelled = True
             if self._side_of(job).lane.remove(job):
                 self._end_waiting(job)
 
-    def _end_waiting(self, job: BaseJob) -> None:
+    def _end_waiting(self, job: Job) -> None:
         """It has left its lane, and was not carried out."""
         side = self._side_of(job)
         error = job.reason_to_stop(self._clock_ns()) or away()
@@ -223,7 +216,7 @@ class Board:
             side.breaker.abandoned(side.breaker.epoch)
         self._end_here([job])
 
-    def _end_here(self, jobs: Iterable[BaseJob], *, is_skipped: bool = False) -> None:
+    def _end_here(self, jobs: Iterable[Job], *, is_skipped: bool = False) -> None:
         """They are over, where `on_done` must not be called."""
         for job in jobs:
             self._end(job, is_skipped=is_skipped)
@@ -231,7 +224,7 @@ class Board:
                 self._untold.append(job)
                 self._wakes.clerk(AT_ONCE)
 
-    def _end(self, job: BaseJob, *, is_skipped: bool = False) -> None:
+    def _end(self, job: Job, *, is_skipped: bool = False) -> None:
         self._tally.ended(job, is_skipped=is_skipped)
         of_request = self.live.get(job.request)
         if of_request is not None:
@@ -243,7 +236,7 @@ class Board:
         job.end()
         self._wakes.ended()
 
-    def _report(self, side: Side, job: BaseJob, epoch: int, outcome: Outcome) -> None:
+    def _report(self, side: Side, job: Job, epoch: int, outcome: Outcome) -> None:
         """Have the breaker know how a job went; if that opens it, nobody waits for the store any more."""
         breaker = side.breaker
         if outcome is Outcome.ANSWERED:
@@ -256,7 +249,7 @@ class Board:
             if was_closed and breaker.state is State.OPEN:
                 self._leave_alone(side, job)
 
-    def _leave_alone(self, side: Side, job: BaseJob) -> None:
+    def _leave_alone(self, side: Side, job: Job) -> None:
         """The store cannot be reached, as `job` found out: nobody waits for it any more, but who asks whether it is back."""
         waiting = list(side.lane.waiting)
         for other in waiting:

@@ -13,15 +13,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from kvstore.client.core.arguments import check_list, check_seconds
 from kvstore.client.core.forks import Process
 from kvstore.client.holds import Hold, require_hold
-from kvstore.client.jobs.base_jobs import AnyJobs, forked
-from kvstore.client.jobs.client_calls import UNREACHABLE, Calls
+from kvstore.client.jobs.client_calls import UNREACHABLE, Calls, sizes_of
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import BaseJob, Job, Kind
+from kvstore.client.jobs.job import Job, Kind, OnDone
 from kvstore.client.jobs.job_table import NEVER_NS, Board, Side
 from kvstore.client.jobs.stats import JobStats
 from kvstore.client.sync import Client
+from kvstore.protocol.errors import Forked
 from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.memory.signal_safety import Shield
 
@@ -53,7 +54,7 @@ class Crew:
 
     # --- callers' threads ---
 
-    def ask_now(self, job: BaseJob) -> None:
+    def ask_now(self, job: Job) -> None:
         """Carry out a lookup here."""
         board, side = self._board, self._board.reads
         with Shield(), self._lock:
@@ -66,7 +67,7 @@ class Crew:
         with Shield(), self._lock:
             board.asked(job, epoch, outcome)
 
-    def load_now(self, job: BaseJob) -> None:
+    def load_now(self, job: Job) -> None:
         """Carry out a load here."""
         board, side = self._board, self._board.reads
         here = self._calls.here(job) if board.may_be_here(job) else [False]
@@ -76,7 +77,7 @@ class Crew:
         with Shield(), self._lock:
             board.asked(job, epoch, outcome)
 
-    def submit(self, job: BaseJob) -> None:
+    def submit(self, job: Job) -> None:
         """Have it carried out, or end it at once."""
         self._calls.note_trace(job)
         here = self._calls.here(job) if self._board.may_be_here(job) else [False]
@@ -86,7 +87,7 @@ class Crew:
     def has(self, request: Hashable) -> bool:
         return request in self._board.live
 
-    def take_finished(self) -> list[BaseJob]:
+    def take_finished(self) -> list[Job]:
         with Shield(), self._lock:
             return self._board.take_finished()
 
@@ -95,7 +96,6 @@ class Crew:
             with self._lock:
                 jobs = self._board.cancel(request)
             for job in jobs:
-                assert isinstance(job, Job)
                 job.wait()
         return len(jobs)
 
@@ -197,7 +197,7 @@ class Crew:
                 job.tell()
 
 
-class Jobs(AnyJobs[Job]):
+class Jobs:
     """Lookups, loads and stores that somebody else carries out. A context manager; threads may share it. Close it before its client.
 
     `lookup`, `lookup_prefix`, `load` and `store` return at once with a Job, which is over by its deadline (a copy under way then is
@@ -216,14 +216,115 @@ class Jobs(AnyJobs[Job]):
     In a forked child all is answered with Forked, and `close` does nothing.
     """
 
-    _kind_of_job = Job
-
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Asks nobody. Raises ConfigError: the system does not give its threads, four."""
         chosen = settings or JobSettings()
         self._calls = Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
         self._crew = Crew(self._calls, chosen, clock_ns)
-        super().__init__(self._crew, chosen, clock_ns)
+        self.settings = chosen
+        self._clock_ns = clock_ns
+        self._process = Process.number
+        self._default_s = {
+            Kind.LOOKUP: chosen.lookup_deadline_s,
+            Kind.PREFIX: chosen.lookup_deadline_s,
+            Kind.LOAD: chosen.load_deadline_s,
+            Kind.STORE: chosen.store_deadline_s,
+        }
+
+    def lookup(
+        self,
+        keys: Sequence[bytes],
+        *,
+        request: Hashable = None,
+        hold: Hold | None = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> Job:
+        """Find out which of the blocks can be read. They stay in the name of `hold`, if it is given: see
+        `Client.match_prefix`."""
+        job = self._job(Kind.LOOKUP, request, keys, deadline_s, on_done)
+        require_hold(hold)
+        job.hold = hold
+        return self._submit(job)
+
+    def lookup_prefix(
+        self,
+        keys: Sequence[bytes],
+        *,
+        request: Hashable = None,
+        hold: Hold | None = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> Job:
+        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`. `hold`: see `lookup`."""
+        job = self._job(Kind.PREFIX, request, keys, deadline_s, on_done)
+        require_hold(hold)
+        job.hold = hold
+        return self._submit(job)
+
+    def load(
+        self,
+        keys: Sequence[bytes],
+        buffers: Any,
+        *,
+        request: Hashable = None,
+        deadline_s: float | None = None,
+        budget_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> Job:
+        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded. While the
+        store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once. Where `deadline_s` is
+        what others have left of `budget_s`, a store that is silent for the last of that does not count as one that cannot be reached."""
+        return self._submit(self._load_job(keys, buffers, request, deadline_s, budget_s, on_done))
+
+    def _load_job(
+        self,
+        keys: Sequence[bytes],
+        buffers: Any,
+        request: Hashable,
+        deadline_s: float | None,
+        budget_s: float | None,
+        on_done: OnDone | None,
+    ) -> Job:
+        job = self._job(Kind.LOAD, request, keys, deadline_s, on_done, budget_s)
+        check_list(buffers, "buffers")
+        job.values, job.sizes = buffers, sizes_of(buffers)
+        return job
+
+    def store(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        ack: str | None = None,
+        request: Hashable = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> Job:
+        """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
+        job = self._job(Kind.STORE, request, keys, deadline_s, on_done)
+        check_list(values, "values")
+        if parents is not None:
+            check_list(parents, "parents")
+        job.namespace, job.parents, job.ack = namespace, parents, ack
+        job.values, job.sizes = values, sizes_of(values)
+        return self._submit(job)
+
+    def poll(self, request: Hashable) -> bool:
+        """Are all jobs of the request over? True, too, of one that has none."""
+        return not self._crew.has(request)
+
+    def finished(self) -> list[Job]:
+        """Those without `on_done` that have ended since the last call, in the order of their ends."""
+        return self._crew.take_finished() if self._process == Process.number else []
+
+    def stats(self) -> JobStats:
+        """What has been done so far. Asks nobody. Raises Forked."""
+        if self._process != Process.number:
+            raise forked()
+        return self._crew.stats()
 
     def match_prefix(
         self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
@@ -255,16 +356,6 @@ class Jobs(AnyJobs[Job]):
         if self._process == Process.number:
             self._calls.release(hold)
 
-    def _ask_now(self, kind: Kind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
-        job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
-        require_hold(hold)
-        job.hold = hold
-        if self._process != Process.number:
-            job.fail(0, len(keys), forked())
-            return job
-        self._crew.ask_now(job)
-        return job
-
     def cancel(self, request: Hashable) -> int:
         """End the jobs of a request: how many were not over. Those that wait end now; those under way when the call in which they are
         does, by its deadline, and are waited for. They are told as all others are."""
@@ -282,3 +373,42 @@ class Jobs(AnyJobs[Job]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _ask_now(self, kind: Kind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
+        job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
+        require_hold(hold)
+        job.hold = hold
+        if self._process != Process.number:
+            job.fail(0, len(keys), forked())
+            return job
+        self._crew.ask_now(job)
+        return job
+
+    def _job(
+        self,
+        kind: Kind,
+        request: Hashable,
+        keys: Sequence[bytes],
+        deadline_s: float | None,
+        on_done: OnDone | None = None,
+        budget_s: float | None = None,
+    ) -> Job:
+        check_list(keys, "keys")
+        for name, seconds in (("deadline_s", deadline_s), ("budget_s", budget_s)):
+            check_seconds(seconds, name)
+        chosen_s = self._default_s[kind] if deadline_s is None else deadline_s
+        deadline_ns = self._clock_ns() + int(chosen_s * 1e9)
+        whole_s = chosen_s if budget_s is None else budget_s
+        return Job(kind, request, keys, deadline_ns=deadline_ns, budget_s=whole_s, on_done=on_done)
+
+    def _submit(self, job: Job) -> Job:
+        if self._process != Process.number:
+            job.fail(0, len(job.keys), forked())
+            job.end()
+        else:
+            self._crew.submit(job)
+        return job
+
+
+def forked() -> Forked:
+    return Forked("these jobs are those of the process that this one was forked from: make some here")

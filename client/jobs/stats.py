@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from kvstore.client.jobs.circuit_breaker import BreakerStats
-from kvstore.client.jobs.job import BaseJob, Kind, Result
+from kvstore.client.jobs.job import Job, Kind, Result
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unavailable
 
 _NAMES: Final = {Unavailable: "unreachable", DeadlineExceeded: "expired", Cancelled: "cancelled"}
@@ -55,7 +55,7 @@ class Tally:
     def __init__(self) -> None:
         self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in Kind}
 
-    def ended(self, job: BaseJob, *, is_skipped: bool = False) -> None:
+    def ended(self, job: Job, *, is_skipped: bool = False) -> None:
         """A job is over; `is_skipped`: it was answered without asking, with an error for each key that is not on this host."""
         counts = self._counts[job.kind]
         counts["jobs"] += 1
@@ -85,7 +85,7 @@ class Tally:
         return {kind: KindStats(**counts) for kind, counts in self._counts.items()}
 
 
-def _moved_bytes(job: BaseJob, index: int) -> int:
+def _moved_bytes(job: Job, index: int) -> int:
     """Of a key that has succeeded."""
     if job.kind is Kind.LOAD:
         size = job.results[index]

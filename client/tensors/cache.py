@@ -5,70 +5,44 @@ spec's scheme (`kvcache/codecs/tensor_value.py`). Everything goes through a Clie
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
+
+import numpy as np
 
 from kvstore.client.sync import Client
+from kvstore.client.tensors.arrays import is_tensor, mark
+from kvstore.client.tensors.batches import (
+    Block,
+    check_values,
+    first_of_each,
+    found_in,
+    header_of,
+    is_outside,
+    move,
+    places_of,
+    refusal,
+    runs,
+    stopwatch,
+    values_of,
+    wanted_batches,
+)
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.operations import TensorOperations
-from kvstore.client.tensors.pools import Blocks
-from kvstore.client.tensors.prompts import Names, Prompt
-from kvstore.client.tensors.steps import run
+from kvstore.client.tensors.parts import ValuePart, ValueShape, namespace_of, value_parts
+from kvstore.client.tensors.pools import Blocks, EnginePool, Plane, Pool, holds
+from kvstore.client.tensors.prompts import Keys, Names, Prompt, check_prompts, flat, keys_of
+from kvstore.client.tensors.staging import Rows, Stagings, read_values, write_values
+from kvstore.kvcache.codecs.tensor_value import TensorHeader
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-
-C = TypeVar("C")
-"""The kind of client."""
+from kvstore.protocol.errors import InvalidArgument
 
 ONE_RANK: Final = Parallel()
+WHOLE_LAYERS: Final = ValueShape()
 
 
-class RankCache(Generic[C]):
-    """The part that `TensorCache` and `AsyncTensorCache` have in common."""
-
-    def __init__(
-        self,
-        client: C,
-        spec: CacheSpec,
-        namespace: Namespace,
-        *,
-        parallel: Parallel = ONE_RANK,
-        rank: int = 0,
-        heads_per_value: int = 1,
-        layers_per_value: int = 0,
-        settings: TensorSettings | None = None,
-    ) -> None:
-        """
-        Args:
-            client: stays the caller's, who closes it.
-            spec: of the whole model, not of the shard.
-            namespace: of the model, with the elements' dtype; without layers and heads, and without the scheme: they are added here.
-            parallel: how the engine splits the model; `rank` is this shard's number in it.
-            heads_per_value: KV heads in a value. More make fewer and larger values, which no rank of fewer heads can put.
-            layers_per_value: layers in a value; 0: all of the model, which no rank of a pipeline can put.
-            settings: how much memory lies between tensors and store.
-
-        Raises:
-            InvalidArgument: these do not fit one another.
-        """
-        self._client = client
-        self._operations = TensorOperations(
-            spec,
-            namespace,
-            parallel=parallel,
-            rank=rank,
-            heads_per_value=heads_per_value,
-            layers_per_value=layers_per_value,
-            settings=settings,
-        )
-
-    @property
-    def namespace(self) -> Namespace:
-        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
-        return self._operations.namespace
-
-
-class TensorCache(RankCache[Client]):
+class TensorCache:
     """The shard of one rank, block by block. Threads may share it: each call has staging memory of its own, which is kept for the next.
 
     Blocks lie in a tensor, or in an `EnginePool`: the tensors of an engine, as a `CacheLayout` says. A tensor of blocks is
@@ -79,13 +53,54 @@ class TensorCache(RankCache[Client]):
 
     With context parallelism the blocks of a rank are every cp-th of the sequence, from its own first one on.
 
-    Engines share blocks when their namespaces, specs (scheme included), `heads_per_value` and `layers_per_value` are equal; their
+    Engines share blocks when their namespaces, specs (scheme included) and `values` are equal; their
     parallelism and the layouts of their pools may differ. A rank that puts must hold all the heads and layers of a value; one that reads
     may need only a part.
 
-    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `layers_per_value`: what is computed is put,
+    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `values.layers`: what is computed is put,
     and what is needed first is read, while an engine is at the others.
     """
+
+    def __init__(
+        self,
+        client: Client,
+        spec: CacheSpec,
+        namespace: Namespace,
+        *,
+        parallel: Parallel = ONE_RANK,
+        rank: int = 0,
+        values: ValueShape = WHOLE_LAYERS,
+        settings: TensorSettings | None = None,
+    ) -> None:
+        """
+        Args:
+            client: stays the caller's, who closes it.
+            spec: of the whole model, not of the shard.
+            namespace: of the model, with the elements' dtype; without layers and heads, and without the scheme: they are added here.
+            parallel: how the engine splits the model; `rank` is this shard's number in it.
+            values: heads and layers in a value of the store.
+            settings: how much memory lies between tensors and store.
+
+        Raises:
+            InvalidArgument: these do not fit one another.
+        """
+        self._client = client
+        self._layout = layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
+        self._rank = rank
+        self._spec = spec
+        self._namespace = namespace_of(spec, namespace)
+        self._layers, self._heads = layout.rank_layers(rank), layout.rank_heads(rank)
+        self._parts = value_parts(spec, self._namespace, layers=self._layers, heads=self._heads, shape=values)
+        self._stagings = Stagings(settings or TensorSettings())
+        self._shape = (len(self._layers), spec.kv_factor, len(self._heads), spec.block_tokens, spec.head_dim)
+        self._cp, self._cp_rank = parallel.cp, parallel.coordinates(rank).cp
+        copies = max(1, parallel.shards // spec.kv_heads)
+        self._is_writer = parallel.shard_of(rank) % copies == 0
+
+    @property
+    def namespace(self) -> Namespace:
+        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
+        return self._namespace
 
     def match_prefix(
         self,
@@ -155,7 +170,18 @@ class TensorCache(RankCache[Client]):
 
     def match_batch(self, prompts: Sequence[Prompt], *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
         """`match_prefix` of each prompt, from its `first_block` on, in one message."""
-        return run(self._operations.match(prompts, layers, deadline_s), self._client)
+        check_prompts(prompts)
+        parts = self._chosen(layers)
+        of_prompts = [flat(keys_of(prompt, parts)[self._cp_rank :: self._cp][prompt.first_block :]) for prompt in prompts]
+        if len(of_prompts) == 1:
+            return [self._client.match_prefix(of_prompts[0], deadline_s=deadline_s) // len(parts)]
+        found = self._client.exists_batch(flat(of_prompts), deadline_s=deadline_s)
+        counts, start = [], 0
+        for keys in of_prompts:
+            of_prompt = [*found[start : start + len(keys)], False]
+            counts.append(of_prompt.index(False) // len(parts))
+            start += len(keys)
+        return counts
 
     def put_batch(
         self, prompts: Sequence[Prompt], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
@@ -164,8 +190,114 @@ class TensorCache(RankCache[Client]):
 
         A block that several of them begin with is put once, from the first's place, and counted for that one.
         """
-        return run(self._operations.put(prompts, tensor, layers, deadline_s), self._client)
+        check_prompts(prompts)
+        parts = self._chosen(layers)
+        if not all(part.is_whole for part in parts):
+            raise InvalidArgument(refusal(self._spec, self._layers, self._heads))
+        left_s = stopwatch(deadline_s)
+        pool = self._pool(tensor)
+        blocks = self._blocks(prompts, pool, parts)
+        blocks = first_of_each(blocks) if self._is_writer else []
+        marked = mark(pool.device)
+        stored = [0] * len(prompts)
+        headers, sizes = self._headers(parts)
+        with self._stagings.lend(is_pinned=pool.is_on_gpu) as staging:
+            for start in range(0, len(blocks), at_once := staging.blocks(sizes)):
+                batch = blocks[start : start + at_once]
+                rows = staging.rows(len(batch), sizes)
+                move(write_values, rows, headers, parts, pool, places_of(batch), marked)
+                for index, is_new in enumerate(self._put(batch, rows, left_s())):
+                    stored[batch[index // len(parts)].prompt] += is_new
+        return stored
 
     def get_batch(self, prompts: Sequence[Prompt], out: Any, *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
         """`get_tensor` of each prompt's blocks, which must differ, as `put_batch`. A miss ends its own prompt, and no other."""
-        return run(self._operations.get(prompts, out, layers, deadline_s), self._client)
+        check_prompts(prompts)
+        parts = self._chosen(layers)
+        left_s = stopwatch(deadline_s)
+        pool = self._pool(out)
+        if not pool.is_writable:
+            raise InvalidArgument("the array to read into is read-only")
+        blocks = self._blocks(prompts, pool, parts)
+        marked = mark(pool.device)
+        headers, sizes = self._headers(parts)
+        got, missed = [0] * len(prompts), set[int]()
+        with self._stagings.lend(is_pinned=pool.is_on_gpu) as staging:
+            for batch in wanted_batches(blocks, missed, staging.blocks(sizes)):
+                rows = staging.rows(len(batch), sizes)
+                keys = flat(block.keys for block in batch)
+                sizes_read = self._client.get_batch_into(keys, values_of(rows), deadline_s=left_s())
+                found = found_in(batch, sizes_read, len(parts), missed)
+                for start, stop in runs(found):
+                    of_run = sizes_read[start * len(parts) : stop * len(parts)]
+                    whole = [of_part[start:stop] for of_part in rows]
+                    check_values(whole, of_run, headers)
+                    move(read_values, whole, headers, parts, pool, places_of(batch[start:stop]), marked)
+                for index in found:
+                    got[batch[index].prompt] += 1
+        return got
+
+    # --- what a call is about ---
+
+    def keys(self, prompt: Prompt) -> list[Keys]:
+        """Of each full block of a sequence, those of the values that the rank needs."""
+        return keys_of(prompt, self._parts)
+
+    def _put(self, batch: Sequence[Block], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
+        parents = flat(block.parents for block in batch)
+        keys = flat(block.keys for block in batch)
+        return self._client.put_batch(keys, values_of(rows), namespace=self._namespace, parents=parents, deadline_s=left_s)
+
+    def _chosen(self, layers: range | None) -> tuple[ValuePart, ...]:
+        """The values that hold these layers of the model, of the rank's. Raises InvalidArgument where a value has others, too."""
+        if layers is None:
+            return self._parts
+        if not isinstance(layers, range):
+            raise InvalidArgument(f"layers is a range of the model's layers, not a {type(layers).__name__}")
+        meeting = [part for part in self._parts if part.model_layers.start < layers.stop and layers.start < part.model_layers.stop]
+        if layers.step != 1 or not meeting or any(is_outside(part, layers, self._layers) for part in meeting):
+            groups = sorted({(part.model_layers.start, part.model_layers.stop) for part in self._parts})
+            raise InvalidArgument(f"layers is {layers}: it must be made of whole groups of layers, which are {groups} here")
+        return tuple(meeting)
+
+    def _headers(self, parts: Sequence[ValuePart]) -> tuple[list[TensorHeader], list[int]]:
+        """Of each value of a block, and its size in bytes."""
+        headers = [header_of(self._spec, part) for part in parts]
+        return headers, [header.value_bytes for header in headers]
+
+    def _blocks(self, prompts: Sequence[Prompt], pool: Pool, parts: Sequence[ValuePart]) -> list[Block]:
+        first: Sequence[None] = (None,) * len(parts)
+        blocks = []
+        for number, prompt in enumerate(prompts):
+            chosen = pool.choose(prompt.blocks)
+            keys = keys_of(prompt, parts)
+            last = (prompt.first_block + len(chosen) - 1) * self._cp + self._cp_rank
+            if len(chosen) and last >= len(keys):
+                needed_tokens = (last + 1) * self._spec.block_tokens
+                raise InvalidArgument(f"the blocks of the tensor end with token {needed_tokens}, and token_ids has {len(keys)} full blocks")
+            for index, place in enumerate(chosen.tolist(), prompt.first_block):
+                at = index * self._cp + self._cp_rank
+                blocks.append(Block(number, place, keys[at], keys[at - 1] if at else first))
+        return blocks
+
+    def _pool(self, tensor: Any) -> Pool:
+        """Raises InvalidArgument for what is no pool of this rank."""
+        if isinstance(tensor, EnginePool):
+            if not tensor.fits(self._layout, self._rank):
+                raise InvalidArgument("the pool is one of another model, or of another rank's layers or heads")
+        else:
+            self._check(tensor)
+        pool = tensor if isinstance(tensor, EnginePool) else Pool([Plane(range(self._shape[0]), range(self._shape[1]), tensor)])
+        if not pool.is_tensor and not self._spec.scheme.is_raw:
+            raise InvalidArgument(f"a numpy array cannot be encoded as {self._spec.scheme.name}: give a torch tensor")
+        return pool
+
+    def _check(self, tensor: Any) -> None:
+        spec = self._spec
+        if not is_tensor(tensor) and not isinstance(tensor, np.ndarray):
+            raise InvalidArgument(f"blocks are a torch tensor or a numpy array, or an EnginePool, not {type(tensor).__name__}")
+        if tensor.ndim != 6 or tuple(tensor.shape[1:]) != self._shape:
+            axes = "[blocks, layers, kv, heads, tokens, head_dim]"
+            raise InvalidArgument(f"this rank's blocks are {axes} = [any, {', '.join(map(str, self._shape))}], not {list(tensor.shape)}")
+        if not holds(tensor, spec.dtype):
+            raise InvalidArgument(f"the elements are {tensor.dtype}, and those of the cache {spec.dtype}: give that type's")

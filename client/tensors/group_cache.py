@@ -1,28 +1,48 @@
-"""Caches of models whose layers keep different things: windows, latents with an indexer beside them, states. Blocking and for asyncio."""
+"""Cache of a model whose groups of layers keep different things: windows, latents with an indexer beside them, states."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Final, NamedTuple
 
-from kvstore.client.aio import AsyncClient
+import numpy as np
+
 from kvstore.client.sync import Client
-from kvstore.client.tensors.cache import ONE_RANK, C
+from kvstore.client.tensors.cache import ONE_RANK, TensorCache
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.group_operations import GroupOperations
-from kvstore.client.tensors.groups import AnyGroup, Table
-from kvstore.client.tensors.prompts import Names
-from kvstore.client.tensors.steps import run, run_async
+from kvstore.client.tensors.groups import AnyGroup, Present, StateGroup, Table, check_groups, longest
+from kvstore.client.tensors.prompts import BlockHashes, Keys, Names, Prompt, flat, keys_in
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
-NO_STATES: Mapping[str, Any] = {}
+NO_STATES: Final[Mapping[str, Any]] = {}
+MAX_READS: Final = 8
+"""Times that a prompt is read up to what could be read of it before. More than one is seldom: a block was evicted meanwhile; but where its
+tier is out of order, each block may be there and cannot be read."""
 
 
-class OfGroups(Generic[C]):
-    """The part that `GroupCache` and `AsyncGroupCache` have in common."""
+class _Sequence(NamedTuple):
+    """What names a sequence's blocks."""
+
+    names: Names
+    extras: Mapping[int, bytes] | None
+
+    def prompt(self, blocks: Any = None, first_block: int = 0) -> Prompt:
+        return Prompt(self.names, blocks, first_block, self.extras)
+
+
+class GroupCache:
+    """The shard of one rank of a hybrid model. Threads may share it.
+
+    Each group with blocks has a `Table` of its own in a call, by its name; each with states a buffer, or a list of them, which together are
+    the bytes of one sequence's state. A position counts as cached when every group can go on from it: those that attend to everything have
+    all blocks before it, those with a window the last ones, those with a state the state after exactly so many tokens. Errors are those of
+    `TensorCache`.
+    """
 
     def __init__(
         self,
-        client: C,
+        client: Client,
         groups: Sequence[AnyGroup],
         namespace: Namespace,
         *,
@@ -42,22 +62,26 @@ class OfGroups(Generic[C]):
             InvalidArgument: these do not fit one another.
         """
         self._client = client
-        self._operations = GroupOperations(groups, namespace, parallel=parallel, rank=rank, settings=settings)
-
-
-class GroupCache(OfGroups[Client]):
-    """The shard of one rank of a hybrid model. Threads may share it.
-
-    Each group with blocks has a `Table` of its own in a call, by its name; each with states a buffer, or a list of them, which together are
-    the bytes of one sequence's state. A position counts as cached when every group can go on from it: those that attend to everything have
-    all blocks before it, those with a window the last ones, those with a state the state after exactly so many tokens. Errors are those of
-    `TensorCache`.
-    """
+        check_groups(groups)
+        if parallel.cp > 1:
+            raise InvalidArgument("groups of layers are not split by context parallelism: cp must be 1")
+        self._groups = groups
+        self._tensors: dict[str, TensorCache] = {}
+        self._states: dict[str, Namespace] = {}
+        for group in groups:
+            own = dataclasses.replace(namespace, block_tokens=group.block_tokens, extra={**namespace.extra, "group": group.name})
+            if isinstance(group, StateGroup):
+                self._states[group.name] = _of_states(own, group, parallel, rank)
+                continue
+            of_group = dataclasses.replace(own, dtype=group.spec.dtype)
+            self._tensors[group.name] = TensorCache(
+                client, group.spec, of_group, parallel=parallel, rank=rank, values=group.values, settings=settings
+            )
 
     def match(self, names: Names, *, extras: Mapping[int, bytes] | None = None, deadline_s: float | None = None) -> int:
         """After how many tokens of the sequence every group can go on now; 0: from the beginning only. One message. `names` and `extras`
         as in `Prompt`; an engine that needs a token to compute leaves the last one out."""
-        return run(self._operations.match(names, extras, deadline_s), self._client)
+        return self._longest(self._present(_Sequence(names, extras), deadline_s))
 
     def put(
         self,
@@ -71,7 +95,16 @@ class GroupCache(OfGroups[Client]):
     ) -> int:
         """Store the blocks of the tables, and the states, which are those after `state_tokens` tokens; how many values were not there
         already. Some of the groups will do: others come with a later call. `deadline_s` is each group's."""
-        return run(self._operations.put(names, tables, states, state_tokens, extras, deadline_s), self._client)
+        sequence = _Sequence(names, extras)
+        self._check_names(tables, states)
+        stored = 0
+        for name, table in tables.items():
+            prompt = sequence.prompt(table.blocks, table.first_block)
+            stored += self._tensors[name].put_batch([prompt], table.pool, deadline_s=deadline_s)[0]
+        for name, state in states.items():
+            namespace, key = self._states[name], self._state_key(name, sequence, state_tokens)
+            stored += self._client.put(key, state, namespace=namespace, deadline_s=deadline_s)
+        return stored
 
     def get(
         self,
@@ -83,38 +116,92 @@ class GroupCache(OfGroups[Client]):
         deadline_s: float | None = None,
     ) -> int:
         """As `match`, with what each group needs from there on read into its table or state. Of a window only these blocks are read. The
-        content of other blocks of the tables, and of all of them where it is 0, is undefined. `deadline_s` is each group's."""
-        return run(self._operations.get(names, tables, states, extras, deadline_s), self._client)
+        content of other blocks of the tables, and of all of them where it is 0, is undefined. `deadline_s` is each group's.
+
+        A block that is evicted between the question and the reading, or cannot be read, makes the answer smaller: the rest is looked for
+        among the blocks found, MAX_READS times at most.
+        """
+        sequence = _Sequence(names, extras)
+        self._check_names(tables, states)
+        if len(tables) + len(states) < len(self._groups):
+            raise InvalidArgument(f"each of the groups {', '.join(group.name for group in self._groups)} needs its table or state")
+        present = self._present(sequence, deadline_s)
+        for _ in range(MAX_READS):
+            tokens = self._longest(present)
+            missed = self._read(sequence, tokens, tables, states, deadline_s) if tokens else None
+            if missed is None:
+                return tokens
+            of_group, block = missed
+            present[of_group][block] = False
+        return 0
+
+    def _present(self, sequence: _Sequence, deadline_s: float | None) -> list[Present]:
+        """Of each group, which blocks are there."""
+        of_groups = [self._keys(group, sequence) for group in self._groups]
+        found = self._client.exists_batch(flat(map(flat, of_groups)), deadline_s=deadline_s)
+        present: list[Present] = []
+        start = 0
+        for keys in of_groups:
+            stop = start + len(flat(keys))
+            values_each = len(keys[0]) if keys else 1
+            of_group: Present = np.array(found[start:stop], np.bool_).reshape(-1, values_each).min(axis=1, initial=True)
+            present.append(of_group)
+            start = stop
+        return present
+
+    def _longest(self, present: Sequence[Present]) -> int:
+        most = max(len(of_group) * group.block_tokens for group, of_group in zip(self._groups, present, strict=True))
+        return longest(self._groups, present, limit_tokens=most)
+
+    def _read(
+        self, sequence: _Sequence, tokens: int, tables: Mapping[str, Table], states: Mapping[str, Any], deadline_s: float | None
+    ) -> tuple[int, int] | None:
+        """Read all that is needed after so many tokens. Which block of which group could not be read, the first; None: all could."""
+        for number, group in enumerate(self._groups):
+            if isinstance(group, StateGroup):
+                key, state = self._state_key(group.name, sequence, tokens), states[group.name]
+                size_bytes = self._client.get_into(key, state, deadline_s=deadline_s)
+                if size_bytes not in (None, group.state_bytes):
+                    raise ProtocolError(f"a state of {size_bytes} bytes, where {group.name} has {group.state_bytes}")
+                if size_bytes is None:
+                    return number, tokens // group.block_tokens - 1
+            else:
+                first, end = group.first_needed(tokens), tokens // group.block_tokens
+                table = tables[group.name]
+                prompt = sequence.prompt(table.part(first, end), first)
+                [got] = self._tensors[group.name].get_batch([prompt], table.pool, deadline_s=deadline_s)
+                if got < end - first:
+                    return number, first + got
+        return None
+
+    # --- keys ---
+
+    def _keys(self, group: AnyGroup, sequence: _Sequence) -> list[Keys]:
+        if isinstance(sequence.names, BlockHashes) and len({each.block_tokens for each in self._groups}) > 1:
+            raise InvalidArgument("an engine's hashes are of blocks of one size, and these groups have several: give token ids")
+        if isinstance(group, StateGroup):
+            return keys_in([self._states[group.name]], sequence.prompt())
+        return self._tensors[group.name].keys(sequence.prompt())
+
+    def _state_key(self, name: str, sequence: _Sequence, tokens: int) -> bytes:
+        namespace = self._states[name]
+        keys = keys_in([namespace], sequence.prompt())
+        if tokens % namespace.block_tokens or not 0 < tokens <= len(keys) * namespace.block_tokens:
+            raise InvalidArgument(
+                f"a state after {tokens} tokens: it is one after whole blocks of {namespace.block_tokens}, up to {len(keys)}"
+            )
+        return keys[tokens // namespace.block_tokens - 1][0]
+
+    def _check_names(self, tables: Mapping[str, Table], states: Mapping[str, Any]) -> None:
+        for given, known, kind in ((tables, self._tensors, "tables"), (states, self._states, "states")):
+            if unknown := set(given) - set(known):
+                raise InvalidArgument(
+                    f"no group with {kind} is called {', '.join(sorted(unknown))}: there are {', '.join(known) or 'none'}"
+                )
 
 
-class AsyncGroupCache(OfGroups[AsyncClient]):
-    """`GroupCache`'s twin over an AsyncClient. Tasks of one event loop may share it."""
-
-    async def match(self, names: Names, *, extras: Mapping[int, bytes] | None = None, deadline_s: float | None = None) -> int:
-        """As `GroupCache.match`."""
-        return await run_async(self._operations.match(names, extras, deadline_s), self._client)
-
-    async def put(
-        self,
-        names: Names,
-        tables: Mapping[str, Table],
-        *,
-        states: Mapping[str, Any] = NO_STATES,
-        state_tokens: int = 0,
-        extras: Mapping[int, bytes] | None = None,
-        deadline_s: float | None = None,
-    ) -> int:
-        """As `GroupCache.put`."""
-        return await run_async(self._operations.put(names, tables, states, state_tokens, extras, deadline_s), self._client)
-
-    async def get(
-        self,
-        names: Names,
-        tables: Mapping[str, Table],
-        *,
-        states: Mapping[str, Any] = NO_STATES,
-        extras: Mapping[int, bytes] | None = None,
-        deadline_s: float | None = None,
-    ) -> int:
-        """As `GroupCache.get`."""
-        return await run_async(self._operations.get(names, tables, states, extras, deadline_s), self._client)
+def _of_states(namespace: Namespace, group: StateGroup, parallel: Parallel, rank: int) -> Namespace:
+    """A state is its rank's alone: what it has depends on how the model is split."""
+    stage = parallel.coordinates(rank).pp
+    extra = {**namespace.extra, "state": f"{group.state_bytes} {group.form}", "stage": f"{stage} of {parallel.pp} {parallel.layer_split}"}
+    return dataclasses.replace(namespace, heads=(parallel.shard_of(rank), parallel.shards), extra=extra)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.client.tensors.pools import Blocks
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
@@ -30,8 +31,7 @@ class Group:
     """Of these layers alone: their number, heads, element type and tokens a block."""
     window_tokens: int = 0
     """Of a sliding window: how many tokens before a position are needed; 0: all."""
-    heads_per_value: int = 1
-    layers_per_value: int = 0
+    values: ValueShape = ValueShape()
 
     @property
     def block_tokens(self) -> int:

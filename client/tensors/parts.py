@@ -14,6 +14,16 @@ from kvstore.protocol.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
+class ValueShape:
+    """What one value of the store holds, equal for all engines that share a cache."""
+
+    heads: int = 1
+    """KV heads. More make fewer and larger values, which no rank of fewer heads can put."""
+    layers: int = 0
+    """0: all layers of the model, which no rank of a pipeline can put."""
+
+
+@dataclass(frozen=True, slots=True)
 class ValuePart:
     """What a rank's shard has in common with the values of one group of layers and heads: one value a block."""
 
@@ -56,23 +66,20 @@ def namespace_of(spec: CacheSpec, base: Namespace) -> Namespace:
     return base if spec.scheme.is_raw else dataclasses.replace(base, dtype=f"{spec.dtype}+{spec.scheme.name}")
 
 
-def value_parts(
-    spec: CacheSpec, namespace: Namespace, *, layers: range, heads: range, heads_per_value: int, layers_per_value: int
-) -> tuple[ValuePart, ...]:
+def value_parts(spec: CacheSpec, namespace: Namespace, *, layers: range, heads: range, shape: ValueShape) -> tuple[ValuePart, ...]:
     """The values that a shard of the global `layers` and `heads` meets, by layers and then by heads.
 
-    A group begins at every multiple of `layers_per_value` (0: one group of all layers) and of `heads_per_value`; the last group of layers
-    may be shorter. Raises InvalidArgument for a number out of range, or heads that cannot be grouped evenly.
+    A group begins at every multiple of the layers and of the heads of `shape`; the last group of layers may be shorter. Raises
+    InvalidArgument for a number out of range, or heads that cannot be grouped evenly.
     """
-    layers_each = layers_per_value or spec.layers
-    if not 0 <= layers_per_value <= spec.layers:
-        raise InvalidArgument(f"layers_per_value is 1 to {spec.layers}, or 0 for all of these, not {layers_per_value}")
-    if not 1 <= heads_per_value <= spec.kv_heads or spec.kv_heads % heads_per_value:
-        raise InvalidArgument(f"heads_per_value divides the {spec.kv_heads} KV heads of the model, {heads_per_value} does not")
-    groups = spec.kv_heads // heads_per_value
+    if not 0 <= shape.layers <= spec.layers:
+        raise InvalidArgument(f"the layers of a value are 1 to {spec.layers}, or 0 for all of these, not {shape.layers}")
+    if not 1 <= shape.heads <= spec.kv_heads or spec.kv_heads % shape.heads:
+        raise InvalidArgument(f"the heads of a value divide the {spec.kv_heads} KV heads of the model, {shape.heads} does not")
+    groups = spec.kv_heads // shape.heads
     return tuple(
         ValuePart(
-            dataclasses.replace(namespace, layers=(of_layers.start, of_layers.stop), heads=(of_heads.start // heads_per_value, groups)),
+            dataclasses.replace(namespace, layers=(of_layers.start, of_layers.stop), heads=(of_heads.start // shape.heads, groups)),
             len(of_layers),
             len(of_heads),
             _common(of_layers, layers, of_layers),
@@ -80,8 +87,8 @@ def value_parts(
             _common(of_layers, layers, layers),
             _common(of_heads, heads, heads),
         )
-        for of_layers in _groups(layers, layers_each, spec.layers)
-        for of_heads in _groups(heads, heads_per_value, spec.kv_heads)
+        for of_layers in _groups(layers, shape.layers or spec.layers, spec.layers)
+        for of_heads in _groups(heads, shape.heads, spec.kv_heads)
     )
 
 

@@ -14,7 +14,7 @@ from kvstore.client.core.effects import Operation, Sleep, Together, work
 from kvstore.client.memory import checksum
 from kvstore.client.writes.put_batch import UNRESERVED, PutBatch
 from kvstore.client.writes.slot_put import SlotWriting
-from kvstore.protocol.errors import Draining, KVStoreError, TooManyConnections, Unavailable, Unreachable
+from kvstore.protocol.errors import Denied, Draining, KVStoreError, TooManyConnections, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED
@@ -45,8 +45,8 @@ class Writing:
         self._is_early = is_early
         self._has_lost = False
         """A node for which the master had made reservations was gone."""
-        self._refusal = ""
-        """Why a node has no connection for this client: the cause where no other node takes the blocks."""
+        self._refusal: tuple[str, Unavailable] | None = None
+        """Node that could not be reached, and the error: the cause where no other node takes the blocks."""
         self._resources = resources
         self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
         self._slots = SlotWriting(resources, self._batch, deadline)
@@ -117,7 +117,12 @@ class Writing:
         holds them, else the small ones, which saves a round trip. And the rest."""
         resources = self._resources
         if not resources.daemons.nodes.is_known:
-            yield from resources.daemons.refresh_nodes(self._deadline)
+            try:
+                yield from resources.daemons.refresh_nodes(self._deadline)
+            except Unauthorized:
+                raise
+            except Denied:
+                return [], pending  # the master refuses the reservation, too, with an error that names the put
         local_id = resources.daemons.nodes.local_id
         if not local_id or local_id == self._avoid or local_id in resources.daemons.nodes.closed:
             return [], pending
@@ -197,9 +202,11 @@ class Writing:
         try:
             return (yield from daemons.ask_master(reserve, Grants, self._deadline, note=told.append, partition=partition))
         except Unavailable as error:
-            if not self._refusal:
+            if self._refusal is None:
                 raise
-            raise TooManyConnections(f"{self._refusal}; of the other nodes: {error}") from None
+            node, cause = self._refusal
+            kind = TooManyConnections if isinstance(cause, TooManyConnections) else Unavailable
+            raise kind(f"node {node}: {cause}; of the other nodes: {error}") from None
 
     # --- writing to one node ---
 
@@ -238,9 +245,9 @@ class Writing:
             return lost
         return []
 
-    def _note_refusal(self, node_id: int, error: KVStoreError) -> None:
-        if isinstance(error, TooManyConnections):
-            self._refusal = f"node {node_id}: {error}"
+    def _note_refusal(self, node_id: int, error: Unavailable) -> None:
+        node = self._resources.daemons.nodes.get(node_id)
+        self._refusal = repr(node.name) if node is not None else str(node_id), error
 
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
         """Cut where one message's values become too many."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvstore.client.sync import Client
 from kvstore.client.tensors.cache import TensorCache
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending
@@ -149,4 +150,4 @@ def _shared(client: Client, layout: CacheLayout, rank: int) -> TensorCache:
     """A value of the store holds one KV head in half of the layers: so much every rank of two stages holds."""
     spec = layout.spec
     namespace = Namespace(model=spec.model, dtype=spec.dtype, block_tokens=spec.block_tokens)
-    return TensorCache(client, spec, namespace, parallel=layout.parallel, rank=rank, layers_per_value=spec.layers // 2)
+    return TensorCache(client, spec, namespace, parallel=layout.parallel, rank=rank, values=ValueShape(layers=spec.layers // 2))

@@ -178,7 +178,7 @@ def test_a_refusal_names_the_action_and_what_it_needs(tmp_path: Path) -> None:
             assert (nobodys.exit_code, nobodys.stdout, nobodys.stderr) == (2, "", needed)
         assert run("keys", "--token", OPERATOR, "--tenant", "red").stdout == "key\n"
         assert run("exists", "key", "--token", OPERATOR, "--tenant", "red").stdout == "key: there\n"
-        assert "may not read blocks" not in run("audit", "--refused", "--token", OPERATOR).stdout
+        assert "may not look nodes up" not in run("audit", "--refused", "--token", OPERATOR).stdout
 
 
 @given(st.binary(min_size=1, max_size=255))

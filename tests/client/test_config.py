@@ -42,20 +42,6 @@ def test_settings_that_are_complete_leave_nothing_to_other_sources(monkeypatch: 
     assert resolved(by_flag).tenant == "", "a flag is stronger than the environment, also with the default's value"
 
 
-@pytest.mark.parametrize(
-    ("argument", "settings"),
-    [
-        ({"deadline_s": 10.0}, ClientSettings(deadline_s=2.0)),
-        ({"tenant": ""}, ClientSettings(tenant="red")),
-        ({"master": "a:1"}, ClientSettings(master="b:1")),
-    ],
-)
-def test_an_argument_that_differs_from_settings_is_refused(argument: dict[str, Any], settings: ClientSettings) -> None:
-    [name] = argument
-    with pytest.raises(InvalidArgument, match=f"^{name} is given twice, as an argument and in settings, with different values .* once$"):
-        resolved(settings, **argument)
-
-
 def test_tokens_that_differ_are_refused_and_not_shown() -> None:
     with pytest.raises(InvalidArgument, match=r"^token is given twice") as caught:
         resolved(ClientSettings(token="first secret"), token="other secret")

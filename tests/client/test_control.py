@@ -11,7 +11,6 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, cluster_status, find_control
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
-from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
@@ -66,31 +65,6 @@ def test_the_status_of_a_cluster_waits_for_the_next_owner() -> None:
         master.control = before.place
         with pytest.raises(Unavailable, match="another master owns partition 0 by now"):
             cluster_status(dataclasses.replace(settings, deadline_s=0.5, owner_retry_s=0.6))
-
-
-def test_all_that_the_status_of_a_cluster_asks_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Deadline | None] = []
-    find, status = Control.find, Control.status
-
-    def noted_find(settings: ClientSettings, deadline: Deadline | None = None) -> Control:
-        asked.append(deadline)
-        return find(settings, deadline)
-
-    def noted_status(control: Control, deadline: Deadline | None = None) -> pb.StatusReply:
-        asked.append(deadline)
-        return status(control, deadline)
-
-    monkeypatch.setattr(Control, "find", noted_find)
-    monkeypatch.setattr(Control, "status", noted_status)
-    with stub_controls(pb.StatusReply(role="following"), pb.StatusReply(role="owner")) as (before, now), stub_masters(1) as (master,):
-        master.control = before.place
-        with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(cluster_status, ClientSettings(master=master.address, deadline_s=60.0, owner_retry_s=0.01))
-            eventually(lambda: len(asked) > 3, "it is asked again")
-            master.control = now.place
-            found.result(60)
-    assert asked[0] is not None
-    assert all(deadline is asked[0] for deadline in asked)
 
 
 def test_a_master_that_stands_by_leads_to_the_owner_and_several_are_waited_for(settings: ClientSettings) -> None:

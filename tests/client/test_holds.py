@@ -11,22 +11,6 @@ NODE: Any = object()
 """Stands for a LocalNode: the table only keeps it."""
 
 
-def test_a_hold_is_taken_once_with_all_places_where_it_was() -> None:
-    table, hold = HoldTable(), new_hold(1)
-    assert table.extend(hold, 0) == 10**9
-    assert table.extend(hold, 5) == 10**9 + 5
-    table.add_local(hold, NODE)
-    table.add_nodes(hold, [1, 2])
-    table.add_nodes(hold, [2, 3])
-    kept = table.take(hold)
-    assert kept is not None
-    assert (kept.local, kept.nodes) == ({NODE}, {1, 2, 3})
-    assert (table.take(hold), len(table)) == (None, 0)
-    table.add_local(hold, NODE)
-    table.add_nodes(hold, [1])
-    assert len(table) == 0
-
-
 def test_holds_that_are_over_make_room_and_those_that_are_not_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds, "MAX_HOLDS", 3)
     table = HoldTable()

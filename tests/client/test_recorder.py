@@ -24,7 +24,6 @@ from kvstore.store.block_table.table import READ_EVENT_BLOCKS
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
-from tests.rpc.stub_masters import stub_masters
 
 BLOCK_BYTES = 256
 FAR = TransferSettings(transports="tcp")
@@ -169,18 +168,6 @@ def test_without_a_master_there_is_nothing_to_begin_with() -> None:
     for masters in ("nowhere", ""):
         with pytest.raises(InvalidArgument):
             Recorder(ClientSettings(master=masters), Heard().append)
-
-
-def test_a_master_that_stands_by_leads_to_the_owner(cluster: Cluster) -> None:
-    with stub_masters(1) as [follower]:
-        follower.owner = cluster.address
-        with Recorder(ClientSettings(master=follower.address), Heard().append) as recorder:
-            assert recorder.nodes == ["node-0", "node-1"]
-
-
-def test_the_next_master_is_asked_when_the_first_does_not_answer(cluster: Cluster) -> None:
-    with Recorder(ClientSettings(master=f"127.0.0.1:1, {cluster.address}"), Heard().append) as recorder:
-        assert recorder.nodes == ["node-0", "node-1"]
 
 
 @pytest.mark.parametrize(

@@ -69,15 +69,6 @@ class Daemon:
         self.closed_count += 1
         self.was_closed.release()
 
-    def hang_up_on_all(self) -> None:
-        """Close every connection from this side."""
-
-        def close() -> None:
-            for session in list(self.server.sessions):
-                session.close()
-
-        self.reactor.call(close, deadline_s=5)
-
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[tuple[Daemon, Address, Address]]:

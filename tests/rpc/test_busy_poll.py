@@ -1,7 +1,5 @@
 """Promises of busy_poll.py: only who was answered soon looks again, and the less the more often that was in vain."""
 
-import os
-
 from kvstore.rpc.busy_poll import MAX_RESTS, WORTH_FACTOR, BusyPoll
 
 SHORT_NS = 150_000
@@ -48,13 +46,3 @@ def test_who_may_not_or_has_one_processor_never_looks() -> None:
         assert not busy.max_ns
         busy.slept(0)
         assert not busy.is_on
-
-
-def test_the_processors_are_those_that_this_process_may_use() -> None:
-    mine = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(mine)})
-        assert BusyPoll(100).max_ns == 0
-    finally:
-        os.sched_setaffinity(0, mine)
-    assert BusyPoll(100).max_ns == (100_000 if len(mine) > 1 else 0)

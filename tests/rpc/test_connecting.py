@@ -1,8 +1,6 @@
 """Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
 
 import asyncio
-import errno
-import os
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -11,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, TooManyConnections, Unauthorized, Unavailable, Untrusted
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unauthorized, Unavailable, Untrusted
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.rpc.address import Address, connect_to, not_connected, parse_address
+from kvstore.rpc.address import Address, connect_to, parse_address
 from kvstore.rpc.client.async_channel import AsyncChannel
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -312,11 +310,3 @@ def test_connecting_ends_with_what_the_caller_is_to_know() -> None:
     with pytest.raises(Unavailable, match="cannot connect to"):
         connect_to(address, client(), Deadline(PATIENCE_S))
     assert issubclass(ProtocolError, KVStoreError)
-
-
-def test_an_error_for_want_of_descriptors_has_a_type_of_its_own() -> None:
-    address = Address("127.0.0.1", 1)
-    for number, kind in ((errno.EMFILE, TooManyConnections), (errno.ENFILE, TooManyConnections), (errno.ECONNREFUSED, Unavailable)):
-        error = not_connected(address, OSError(number, os.strerror(number)))
-        assert type(error) is kind
-        assert os.strerror(number) in str(error)

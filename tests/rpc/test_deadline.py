@@ -18,15 +18,6 @@ def test_no_time_left_is_an_error_that_names_how_much_there_was(monkeypatch: pyt
         deadline.left_s()
 
 
-def test_as_much_as_is_left_is_given_and_nothing_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = 0
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
-    deadline = Deadline(1.5)
-    assert (deadline.up_to_s(1), deadline.up_to_s(2)) == (1, 1.5)
-    now_ns = 1_500_000_001
-    assert deadline.up_to_s(1) == 0.0
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.0692551, "0.069 s"), (0.5, "0.5 s"), (2.000004, "2 s"), (1.234, "1.23 s"), (3600, "3600 s")]
 )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.protocol.errors import Full, ProtocolError
+from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import VERSION, Header, pack_header
-from kvstore.rpc.frame_reader import BUFFER_BYTES, DISCARD_BYTES, FrameReader, PayloadReader
+from kvstore.rpc.frame_reader import BUFFER_BYTES, FrameReader, PayloadReader
 from kvstore.rpc.frame_writer import TURN_BYTES
 
 KIND = 7
@@ -37,16 +37,6 @@ def feed(reader: FrameReader, data: bytes) -> int:
     room[:size] = data[:size]
     reader.received(size)
     return size
-
-
-def feed_all(reader: FrameReader, data: bytes) -> list[bytes]:
-    """Feed everything, and return the bodies of the frames in it, which have no payload."""
-    bodies = []
-    while data:
-        data = data[feed(reader, data) :]
-        while (frame := reader.next_frame()) is not None:
-            bodies.append(bytes(frame[1]))
-    return bodies
 
 
 class Receiver:
@@ -106,16 +96,6 @@ def test_frames_and_values_come_out_as_they_went_in_whatever_the_cuts(frames: li
     assert receiver.reader.unread_bytes == 0
 
 
-def test_a_large_frame_gets_a_buffer_of_its_own_for_as_long_as_it_is_parsed() -> None:
-    reader = FrameReader()
-    large = Sent(noise(1 << 20))
-    assert feed_all(reader, large.packed(1)) == [large.body]
-    assert len(reader.recv_buffer()) == BUFFER_BYTES
-    large_first = large.packed(1) + Sent(b"small").packed(2)
-    assert feed_all(reader, large_first) == [large.body, b"small"]
-    assert len(reader.recv_buffer()) == BUFFER_BYTES
-
-
 def test_an_announced_length_takes_no_memory() -> None:
     reader = FrameReader()
     feed(reader, pack_header(KIND, 1, 32 << 20))
@@ -165,18 +145,6 @@ def test_what_lies_behind_a_frame_can_be_looked_at_where_it_is_whole() -> None:
     assert bytes(seen) == b"value"
 
 
-def test_values_that_nobody_wants_are_thrown_away_and_no_more() -> None:
-    reader = FrameReader()
-    feed(reader, b"values" + Sent(b"next").packed(2))
-    assert reader.discard(6) == 6
-    frame = reader.next_frame()
-    assert frame is not None
-    assert bytes(frame[1]) == b"next"
-    feed(reader, b"value")
-    assert reader.discard(100) == 5
-    assert reader.discard(95) == 0
-
-
 Ends = tuple[socket.socket, socket.socket]
 
 
@@ -217,20 +185,6 @@ def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> N
     assert (one.header.request_id, one.body) == (7, b"body")
     one.over()
     assert (one.header, one.is_coming, one.is_whole) == (None, False, True)
-
-
-def test_what_is_refused_is_thrown_away_and_nothing_of_what_follows(ends: Ends) -> None:
-    one = payload_of(5 + DISCARD_BYTES)
-    one.refuse(Full("no room"))
-    reader = came_along(b"abcde")
-    one.take_from(reader)
-    assert reader.unread_bytes == 0
-    ends[1].sendall(bytes(1000))
-    assert one.read_from(ends[0]) == 1000
-    assert one.left_bytes == DISCARD_BYTES - 1000
-    assert isinstance(one.refusal, Full)
-    one.over()
-    assert one.refusal is None
 
 
 def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends: Ends) -> None:

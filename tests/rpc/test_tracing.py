@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import Full, KVStoreError
-from kvstore.protocol.master_messages import Exists, Lookup
+from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tracing
@@ -70,19 +70,6 @@ def test_of_one_peer_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert noted.kinds == [1, 2, 5]
 
 
-def test_slow_request_is_told_with_its_type_and_duration() -> None:
-    noted = Noted()
-    stopwatch = Stopwatch(noted)
-    stopwatch.begin(1, 11)
-    assert stopwatch.answered(1) is None
-    noted.slow_ns = 0
-    stopwatch.begin(2, 12)
-    slow = stopwatch.answered(2)
-    assert slow is not None
-    assert (slow[0], slow[1] >= 0) == (12, True)
-    assert stopwatch.answered(2) is None
-
-
 @pytest.fixture
 def spans() -> Spans:
     return Spans()
@@ -96,47 +83,6 @@ def test_metadata_name_the_call_that_is_sampled_and_only_one_that_can_be_read() 
     assert parent_in([]) is None
     assert parent_in([("traceparent", "garbage")]) is None
     assert parent_in([("traceparent", b"bytes")]) is None
-
-
-def test_the_next_request_has_a_span_and_no_other(spans: Spans) -> None:
-    noted = Noted()
-    stopwatch = TracedStopwatch(noted, spans)
-    stopwatch.begin(1, Exists.TYPE)
-    stopwatch.announced(ANNOUNCED)
-    stopwatch.begin(2, Lookup.TYPE)
-    stopwatch.begin(3, Exists.TYPE)
-    assert (stopwatch.span(1), stopwatch.span(3)) == (None, None)
-    assert stopwatch.span(2) is not None
-    for request_id in (1, 2, 3):
-        stopwatch.answered(request_id)
-    assert spans.told == [(Lookup.TYPE, PARENT, "")]
-    assert noted.kinds == [Exists.TYPE, Lookup.TYPE, Exists.TYPE], "times are taken all the same"
-    assert stopwatch.span(2) is None
-
-
-def test_an_error_is_named_and_told_once(spans: Spans) -> None:
-    stopwatch = TracedStopwatch(None, spans)
-    stopwatch.announced(ANNOUNCED)
-    stopwatch.begin(1, Lookup.TYPE)
-    stopwatch.observer.refused(Full("no room for one secret key"))
-    stopwatch.failed(1, Full("no room for one secret key"))
-    stopwatch.failed(2, Full("of a request that is not traced"))
-    stopwatch.answered(1)
-    assert spans.told == [(Lookup.TYPE, PARENT, "Full")]
-
-
-@pytest.mark.parametrize("body", [b"", b"\1\0\0\0\xff", Trace("garbage").pack(), Trace(PARENT.text()[:-1] + "0").pack()])
-def test_what_cannot_be_read_is_as_nothing(spans: Spans, body: bytes) -> None:
-    stopwatch = TracedStopwatch(None, spans)
-    stopwatch.announced(memoryview(body))
-    stopwatch.begin(1, Lookup.TYPE)
-    assert stopwatch.span(1) is None
-    stopwatch.announced(ANNOUNCED)
-    stopwatch.announced(memoryview(body))
-    stopwatch.begin(2, Lookup.TYPE)
-    stopwatch.close()
-    assert spans.told == [(Lookup.TYPE, PARENT, BROKEN)]
-    assert spans.linked == [()]
 
 
 def announcement(span_id: int) -> memoryview:

@@ -2,25 +2,9 @@
 
 import pytest
 
-from kvstore.security.actor import CONTROL, THIS_MASTER, Actor, host_of, kind_of
+from kvstore.security.actor import CONTROL, THIS_MASTER, Actor, host_of
 from kvstore.security.grpc_metadata import acting, on_behalf_of
-from kvstore.security.identity import EVERYBODY, FELLOW, STRANGER, Identity, Kind, Role
-
-
-@pytest.mark.parametrize(
-    ("identity", "kind"),
-    [
-        (Identity(Kind.OPERATOR, Role.ADMIN, "alice"), "operator"),
-        (Identity(Kind.TENANT, Role.WRITE, "red"), "tenant"),
-        (Identity(Kind.TENANT, Role.ADMIN, ""), "operator"),
-        (Identity(Kind.INSTANCE, name="p1"), "instance"),
-        (EVERYBODY, "anybody"),
-        (STRANGER, "unauthenticated"),
-        (FELLOW, "master"),
-    ],
-)
-def test_kind_is_one_word(identity: Identity, kind: str) -> None:
-    assert kind_of(identity) == kind
+from kvstore.security.identity import Identity, Kind, Role
 
 
 def test_actor_names_the_credential_and_the_address() -> None:

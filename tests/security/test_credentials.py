@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
-from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, credential_id, digest_of, read_credentials
+from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, digest_of, read_credentials
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
@@ -132,17 +132,10 @@ def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path,
     assert changed.gone_since(changed) == []
 
 
-def test_a_credentials_id_tells_nothing_of_its_digest() -> None:
-    digest = digest_of("secret")
-    assert credential_id(digest) == credential_id(digest) != credential_id(digest_of("other"))
-    assert credential_id(digest) not in digest.hex()
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", r"needs a section \[tenants\]"),
-        ("[tenants]\n" + NODES, r"needs a section \[tenants\]"),
         ("tenants = 3\n", r"tenants is a section; write \[tenants\]"),
         ("[tenants\n", r"is not TOML: .*line 1"),
         ("x = 1" + "1" * 5000, r"is not TOML"),
@@ -151,14 +144,11 @@ def test_a_credentials_id_tells_nothing_of_its_digest() -> None:
         ("[tenants]\nred = ['']\n", r"\[tenants\] red, number 1: a token is a text that is not empty"),
         ("[tenants]\nred = { token = 5 }\n", r"\[tenants\] red: a token is a text"),
         ("[tenants]\nred = { token = 'a', sha256 = 'b' }\n", r"\[tenants\] red: write"),
-        ("[tenants]\nred = { token = 'a', name = 'b' }\n", r"\[tenants\] red: write"),
         ("[tenants]\nred = { sha256 = 'b' }\n", r"\[tenants\] red: sha256 is the token's SHA-256, 64 hexadecimal digits"),
-        ("[tenants]\nred = { sha256 = 'abcd' }\n", r"\[tenants\] red: sha256 is"),
         (
             "[tenants]\nred = ['a', { token = 'b', role = 'all' }]\n",
             r"\[tenants\] red, number 2: role is 'all': it is read, write or admin",
         ),
-        ("[tenants]\nred = { token = 'b', role = ['read'] }\n", r"\[tenants\] red: role is \['read'\]"),
         ("[tenants]\nred = { token = 'b', expires = 'soon' }\n", r"\[tenants\] red: expires is soon: write a day"),
         ("[tenants]\nred = { token = 'b', expires = 2027-01-01T00:00:00 }\n", r"\[tenants\] red: expires is 2027-01-01 00:00:00: write"),
         ("[nodes]\nn1 = { token = 'b', role = 'read' }\n", r"\[nodes\] n1: write .* wanted expires$"),

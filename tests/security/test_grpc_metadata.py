@@ -11,11 +11,6 @@ def test_any_tenant_and_token_go_with_a_call_and_come_back(tenant: str, token: s
     assert from_metadata([("user-agent", "grpc"), *as_metadata(tenant, token)]) == (tenant, token)
 
 
-def test_who_has_nothing_shows_nothing() -> None:
-    assert as_metadata("", "") == ()
-    assert from_metadata([("user-agent", "grpc")]) is None
-
-
 @pytest.mark.parametrize("metadata", [[(TOKEN, b"\xff")], [(TENANT, b"red")], [(TOKEN, "text")]], ids=["not UTF-8", "no token", "no bytes"])
 def test_what_is_no_credential_is_none(metadata: list[tuple[str, str | bytes]]) -> None:
     assert from_metadata(metadata) is None
@@ -25,10 +20,6 @@ def test_a_masters_key_is_an_entry_of_its_own() -> None:
     assert master_key([("user-agent", "grpc"), (MASTER_KEY, "key")]) == "key"
     assert master_key([("user-agent", "grpc"), (TOKEN, b"key"), (MASTER_KEY, b"key")]) is None
     assert from_metadata([(MASTER_KEY, "key")]) is None
-
-
-def test_a_token_alone_is_of_no_tenant() -> None:
-    assert from_metadata([(TOKEN, b"join")]) == ("", "join")
 
 
 def test_operator_for_whom_a_master_asks_goes_along() -> None:

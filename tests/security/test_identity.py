@@ -5,36 +5,10 @@ import pytest
 from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind, Role
 
 
-def test_roles_have_an_order_and_names() -> None:
-    assert Role.NONE < Role.READ < Role.WRITE < Role.ADMIN
-    assert [Role.named(name) for name in ("read", "write", "admin", "none", "READ", "")] == [
-        Role.READ,
-        Role.WRITE,
-        Role.ADMIN,
-        None,
-        None,
-        None,
-    ]
-
-
 @pytest.mark.parametrize(("name", "asked", "is_it"), [("n1", "n1", True), ("n1", "n2", False), ("", "n2", True)])
 def test_a_node_goes_by_the_name_of_its_credential_or_by_any(name: str, asked: str, is_it: bool) -> None:
     assert Identity(Kind.NODE, name=name).goes_by(asked) is is_it
     assert EVERYBODY.goes_by(asked)
-
-
-@pytest.mark.parametrize(
-    ("identity", "text"),
-    [
-        (Identity(Kind.TENANT, Role.READ, "red", "1f2e"), "tenant 'red' with role read"),
-        (Identity(Kind.NODE, name="n1"), "node 'n1'"),
-        (Identity(Kind.NODE), "a node"),
-        (Identity(Kind.INSTANCE, name="p0"), "instance 'p0'"),
-        (STRANGER, "a stranger"),
-    ],
-)
-def test_it_tells_who_it_is_and_nothing_of_its_credential(identity: Identity, text: str) -> None:
-    assert str(identity) == text
 
 
 def test_only_a_tenant_itself_acts_as_it_and_only_who_has_role_admin_operates() -> None:

@@ -6,9 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import Denied, InvalidArgument, Unauthorized
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
-from kvstore.protocol.master_messages import Lookup, Remove
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
-from kvstore.protocol.node_messages import Put, Read
 from kvstore.protocol.session_messages import Hello
 from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, Kind, Role
 from kvstore.security.permissions import (
@@ -18,10 +16,8 @@ from kvstore.security.permissions import (
     NODE_FRAMES,
     OPEN,
     OPERATES,
-    READS,
     REPORTS,
     RPCS,
-    WRITES,
     Rule,
     allowed,
     check,
@@ -42,27 +38,9 @@ def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
 
 
 @pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
-def test_a_stranger_may_say_who_he_is_and_nothing_else(frames: Mapping[int, Rule]) -> None:
-    assert allowed(frames, STRANGER) == {Hello.TYPE}
-
-
-def test_a_reader_changes_nothing() -> None:
-    assert {Lookup.TYPE} <= allowed(MASTER_FRAMES, READER)
-    assert {Read.TYPE} <= allowed(NODE_FRAMES, READER)
-    assert not {Remove.TYPE, Put.TYPE} & (allowed(MASTER_FRAMES, READER) | allowed(NODE_FRAMES, READER))
-
-
-@pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
 def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Rule]) -> None:
     assert allowed(frames, STRANGER) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
     assert allowed(frames, ADMIN) < allowed(frames, EVERYBODY) | {number for number, rule in frames.items() if rule is COMMANDS}
-
-
-def test_neither_an_operator_nor_a_node_nor_an_instance_gets_at_blocks_at_a_master() -> None:
-    data = {number for number, rule in MASTER_FRAMES.items() if rule in (READS, WRITES)}
-    for identity in (OPERATOR, NODE, INSTANCE):
-        assert not data & allowed(MASTER_FRAMES, identity)
-        assert not {Put.TYPE} & allowed(NODE_FRAMES, identity)
 
 
 def test_only_its_master_commands_a_node() -> None:

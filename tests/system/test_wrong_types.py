@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.jobs.async_jobs import AsyncJobs
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.client.tensors.cache import TensorCache
@@ -160,14 +159,6 @@ def test_jobs_calls(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     with Jobs(client) as jobs:
         assert not surprises(jobs)
     assert "a job of a client failed" not in caplog.text, "what fails in a worker is typed as well"
-
-
-def test_async_jobs_calls(client: Client) -> None:
-    async def walk() -> list[str]:
-        async with AsyncClient(client.settings.master) as aio, AsyncJobs(aio) as jobs:
-            return await async_surprises(jobs)
-
-    assert not asyncio.run(walk())
 
 
 def test_a_tensor_caches_calls(client: Client) -> None:

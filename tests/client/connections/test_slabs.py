@@ -57,36 +57,6 @@ def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
     assert not any(map(is_open, [*fds, bad]))
 
 
-def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -> None:
-    cache = SlabCache()
-    fd = memfd()
-    bad = read_only(fd)
-    good_key, bad_key = key(1, writable=True), key(2, writable=True)
-    assert cache.announce([(good_key, fd, SIZE), (bad_key, bad, SIZE)])
-    assert cache.absent([good_key, bad_key, key(3), key(3)]) == [key(3)]
-    waiting = cache.coming([good_key, bad_key, key(3)])
-    assert [one.is_set() for one in waiting] == [False, False]
-    cache.map_announced()
-    assert [one.is_set() for one in waiting] == [True, True]
-    assert cache.missing([good_key, bad_key]) == [bad_key]
-    assert cache.absent([good_key, bad_key]) == [bad_key]
-    assert cache.coming([good_key, bad_key]) == []
-
-
-def test_who_needs_an_announced_slab_first_maps_it() -> None:
-    cache = SlabCache()
-    first, second = key(1, writable=True), key(2, writable=True)
-    cache.announce([(first, memfd(), SIZE), (second, memfd(), SIZE)])
-    waiting = cache.coming([second])
-    taken = cache.take_announced([second, key(3)])
-    assert [one[0] for one in taken] == [second]
-    cache.map_now(taken)
-    assert cache.missing([first, second]) == [first]
-    assert waiting[0].is_set()
-    cache.map_announced()
-    assert cache.missing([first, second]) == []
-
-
 def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:
     cache, fd = SlabCache(), memfd()
     cache.announce([(key(1, writable=True), fd, SIZE)])

@@ -44,28 +44,6 @@ def test_one_probe_begins_once_it_is_due(clock: Clock) -> None:
     assert breaker.stats().state is State.PROBING
 
 
-def test_a_probe_that_is_answered_closes_it(clock: Clock) -> None:
-    breaker = opened(clock)
-    clock.advance(3)
-    assert breaker.begin_probe()
-    clock.advance(1)
-    breaker.succeeded(breaker.epoch)
-    assert breaker.admits()
-    clock.advance(9)
-    assert breaker.stats() == BreakerStats(State.CLOSED, opened=1, failures=1, probes=1, away_s=4.0)
-
-
-def test_a_probe_that_fails_leaves_the_peer_alone_for_another_interval(clock: Clock) -> None:
-    breaker = opened(clock, failures=2)
-    clock.advance(2)
-    assert breaker.begin_probe()
-    breaker.failed(breaker.epoch)
-    assert not breaker.begin_probe()
-    clock.advance(2)
-    assert breaker.begin_probe()
-    assert breaker.stats() == BreakerStats(State.PROBING, opened=1, failures=3, probes=2, away_s=4.0)
-
-
 def test_how_calls_of_an_earlier_epoch_ended_says_nothing(clock: Clock) -> None:
     breaker = Breaker(failures=1, probe_interval_s=2.0, clock_ns=clock)
     before = breaker.epoch

@@ -42,16 +42,6 @@ def stored(client: FaultyClient, count: int, size: int = 40) -> tuple[list[bytes
     return keys, values
 
 
-def test_lookups_say_which_are_there_and_how_many_lead(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    (a, b, c), _ = stored(client, 3)
-    keys = [a, *fresh_keys(1), b, c]
-    lookup, prefix = job(clock, Kind.LOOKUP, keys), job(clock, Kind.PREFIX, keys)
-    assert calls.carry_out(lookup) is Outcome.ANSWERED
-    assert calls.carry_out(prefix) is Outcome.ANSWERED
-    assert lookup.results == [True, False, True, True]
-    assert prefix.results == [True, False, False, False]
-
-
 def test_values_are_stored_and_loaded_in_parts_of_a_batch(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     keys = fresh_keys(5)
     values = [bytes([i]) * size for i, size in enumerate([60, 40, 1, 500, 10])]

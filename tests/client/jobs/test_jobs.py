@@ -1,4 +1,4 @@
-"""Promises of jobs.py and crew.py, on a real cluster. A barrier before a call keeps a worker busy for as long as a test needs it to be."""
+"""Promises of jobs.py, on a real cluster. A barrier before a call keeps a worker busy for as long as a test needs it to be."""
 
 import dataclasses
 import queue

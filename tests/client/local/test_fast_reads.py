@@ -23,7 +23,7 @@ from kvstore.client.local.fast_reads import SMALL_BYTES, FastReads
 from kvstore.client.local.nodes import LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.reads.replica_lookup import FAR_HINT_NS
-from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.protocol.errors import Full
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.message import Message
@@ -179,16 +179,6 @@ def test_neither_is_what_has_no_room_or_no_key_or_no_connection(scene: Scene) ->
     with scene.pool.take(scene.address, Deadline(LONG_S)):
         assert scene.get() is None
     assert not scene.asked
-
-
-def test_nothing_is_asked_while_nodes_of_this_host_are_to_be_looked_for(scene: Scene) -> None:
-    assert scene.reads.nodes(7.0) is None
-    with pytest.raises(InvalidArgument):
-        scene.reads.nodes(-1.0)
-    assert scene.reads.get_remote(None, b"key", Deadline(LONG_S)) is None
-    assert not scene.asked
-    scene.local.at_hand = 1 << 62, ()
-    assert scene.reads.nodes(7.0) == ()
 
 
 def test_a_damaged_value_is_never_returned(scene: Scene) -> None:

@@ -1,6 +1,5 @@
 """Lookups of a running node's blocks that hold what they find in shared memory: no message, and the node knows it before a block leaves."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,24 +57,6 @@ def test_only_what_leads_a_prefix_is_held(client: Client, running: Cluster) -> N
     eventually(lambda: held_blocks(running) == len(keys), "the node to know of the rest")
     client.release(hold)
     eventually(lambda: not held_blocks(running), "the node to know of its end")
-
-
-def test_keys_of_several_lengths_are_held_in_their_order(client: Client, running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [os.urandom(16 if number % 2 else 20) for number in range(20)]
-    client.put_batch(keys, [b"x" * 100] * 20)
-    stored(client)
-    eventually(lambda: client.exists_here(keys) == [True] * 20, "the blocks to be shown")
-    written: list[list[int]] = []
-
-    def note(desk: LocalDesk, number: int, until_ns: int, accesses: Any) -> bool:
-        written.append(accesses.tolist())
-        return True
-
-    monkeypatch.setattr(LocalDesk, "hold", note)
-    client.match_prefix(keys, hold=new_hold(30))
-    index = client._operations.local.ready[0].index
-    places = [place for key in keys if (place := index.find(key)) is not None]
-    assert written == [[(place[0] - index.entries) // index.entry_words | (place[1] & 0xFFFF_FFFF) << 32 for place in places]]
 
 
 def test_what_left_before_the_node_could_know_is_not_found_here(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

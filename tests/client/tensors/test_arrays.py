@@ -16,12 +16,6 @@ def test_a_run_of_blocks_is_a_slice_and_others_are_not() -> None:
         assert as_index(chosen) is chosen
 
 
-def test_a_tensor_is_one_of_torch() -> None:
-    assert is_tensor(torch.zeros(1))
-    assert not is_tensor(np.zeros(1))
-    assert not is_tensor([0])
-
-
 @pytest.mark.parametrize("elements", [3, SINGLE_BLOCK_BYTES // 8])
 @pytest.mark.parametrize("kind", [torch, np])
 @pytest.mark.parametrize("blocks", [[1, 2, 3], [4, 0, 3], []])

@@ -13,6 +13,7 @@ import torch
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
+from kvstore.client.tensors.parts import ValueShape
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.client.tensors.prompts import Prompt
 from kvstore.kvcache.codecs.schemes import CacheScheme
@@ -43,12 +44,15 @@ THREE_BLOCKS = TensorSettings(staging_bytes=Size(3 * SPEC.block_bytes))
 _serial = itertools.count()
 
 
+SINGLE = ValueShape()
+
+
 class Engine:
     """All ranks of one executor."""
 
-    def __init__(self, client: Client, spec: CacheSpec, namespace: Namespace, parallel: Parallel, **groups: Any) -> None:
+    def __init__(self, client: Client, spec: CacheSpec, namespace: Namespace, parallel: Parallel, values: ValueShape = SINGLE) -> None:
         self.layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
-        self.ranks = [TensorCache(client, spec, namespace, parallel=parallel, rank=rank, **groups) for rank in range(parallel.ranks)]
+        self.ranks = [TensorCache(client, spec, namespace, parallel=parallel, rank=rank, values=values) for rank in range(parallel.ranks)]
 
     def shard(self, cache: Any, rank: int) -> Any:
         """A view of what `rank` has of the whole model's `cache`."""
@@ -93,30 +97,23 @@ def whole_error(spec: CacheSpec, got: Any, cache: Any) -> float:
 @pytest.mark.parametrize("parallel", READERS, ids=str)
 def test_what_tp2_x_pp2_put_every_sharding_reads_to_the_bit(client: Client, parallel: Parallel) -> None:
     tokens, cache, namespace = fresh()
-    groups = {"heads_per_value": 2, "layers_per_value": 2}
-    assert Engine(client, SPEC, namespace, TP2_PP2, **groups).put(tokens, cache) == [BLOCKS] * 4
-    assert Engine(client, SPEC, namespace, parallel, **groups).get(tokens, cache).equal(cache)
-
-
-def test_kv_heads_that_several_ranks_hold_are_put_by_one_of_them(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    stored = Engine(client, SPEC, namespace, Parallel(tp=8)).put(tokens, cache)
-    assert stored == [BLOCKS, 0] * 4
-    assert Engine(client, SPEC, namespace, Parallel(tp=2)).get(tokens, cache).equal(cache)
+    groups = ValueShape(heads=2, layers=2)
+    assert Engine(client, SPEC, namespace, TP2_PP2, values=groups).put(tokens, cache) == [BLOCKS] * 4
+    assert Engine(client, SPEC, namespace, parallel, values=groups).get(tokens, cache).equal(cache)
 
 
 def test_a_latent_that_all_ranks_hold_is_put_once(client: Client) -> None:
     tokens, cache, namespace = fresh(LATENT)
-    writer = Engine(client, LATENT, namespace, Parallel(tp=4, pp=2), layers_per_value=2)
+    writer = Engine(client, LATENT, namespace, Parallel(tp=4, pp=2), values=ValueShape(layers=2))
     assert writer.put(tokens, cache) == [BLOCKS, 0, 0, 0] * 2
-    assert Engine(client, LATENT, namespace, Parallel(tp=2), layers_per_value=2).get(tokens, cache).equal(cache)
+    assert Engine(client, LATENT, namespace, Parallel(tp=2), values=ValueShape(layers=2)).get(tokens, cache).equal(cache)
 
 
 def test_each_attention_dp_group_puts_its_own_sequences(client: Client) -> None:
     tokens, cache, namespace = fresh()
-    engine = Engine(client, SPEC, namespace, Parallel(tp=4, dp=2), heads_per_value=2)
+    engine = Engine(client, SPEC, namespace, Parallel(tp=4, dp=2), values=ValueShape(heads=2))
     assert [engine.ranks[rank].put_tensor(tokens, engine.shard(cache, rank)) for rank in (2, 3)] == [BLOCKS, BLOCKS]
-    assert Engine(client, SPEC, namespace, Parallel(), heads_per_value=2).get(tokens, cache).equal(cache)
+    assert Engine(client, SPEC, namespace, Parallel(), values=ValueShape(heads=2)).get(tokens, cache).equal(cache)
 
 
 def test_context_parallel_ranks_put_and_read_every_cp_th_block(client: Client) -> None:
@@ -129,11 +126,11 @@ def test_context_parallel_ranks_put_and_read_every_cp_th_block(client: Client) -
 
 def test_a_rank_without_whole_values_reads_but_is_told_what_to_set_before_it_can_put(client: Client) -> None:
     tokens, cache, namespace = fresh()
-    Engine(client, SPEC, namespace, Parallel(), heads_per_value=4).put(tokens, cache)
-    reader = Engine(client, SPEC, namespace, TP2_PP2, heads_per_value=4)
+    Engine(client, SPEC, namespace, Parallel(), values=ValueShape(heads=4)).put(tokens, cache)
+    reader = Engine(client, SPEC, namespace, TP2_PP2, values=ValueShape(heads=4))
     assert reader.get(tokens, cache).equal(cache)
     for rank, layers in ((0, "0 to 1"), (3, "2 to 3")):
-        with pytest.raises(InvalidArgument, match=f"layers {layers} .* layers_per_value to 2 and heads_per_value to 2"):
+        with pytest.raises(InvalidArgument, match=rf"layers {layers} .* values=ValueShape\(heads=2, layers=2\)"):
             reader.ranks[rank].put_tensor(tokens, reader.shard(cache, rank))
 
 
@@ -166,10 +163,10 @@ def test_elements_of_every_type_come_back_to_the_bit(client: Client, dtype: str)
 def test_quantised_blocks_are_within_the_schemes_error_and_the_same_whoever_reads(client: Client, scheme: str, error: float) -> None:
     spec = replace(SPEC, head_dim=32, scheme=CacheScheme.parse(scheme))
     tokens, cache, namespace = fresh(spec)
-    groups = {"heads_per_value": 2, "layers_per_value": 2}
-    Engine(client, spec, namespace, TP2_PP2, **groups).put(tokens, cache)
+    groups = ValueShape(heads=2, layers=2)
+    Engine(client, spec, namespace, TP2_PP2, values=groups).put(tokens, cache)
     got = [
-        Engine(client, spec, namespace, parallel, **groups).get(tokens, cache) for parallel in (Parallel(), Parallel(tp=4), Parallel(pp=4))
+        Engine(client, spec, namespace, parallel, groups).get(tokens, cache) for parallel in (Parallel(), Parallel(tp=4), Parallel(pp=4))
     ]
     assert 0 < whole_error(spec, got[0], cache) < error
     assert all(other.equal(got[0]) for other in got[1:])
@@ -181,8 +178,8 @@ def test_blocks_of_another_scheme_or_other_groups_are_not_found(client: Client) 
     int8 = replace(SPEC, scheme=CacheScheme.parse("int8"))
     for other in (
         TensorCache(client, int8, namespace),
-        TensorCache(client, SPEC, namespace, heads_per_value=2),
-        TensorCache(client, SPEC, namespace, layers_per_value=2),
+        TensorCache(client, SPEC, namespace, values=ValueShape(heads=2)),
+        TensorCache(client, SPEC, namespace, values=ValueShape(layers=2)),
         TensorCache(client, SPEC, replace(namespace, revision="2")),
     ):
         assert other.match_prefix(tokens) == 0
@@ -345,9 +342,9 @@ def test_pools_of_every_order_are_put_and_read_where_they_are(client: Client, or
 
 def test_a_rank_s_pool_shares_with_those_of_other_shardings_and_orders(client: Client) -> None:
     tokens, cache, namespace = fresh()
-    groups = {"heads_per_value": 2, "layers_per_value": 2}
-    Engine(client, SPEC, namespace, Parallel(), **groups).put(tokens, cache)
-    engine = Engine(client, SPEC, namespace, TP2_PP2, **groups)
+    groups = ValueShape(heads=2, layers=2)
+    Engine(client, SPEC, namespace, Parallel(), values=groups).put(tokens, cache)
+    engine = Engine(client, SPEC, namespace, TP2_PP2, values=groups)
     pool = engine_pool("vllm-cpu", SPEC, tp=2, pp=2)
     assert engine.ranks[0].get_tensor(tokens, pool, blocks=range(BLOCKS)) == BLOCKS
     assert content(pool, range(BLOCKS)).equal(engine.shard(cache, 0).float())
@@ -424,7 +421,7 @@ def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address:
     _, cache, namespace = fresh(blocks=4)
     ours, theirs = [*[0] * 32, *[1] * 16], [*[0] * 32, *[2] * 16]
     with Noting(address) as other:
-        rank = TensorCache(other, SPEC, namespace, heads_per_value=4)
+        rank = TensorCache(other, SPEC, namespace, values=ValueShape(heads=4))
         assert rank.put_batch([Prompt(ours, [0, 1, 2]), Prompt(theirs, [0, 1, 3])], cache) == [3, 1]
     for number, (_, parent) in enumerate(sent):
         assert parent is None or parent in [key for key, _ in sent[:number]]
@@ -438,8 +435,8 @@ def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address:
 
 def test_layers_are_put_and_read_as_they_are_computed(client: Client) -> None:
     tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace, layers_per_value=2)
-    reader = TensorCache(client, SPEC, namespace, parallel=Parallel(pp=2, layer_split=(1, 3)), rank=1, layers_per_value=2)
+    rank = TensorCache(client, SPEC, namespace, values=ValueShape(layers=2))
+    reader = TensorCache(client, SPEC, namespace, parallel=Parallel(pp=2, layer_split=(1, 3)), rank=1, values=ValueShape(layers=2))
     assert rank.put_tensor(tokens, cache, layers=range(2)) == BLOCKS * 4
     assert (rank.match_prefix(tokens), rank.match_prefix(tokens, layers=range(2))) == (0, BLOCKS)
     out, pool = torch.zeros_like(cache), engine_pool("vllm-flash", SPEC, blocks=BLOCKS)

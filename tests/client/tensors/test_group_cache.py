@@ -1,6 +1,5 @@
-"""Promises of group_cache.py and group_operations.py, on a real cluster: layers that keep different things go on from the same token."""
+"""Promises of group_cache.py, on a real cluster: layers that keep different things go on from the same token."""
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.client import AsyncClient, Client
-from kvstore.client.tensors.group_cache import AsyncGroupCache, GroupCache
-from kvstore.client.tensors.group_operations import MAX_READS
+from kvstore.client import Client
+from kvstore.client.tensors.group_cache import MAX_READS, GroupCache
 from kvstore.client.tensors.groups import Group, StateGroup, Table
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.kvcache.layouts.layout import CacheLayout
@@ -45,12 +43,12 @@ def state_of(seed: int) -> list[Any]:
 
 def keys_of(namespace: Namespace, client: Client, cache: GroupCache, group: Any, tokens: Sequence[int]) -> list[bytes]:
     """By the cache's own word, which the tests of keys hold to it."""
-    operations: Any = cache._operations
+    operations: Any = cache
     return [key for of_block in operations._keys(group, _named(tokens)) for key in of_block]
 
 
 def _named(tokens: Sequence[int]) -> Any:
-    from kvstore.client.tensors.group_operations import _Sequence
+    from kvstore.client.tensors.group_cache import _Sequence
 
     return _Sequence(tokens, None)
 
@@ -145,21 +143,6 @@ def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: 
     for name, sources, places in (("latent", [8, 0, 1], [2, 3, 4]), ("indexer", [0, 1, 2, 3, 4, 5], [6, 7, 8, 0, 1, 2])):
         for layer in range(2):
             assert memory[name][layer].view(9, -1)[places].equal(before[name][layer][sources])
-
-
-def test_the_same_calls_are_awaited(address: str, namespace: Namespace) -> None:
-    async def both_ways() -> None:
-        async with AsyncClient(address) as client:
-            cache = AsyncGroupCache(client, [FULL, STATE], namespace)
-            full, state = blocks_of(FULL, 4), state_of(3)
-            assert await cache.put(TOKENS, {"full": Table(full, range(4))}, states={"mamba": state}, state_tokens=16) == 9
-            assert await cache.match(TOKENS) == 16
-            out, out_state = torch.zeros_like(full), [torch.zeros(4, 3), torch.zeros(4, 4)]
-            assert await cache.get(TOKENS, {"full": Table(out, range(4))}, states={"mamba": out_state}) == 16
-            assert out.equal(full)
-            assert all(one.equal(other) for one, other in zip(out_state, state, strict=True))
-
-    asyncio.run(both_ways())
 
 
 def test_a_state_of_another_size_is_never_taken_for_one(client: Client, namespace: Namespace) -> None:

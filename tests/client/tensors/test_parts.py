@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.tensors.parts import ValuePart, value_parts
+from kvstore.client.tensors.parts import ValuePart, ValueShape, value_parts
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 
@@ -16,7 +16,7 @@ BASE = Namespace(model="m", dtype="float32", block_tokens=16)
 
 
 def parts_of(layers: range, heads: range, *, spec: CacheSpec = SPEC, each: tuple[int, int] = (1, 0)) -> tuple[ValuePart, ...]:
-    return value_parts(spec, BASE, layers=layers, heads=heads, heads_per_value=each[0], layers_per_value=each[1])
+    return value_parts(spec, BASE, layers=layers, heads=heads, shape=ValueShape(*each))
 
 
 @given(st.data())

@@ -67,17 +67,6 @@ def test_planes_show_every_element_where_the_layout_has_it(order: str, spec: Cac
         assert np.array_equal(found[block, at_layer, kv, at_head, token], element(layout, regions, layer, kv, head, block, token))
 
 
-def test_as_few_planes_as_the_layout_allows() -> None:
-    counts = {order: len(EnginePool(layout_of(order), memory_of(layout_of(order)), rank=RANK).planes) for order in ORDERS_HERE}
-    assert {order: counts[order] for order in ("HND", "vllm-flash", "sglang", "vllm-cpu", "sglang-page-first")} == {
-        "HND": 1,
-        "vllm-flash": 2,
-        "sglang": 4,
-        "vllm-cpu": 4,
-        "sglang-page-first": 1,
-    }
-
-
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_what_counts_is_the_order_of_memory_not_what_axes_are_called_nor_the_type_of_bytes(kind: str) -> None:
     """vLLM gives tensors [2, blocks, tokens, heads, head_dim] whose memory is [2, blocks, heads, tokens, head_dim]."""

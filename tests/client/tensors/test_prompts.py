@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from kvstore.client.tensors.parts import value_parts
+from kvstore.client.tensors.parts import ValueShape, value_parts
 from kvstore.client.tensors.prompts import BlockHashes, Prompt, flat, keys_of
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 
 SPEC = CacheSpec(layers=2, kv_heads=2, head_dim=8, block_tokens=4)
 BASE = Namespace(model="m", dtype="bfloat16", block_tokens=4)
-PARTS = value_parts(SPEC, BASE, layers=range(2), heads=range(2), heads_per_value=1, layers_per_value=0)
+PARTS = value_parts(SPEC, BASE, layers=range(2), heads=range(2), shape=ValueShape())
 TOKENS = list(range(13))
 
 
@@ -29,5 +29,5 @@ def test_extras_change_the_keys_from_their_block_on() -> None:
 def test_an_engine_s_hashes_are_keys_of_the_values_namespaces() -> None:
     hashes = [b"a" * 32, b"b" * 32]
     assert keys_of(Prompt(BlockHashes(hashes)), PARTS) == [tuple(part.namespace.id + name for part in PARTS) for name in hashes]
-    other = value_parts(SPEC, replace(BASE, salt="s"), layers=range(2), heads=range(2), heads_per_value=1, layers_per_value=0)
+    other = value_parts(SPEC, replace(BASE, salt="s"), layers=range(2), heads=range(2), shape=ValueShape())
     assert not set(flat(keys_of(Prompt(BlockHashes(hashes)), other))) & set(flat(keys_of(Prompt(BlockHashes(hashes)), PARTS)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.staging import Piece, Staging, Stagings, are_values, read_values, write_values
+from kvstore.client.tensors.staging import Piece, Staging, Stagings, read_values, write_values
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument
@@ -101,22 +101,6 @@ def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finit
         written(header, in_pieces(values))
 
 
-def test_rows_lie_apart_in_memory_that_is_kept() -> None:
-    staging = Staging(600)
-    first, second = staging.rows(3, [65, 130])
-    first[:], second[:] = 1, 2
-    assert first.shape == (3, 65)
-    assert second.shape == (3, 130)
-    assert (first == 1).all()
-    again, _ = staging.rows(2, [65, 130])
-    assert np.shares_memory(again, first)
-    [other] = staging.rows(9, [65])
-    assert np.shares_memory(other, first), "whatever values they are"
-    larger, _ = staging.rows(7, [65, 130])
-    assert not np.shares_memory(larger, first)
-    assert first.ctypes.data % 4 == second.ctypes.data % 4 == 0, "so that raw elements are aligned"
-
-
 def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
     stagings = Stagings(TensorSettings(staging_bytes=Size(1000)))
     with stagings.lend(is_pinned=False) as first, stagings.lend(is_pinned=False) as second:
@@ -128,17 +112,6 @@ def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
         assert np.shares_memory(again.rows(1, [100])[0], row)
         with stagings.lend(is_pinned=True) as pinned:
             assert pinned is not second, "of another kind"
-
-
-def test_rows_are_known_for_values_by_header_and_size() -> None:
-    rows = written(HEADER, whole(random_blocks(HEADER)))
-    sizes_bytes = np.full(BLOCKS, HEADER.value_bytes)
-    assert are_values(rows, sizes_bytes, HEADER)
-    assert are_values(rows[:0], sizes_bytes[:0], HEADER)
-    assert not are_values(rows, sizes_bytes, replace(HEADER, dtype="float16"))
-    assert not are_values(rows, sizes_bytes - [0, 1, 0], HEADER)
-    rows[2, 30] ^= 1
-    assert not are_values(rows, sizes_bytes, HEADER)
 
 
 if torch.cuda.is_available():

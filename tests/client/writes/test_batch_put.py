@@ -4,8 +4,8 @@ import pytest
 
 from kvstore.client.core.buffers import as_sources
 from kvstore.client.writes.batch_put import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Draining, Full
-from kvstore.protocol.master_messages import Cancel, Grants, Reserve
+from kvstore.protocol.errors import DeadlineExceeded, Denied, Draining, Full, Unavailable
+from kvstore.protocol.master_messages import Cancel, Grants, Nodes, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
@@ -46,12 +46,6 @@ def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> Non
     [map_ahead] = oracle.aside
     oracle.run(map_ahead)
     assert len(oracle.resources.mapping.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
-
-
-def test_a_key_repeated_in_a_batch_is_stored_once(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    assert put(oracle, [b"a", b"a", b"b"], [b"1", b"2", b"3"]) == [True, False, True]
-    assert remote.blocks[b"a"][0] == b"1"
 
 
 def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
@@ -136,6 +130,27 @@ def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> 
     remote.port = 2
     assert put(oracle, [b"b"], [b"v"]) == [True]
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 0, 0]
+
+
+def test_an_unreachable_node_is_named_where_no_other_takes_the_put(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    put(oracle, [b"a"], [b"v"])
+    oracle.unreachable.add(remote.tcp)
+
+    def no_nodes(channel: OracleChannel, message: Message) -> Message:
+        raise Unavailable("no node is registered")
+
+    oracle.script[Reserve] += [Grants(bytes([GRANTED]), [2], [50]), no_nodes]
+    with pytest.raises(Unavailable, match=r"^node 'n2': cannot connect to node2:1; of the other nodes: no node is registered$"):
+        put(oracle, [b"b"], [b"v"])
+
+
+def test_a_refused_put_is_told_that_it_may_not_put(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Nodes].append(Denied("an operator may not look nodes up"))
+    oracle.script[Reserve].append(Denied("an operator may not put blocks"))
+    with pytest.raises(Denied, match="may not put blocks"):
+        put(oracle, [b"a"], [b"v"])
 
 
 def test_a_failed_cancel_does_not_hide_the_error(node: OracleNode) -> None:

@@ -61,6 +61,18 @@ def with_peer(answer: Sequence[bytes], scenario: Callable[[AsyncChannel], Corout
     asyncio.run(main())
 
 
+def with_pair(scenario: Callable[[AsyncChannel, socket.socket], Coroutine[Any, Any, None]]) -> None:
+    """A channel, and its peer's end of the socket."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs, contextlib.closing(AsyncChannel(Address(unix="/pair"), ours)) as channel:
+            await scenario(channel, theirs)
+
+    asyncio.run(main())
+
+
 def frame(message: Message, request_id: int = 1, payload_bytes: int = 0) -> bytes:
     body = message.pack()
     return pack_header(message.TYPE, request_id, len(body), payload_bytes) + body
@@ -125,10 +137,7 @@ def test_a_cancelled_call_closes_the_channel(daemon: Started) -> None:
 
 
 def test_a_cancellation_wins_over_an_answer_that_comes_with_it() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         call = asyncio.create_task(channel.call(Nodes(), Ok, Deadline(5)))
         await asyncio.sleep(0)
         theirs.sendall(frame(Ok()))
@@ -137,16 +146,12 @@ def test_a_cancellation_wins_over_an_answer_that_comes_with_it() -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         assert not channel.is_open
-        theirs.close()
 
-    asyncio.run(main())
+    with_pair(scenario)
 
 
 def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         deadline = Deadline(0.2)
         call = asyncio.create_task(channel.call(Nodes(), Ok, deadline))
         await asyncio.sleep(0)
@@ -155,23 +160,17 @@ def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
             while True:  # so that the loop finds both at once
                 deadline.left_s()
         assert await call == Ok()
-        channel.close()
-        theirs.close()
 
-    asyncio.run(main())
+    with_pair(scenario)
 
 
 def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         with pytest.raises(DeadlineExceeded):
             await channel.call_for_fds(Slabs([1]), Deadline(0.2))
         assert not channel.is_open
-        theirs.close()
 
-    asyncio.run(main())
+    with_pair(scenario)
 
 
 def test_a_refused_hello_is_passed_on(daemon: Started) -> None:
@@ -223,44 +222,33 @@ def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
 
     with_peer([], hung_up)
 
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         fd = os.memfd_create("slab")
         socket.send_fds(theirs, [frame(Welcome(1, "x"))], [fd])
-        channel = AsyncChannel(Address(unix="/pair"), ours)
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError):
             await channel.call_for_fds(Slabs([1]), Deadline(5))
         assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
-        theirs.close()
         os.close(fd)
 
-    asyncio.run(main())
+    with_pair(scenario)
 
 
 def test_a_cancelled_post_closes_the_channel() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
+        channel._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         post = asyncio.create_task(channel.post(Release([1] * 60_000)))
         await asyncio.sleep(0)
         post.cancel()
         with pytest.raises(asyncio.CancelledError):
             await post
         assert not channel.is_open
-        theirs.close()
 
-    asyncio.run(main())
+    with_pair(scenario)
 
 
 def test_an_answer_may_be_awaited_further() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
+    async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         await channel.ask(Nodes(), Deadline(10))
         assert await channel.await_answer(Ok, Deadline(0.001)) is None
         theirs.sendall(frame(Ok())[:-1])
@@ -277,4 +265,4 @@ def test_an_answer_may_be_awaited_further() -> None:
         assert not channel.is_open
         channel.close()
 
-    asyncio.run(main())
+    with_pair(scenario)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.protocol.errors import Closed, TooManyConnections, Unauthorized
+from kvstore.protocol.errors import Closed, TooManyConnections
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
@@ -75,17 +75,6 @@ def test_waiters_hear_that_the_pool_was_closed(daemon: Started) -> None:
         for loan in loans:
             loan.give_back()
             assert not loan.channel.is_open
-
-    with_pool(scenario)
-
-
-def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started) -> None:
-    async def scenario(pool: AsyncPool) -> None:
-        daemon[0].refusal = Unauthorized("no")
-        for _ in range(3):
-            with pytest.raises(Unauthorized):
-                await pool.take(daemon[1], Deadline(5))
-        assert pool.counts(daemon[1]) == (0, 0)
 
     with_pool(scenario)
 

@@ -244,16 +244,6 @@ def test_values_arrive_in_their_views_however_the_bytes_come(sizes: list[int], c
     line.close()
 
 
-def test_a_peer_that_closes_within_its_values_is_unavailable(either: Line) -> None:
-    line = either
-    line.peer.sendall(frame(Ok(), 1, b"value")[:-1])
-    line.peer.shutdown(socket.SHUT_WR)
-    line.channel.call(EXISTS, Ok, Deadline(10))
-    with pytest.raises(Unavailable, match="the connection to unix:/the/peer broke: the peer closed the connection within a payload"):
-        line.channel.read_into([memoryview(bytearray(5))], Deadline(10))
-    assert not line.channel.is_open
-
-
 # --- deadlines ---
 
 

@@ -6,11 +6,10 @@ import socket
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, TooManyConnections
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
+from kvstore.protocol.errors import Full, ProtocolError, TooManyConnections
+from kvstore.protocol.frames import HEADER, TAKES_TRACES, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, refusal, take_descriptors
@@ -33,32 +32,6 @@ def protocol() -> ClientProtocol:
 def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[Header, memoryview]:
     body = message.pack()
     return Header(message.TYPE, request_id, 0, len(body), payload_bytes), memoryview(body)
-
-
-def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None:
-    data = b"".join(ClientProtocol(Address(unix="/the/peer")).request(EXISTS, Deadline(5), [b"four", memoryview(b"five5")]))
-    header = unpack_header(data)
-    assert (header.type, header.request_id, header.payload_bytes) == (Exists.TYPE, 1, 9)
-    assert 4_900 < header.deadline_ms <= 5_001
-    assert header.body_bytes == len(data) - HEADER_BYTES - 9
-    assert Exists.unpack(data[HEADER_BYTES:-9]) == EXISTS
-    assert data.endswith(b"fourfive5")
-
-
-def test_a_packed_request_is_the_frame_that_the_message_makes() -> None:
-    one, other = ClientProtocol(Address(unix="/the/peer")), ClientProtocol(Address(unix="/the/peer"))
-    message = Hello(1, "red")
-    packed = one.packed_request(Hello.TYPE, message.pack(), 5, Deadline(5))
-    asked = b"".join(other.request(message, Deadline(5), [b"value"]))[:-5]
-    header, expected = unpack_header(packed), unpack_header(asked)
-    assert header._replace(deadline_ms=0) == expected._replace(deadline_ms=0)
-    assert packed[HEADER_BYTES:] == asked[HEADER_BYTES:]
-    assert header.deadline_ms == 5_001
-    far = one.packed_request(Exists.TYPE, b"", 0, Deadline(1e9))
-    assert (unpack_header(far).deadline_ms, unpack_header(far).request_id) == (MAX_DEADLINE_MS, 2)
-    one.payload_left = 1
-    with pytest.raises(ProtocolError, match="not read"):
-        one.packed_request(Exists.TYPE, b"", 0, Deadline(5))
 
 
 def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
@@ -118,21 +91,6 @@ def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:
     assert ids == [MAX_REQUEST_ID, 1, 2]
 
 
-def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(protocol: ClientProtocol) -> None:
-    with pytest.raises(DeadlineExceeded):
-        protocol.request(EXISTS, Deadline(0))
-    request_id = unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id
-    assert protocol.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
-
-
-def test_the_peers_typed_error_is_the_answer_too(protocol: ClientProtocol) -> None:
-    error = protocol.answer(*arrived(Failure(Full.code, "no room")), Flags)
-    assert isinstance(error, Full)
-    assert str(error) == "no room"
-    protocol.request(EXISTS, Deadline(10))
-    assert protocol.answer(*arrived(Flags(b""), 2), Flags) == Flags(b"")
-
-
 def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -> None:
     with pytest.raises(Full, match="too many"):
         protocol.answer(*arrived(Failure(Full.code, "too many"), 0), Flags)
@@ -162,12 +120,6 @@ def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(
         protocol.request(EXISTS, Deadline(10))
     protocol.payload_left -= 5
     protocol.request(EXISTS, Deadline(10))
-
-
-def test_a_descriptor_belongs_to_each_slab_that_is_there(protocol: ClientProtocol) -> None:
-    assert protocol.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
-    wrong = protocol.wrong_descriptors(SlabFds([4096, 0]), 2)
-    assert str(wrong) == "unix:/the/peer sent 2 descriptors for slabs of [4096, 0] bytes"
 
 
 def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:

@@ -9,15 +9,15 @@ from queue import SimpleQueue
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, TooManyConnections, Unauthorized, Unavailable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.connection_pool import Loan, Pool, connect_failed
+from kvstore.rpc.client.connection_pool import Loan, Pool
 from kvstore.rpc.deadline import Deadline
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.wires import Item, Looks
+from tests.rpc.wires import Item
 
 HELLO = Hello(1, "tenant", "token", "me")
 A = Address("a", 1)
@@ -37,12 +37,6 @@ def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> N
         loan.give_back(error)
         loan.give_back(error)
         assert (item.is_open, kept) == (stays, [item])
-
-
-def test_an_attempt_that_ran_out_of_time_is_the_operations_end_only_if_its_deadline_is_over() -> None:
-    error = DeadlineExceeded("slow")
-    assert connect_failed(error, A, Deadline(0.0)) is error
-    assert isinstance(connect_failed(error, A, Deadline(5.0)), Unavailable)
 
 
 @pytest.fixture
@@ -75,23 +69,6 @@ def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: Po
     for _ in range(2):
         pool.take(daemon[1], Deadline(20), other).give_back()
     assert daemon[0].hellos == [other], "one that is open has said it"
-
-
-def test_channels_of_a_pool_learn_together_when_to_look(daemon: Started, pool: Pool) -> None:
-    pool._busy_poll = looks = Looks(50)
-    with pool.take(daemon[1], Deadline(5)) as first, pool.take(daemon[1], Deadline(5)) as second:
-        for loan in (first, second):
-            assert loan.channel.call(Nodes(), Ok, Deadline(5)) == Ok()
-    assert len(looks.told) == 4, "a Hello and a call each"
-
-
-def test_a_kvstore_error_keeps_the_channel_and_any_other_closes_it(daemon: Started, pool: Pool) -> None:
-    with pytest.raises(InvalidArgument), pool.take(daemon[1], Deadline(20)):
-        raise InvalidArgument("the caller's")
-    assert pool.counts(daemon[1]) == (0, 1)
-    with pytest.raises(KeyboardInterrupt), pool.take(daemon[1], Deadline(20)):
-        raise KeyboardInterrupt
-    assert pool.counts(daemon[1]) == (0, 0)
 
 
 def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, pool: Pool) -> None:

@@ -4,7 +4,6 @@ import weakref
 
 import pytest
 
-from kvstore.protocol.errors import Closed
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.pool_state import HANDOVER_INTERVAL_NS, MIN_CHANNELS, RETRY_NS, Shelf, Turn, Waiter, leave_all_to_parent
 from tests.rpc.wires import Item
@@ -67,15 +66,6 @@ def test_channel_given_back_last_is_lent_first() -> None:
     del again, other
 
 
-def test_no_more_than_max_channels_are_lent_to_one_address() -> None:
-    shelf = make(max_channels=1)
-    turn, _ = borrow(shelf)
-    assert shelf.lend(A) == (None, None)
-    borrow(shelf, B)
-    shelf.not_opened(A, turn)
-    borrow(shelf)
-
-
 def test_a_dropped_turn_is_over_and_its_channel_forgotten() -> None:
     shelf = make(max_channels=1)
     turn, item = opened(shelf)
@@ -92,23 +82,6 @@ def test_idle_channels_are_closed_after_the_time_to_live() -> None:
     for (turn, item), now_ns in zip(lent, (0, 4_000_000_000, 10_000_000_000), strict=True):
         shelf.give_back(item, turn, now_ns)
     assert [item.is_open for _, item in lent] == [False, True, True]
-
-
-def test_a_closed_shelf_closes_lent_channels_when_they_return() -> None:
-    shelf = make(max_channels=2)
-    (first, idle), (second, lent) = opened(shelf), opened(shelf)
-    [waiting, dropped] = queued(shelf, 2)
-    del dropped
-    shelf.leave(A, waiting, 0)
-    [waiting] = queued(shelf, 1)
-    shelf.give_back(idle, first, 0)
-    woken = waiting.woken
-    shelf.close()
-    assert (idle.is_open, lent.is_open, waiting.woken) == (False, True, woken + 1)
-    with pytest.raises(Closed):
-        shelf.lend_or_queue(A, waiting)
-    shelf.give_back(lent, second, 0)
-    assert not lent.is_open
 
 
 def test_a_returned_channel_may_be_taken_past_those_that_wait() -> None:
@@ -155,16 +128,6 @@ def test_a_caller_that_leaves_passes_on_what_it_was_handed() -> None:
     assert shelf.counts(A) == (0, 1)
     assert second.woken >= 1
     assert shelf.lend_or_queue(A, second)[1] is item
-
-
-def test_a_caller_that_is_dropped_frees_what_it_was_handed() -> None:
-    shelf = make(max_channels=1)
-    turn, item = opened(shelf)
-    [caller] = queued(shelf, 1)
-    shelf.give_back(item, turn, LATER_NS)
-    assert shelf.counts(A) == (1, 0)
-    del caller
-    assert shelf.counts(A) == (0, 0)
 
 
 def test_a_hand_over_that_was_interrupted_wakes_its_caller_later() -> None:

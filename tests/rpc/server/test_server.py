@@ -67,12 +67,17 @@ class Daemon:
         self.server.close()
         self.reactor.close()
 
+    def __enter__(self) -> "Daemon":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    daemon = Daemon(max_connections=4)
-    yield daemon
-    daemon.close()
+    with Daemon(max_connections=4) as daemon:
+        yield daemon
 
 
 def test_requests_over_tcp_and_unix_are_served(daemon: Daemon, tmp_path: Path) -> None:
@@ -115,8 +120,7 @@ def assert_turned_away(sock: socket.socket) -> None:
 
 
 def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on() -> None:
-    daemon = Daemon(max_strangers=2)
-    try:
+    with Daemon(max_strangers=2) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         socks = [daemon.connect(address) for _ in range(2)]
         daemon.ask(socks[1], Hello(ROLE_CLIENT, name="known"))
@@ -131,26 +135,20 @@ def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on()
             daemon.ask(sock)
         for sock in socks:
             sock.close()
-    finally:
-        daemon.close()
 
 
 def test_strangers_have_half_of_the_connections_at_most() -> None:
-    daemon = Daemon(max_connections=4)
-    try:
+    with Daemon(max_connections=4) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         socks = [daemon.connect(address) for _ in range(3)]
         assert_turned_away(socks[0])
         assert len(daemon.server.sessions) == 2
         for sock in socks:
             sock.close()
-    finally:
-        daemon.close()
 
 
 def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up() -> None:
-    daemon = Daemon(max_connections=4)
-    try:
+    with Daemon(max_connections=4) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         with daemon.connect(address) as stranger, contextlib.ExitStack() as stack:
             known = [stack.enter_context(daemon.connect(address))]
@@ -162,8 +160,6 @@ def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up
             assert_turned_away(stranger)
             for sock in known:
                 daemon.ask(sock)
-    finally:
-        daemon.close()
 
 
 def test_a_strangers_message_is_a_hello_and_no_longer_than_one_can_be(daemon: Daemon) -> None:
@@ -376,12 +372,9 @@ def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handl
 def test_no_more_connections_are_accepted_than_descriptors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them are for slabs, files and the daemon's own connections."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (4, 4))
-    daemon = Daemon()
-    try:
+    with Daemon() as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         with contextlib.ExitStack() as stack:
             for _ in range(2):
                 daemon.ask(stack.enter_context(daemon.connect(address)), Hello(ROLE_CLIENT, name="known"))
             assert_turned_away(stack.enter_context(daemon.connect(address)))
-    finally:
-        daemon.close()

@@ -127,15 +127,6 @@ def test_a_payload_cut_anywhere_into_any_views_arrives_unchanged(cuts: list[int]
     line.close()
 
 
-def test_a_large_body_with_frames_behind_it_in_the_same_buffer(either: Line) -> None:
-    line = either
-    middle = Exists([index.to_bytes(16, "big") for index in range(5_000)])
-    data = frame(EXISTS, 1) * 3 + frame(middle, 2) + frame(EXISTS, 3) * 3000
-    for start in range(0, len(data), 50_000):
-        line.send(data[start : start + 50_000])
-    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1] * 3 + [2] + [3] * 3000
-
-
 # --- payloads ---
 
 
@@ -156,15 +147,6 @@ def test_while_room_is_awaited_the_socket_is_not_read_and_epoll_is_quiet(either:
         sent += line.peer.send(data[sent : sent + 50_000])
     line.settle()
     assert line.handler.frames[0][3] == value
-
-
-def test_frames_behind_a_payload_wait_for_its_room_and_then_follow_it(line: Line) -> None:
-    line.handler.room = "later"
-    line.send(put(b"value", request_id=1) + frame(EXISTS, 2))
-    assert line.handler.frames == []
-    line.session.accept_payload(line.handler.views())
-    line.settle()
-    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1, 2]
 
 
 @pytest.mark.parametrize("room", [Full("no room"), "later"])
@@ -344,13 +326,6 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
     assert len(times.taken_ns) == 3
     assert times.slow_kinds == [Put.TYPE] * 3
     line.close()
-
-
-def test_a_fault_of_the_handler_in_payload_refuses_the_request(line: Line) -> None:
-    line.handler.room = ZeroDivisionError("oops")
-    line.send(put(b"value", request_id=3) + frame(EXISTS, 4))
-    assert read_frame(line.peer)[1] == Failure(KVStoreError.code, "internal error: ZeroDivisionError: oops")
-    assert len(line.handler.frames) == 1
 
 
 def test_an_answer_with_values_that_nobody_asked_for_ends_the_connection(line: Line) -> None:
@@ -628,12 +603,6 @@ def test_both_ends_ask_and_answers_find_their_questions(line: Line) -> None:
     assert len(line.handler.frames) == 1
 
 
-def test_the_peers_error_is_the_answer(line: Line) -> None:
-    replies = asked(line)
-    line.send(frame(Failure(StaleEpoch.code, "too old"), read_frame(line.peer)[0].request_id))
-    assert [type(error) for error in replies.errors] == [StaleEpoch]
-
-
 def test_a_request_ends_at_its_deadline_and_a_later_answer_is_ignored(line: Line) -> None:
     replies = asked(line, deadline_s=2)
     line.clock.now_ns = 2_000_000_000
@@ -673,13 +642,6 @@ def test_a_failing_receiver_of_an_answer_does_not_hold_up_what_follows(line: Lin
     line.send(frame(Ok(), read_frame(line.peer)[0].request_id) + frame(EXISTS, 5))
     assert len(line.handler.frames) == 1
     assert "oops" in caplog.text
-
-
-def test_a_session_knows_the_host_by_which_it_was_reached(line: Line) -> None:
-    assert line.session.local_host() == "127.0.0.1"
-    remote = Line(tcp_pair())
-    assert remote.session.local_host() == "127.0.0.1"
-    remote.close()
 
 
 # --- traces ---
@@ -731,13 +693,6 @@ def test_a_span_ends_with_the_error_or_with_the_connection(traced: tuple[Line, S
     assert spans.told == [(Exists.TYPE, PARENT, "Full"), (Exists.TYPE, PARENT, BROKEN)]
 
 
-def test_who_does_not_trace_passes_over_a_trace(line: Line) -> None:
-    line.session.context = "known"
-    line.send(TRACE + frame(EXISTS, 1))
-    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1]
-    assert line.session.span(1) is None
-
-
 @pytest.mark.parametrize("spreads_reads", [False, True])
 @pytest.mark.parametrize("tracer", [None, Spans()], ids=["plain", "traced"])
 def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Spans | None, spreads_reads: bool) -> None:
@@ -748,13 +703,6 @@ def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Sp
     assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
-
-
-def test_a_trace_with_values_ends_the_connection(traced: tuple[Line, Spans]) -> None:
-    line, _ = traced
-    line.send(frame(Trace(PARENT.text()), 0, b"values"))
-    assert isinstance(read_frame(line.peer)[1], Failure)
-    assert not line.session.is_open
 
 
 @pytest.mark.parametrize("has_payload", [False, True])
@@ -868,12 +816,3 @@ def asked_by(line: Line) -> bytes:
     """What a request takes on the wire."""
     line.session.request(EXISTS, lambda _header, _body: None, deadline_s=5)
     return line.peer.recv(4096)
-
-
-def test_whoever_this_side_introduced_itself_to_may_announce(traced: tuple[Line, Spans]) -> None:
-    line, spans = traced
-    line.session.context = None
-    line.session.met(takes_traces=False)
-    line.send(TRACE + frame(EXISTS, 1))
-    assert read_frame(line.peer)[0].type == Ok.TYPE
-    assert spans.told == [(Exists.TYPE, PARENT, "")]

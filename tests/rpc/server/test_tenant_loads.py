@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvstore.protocol.errors import ProtocolError, QuotaExceeded
+from kvstore.protocol.errors import QuotaExceeded
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import Release
-from kvstore.rpc.server.tenant_loads import MAX_HELD_BYTES, MAX_UNANSWERED, InFlight, TenantLoads
+from kvstore.rpc.server.tenant_loads import InFlight, TenantLoads
 from kvstore.security.quotas.quota import Quota, Quotas
 
 
@@ -71,40 +71,6 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     mine.belong_to(None)
     mine.begin(asked(5))
     assert blue.requests == 0
-
-
-@pytest.mark.parametrize("number", [0, 7])
-def test_a_request_that_would_count_nowhere_is_none(number: int) -> None:
-    """One without a number, and one with the number of another that waits: their ends could be told of nobody."""
-    loads, mine = TenantLoads(), InFlight()
-    mine.belong_to(loads.enter("a", "red"))
-    mine.begin(asked(7))
-    with pytest.raises(ProtocolError, match=f"a request has a number of its own, from 1 on, until it is answered: {number} is none"):
-        mine.check(asked(number))
-    mine.end(7)
-    mine.check(asked(7))
-
-
-def test_a_connection_is_full_of_requests_or_of_their_bytes_until_one_is_answered() -> None:
-    loads, mine = TenantLoads(), InFlight()
-    mine.belong_to(loads.enter("a", "red"))
-    for number in range(1, MAX_UNANSWERED):
-        mine.begin(asked(number))
-    assert not mine.is_full
-    mine.begin(asked(MAX_UNANSWERED))
-    assert mine.is_full
-    assert mine.end(1)
-    assert not mine.is_full
-    assert not mine.end(2), "there was room before"
-    mine.belong_to(loads.enter("a", "blue"))
-    mine.begin(asked(1, body_bytes=MAX_HELD_BYTES))
-    assert not mine.is_full
-    mine.begin(asked(2))
-    mine.begin(asked(3))
-    assert mine.is_full
-    assert not mine.end(2)
-    assert mine.end(1)
-    assert not mine.is_full
 
 
 def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quota_says_how_much_may() -> None:

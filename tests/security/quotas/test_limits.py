@@ -15,7 +15,6 @@ from kvstore.security.quotas.limits import (
     as_message,
     from_message,
     in_force,
-    origins,
     parse_limit,
     read_tables,
 )
@@ -30,13 +29,6 @@ def test_what_an_operator_has_set_is_above_the_tenants_table_and_that_above_the_
     assert quotas.of("green") == Quota(dram_bytes=10, pins=7)
     assert quotas.of("blue") == Quota(dram_bytes=10, pins=1)
     assert in_force(NO_TABLES, {}) == UNLIMITED
-
-
-def test_of_each_tenant_with_limits_of_its_own_it_is_told_who_says_them() -> None:
-    assert origins(FILE, {"red": {"connections": None, "blocks": 5}, "green": {"pins": 7}}) == {
-        "red": Origins(["connections", "blocks"], ["dram_bytes"]),
-        "green": Origins(["pins"], []),
-    }
 
 
 TEXT = """
@@ -55,11 +47,6 @@ def read(folder: Path, text: str | bytes) -> Tables:
     path = folder / "quotas.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_tables(str(path))
-
-
-def test_each_table_says_the_limits_that_it_names(tmp_path: Path) -> None:
-    red = {"dram_bytes": 4096, "connections": None, "pins": 0}
-    assert read(tmp_path, TEXT) == Tables({"dram_bytes": 1024, "connections": 64}, {"red": red})
 
 
 @pytest.mark.parametrize(

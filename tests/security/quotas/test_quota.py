@@ -11,13 +11,6 @@ def test_a_tenant_without_a_quota_of_its_own_has_the_default() -> None:
     assert UNLIMITED.of("red") == NO_QUOTA
 
 
-def test_a_quota_names_its_limits_and_its_tiers() -> None:
-    quota = Quota(hbm_bytes=1, nvme_bytes=0, connections=4, dram_slabs=7)
-    assert quota.limits() == {"hbm_bytes": 1, "nvme_bytes": 0, "connections": 4, "dram_slabs": 7}
-    assert [quota.of_tier(index) for index in range(3)] == [1, None, 0]
-    assert [quota.slabs_of_tier(index) for index in range(3)] == [None, 7, None]
-
-
 def test_limits_keep_their_places_which_records_of_catalogs_name() -> None:
     first = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections")
     assert NAMES == (*first, "hbm_slabs", "dram_slabs")

@@ -65,11 +65,6 @@ def test_a_sealed_ticket_whose_lengths_lie_is_refused_too() -> None:
         unseal(unreadable + form._mac(unreadable, SECRET), SECRET)
 
 
-def test_a_block_is_told_by_its_key_and_its_generation() -> None:
-    assert len({fingerprint(b"a", 1), fingerprint(b"a", 2), fingerprint(b"b", 1)}) == 3
-    assert fingerprint(b"a", 1) == fingerprint(b"a", 1)
-
-
 S = 10**9
 SECRET_KEYRING = b"s" * 32
 

@@ -6,8 +6,6 @@ from stat import S_IMODE
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.security.tls.authority import CA_CERT, CA_KEY, issue, make_authority
@@ -56,18 +54,6 @@ def test_a_pair_for_which_there_is_no_room_is_refused_by_name_and_nothing_of_it_
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
     make_authority(tmp_path)
-
-
-def test_without_an_authority_it_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"make one with `kvstore certs init"):
-        issue(tmp_path, "one", [Subject(CLIENT, "red")])
-    make_authority(tmp_path)
-    other = rsa.generate_private_key(65537, 2048)
-    (tmp_path / CA_KEY).write_bytes(
-        other.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    with pytest.raises(ConfigError, match=r"ca.key is not a key that `kvstore certs init` makes"):
-        issue(tmp_path, "one", [Subject(CLIENT, "red")])
 
 
 def test_names_that_no_certificate_can_have_are_refused(tmp_path: Path) -> None:

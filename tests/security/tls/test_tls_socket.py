@@ -194,34 +194,6 @@ def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() ->
     server.close()
 
 
-def test_a_peer_that_goes_in_the_handshake_is_gone() -> None:
-    near, far = tcp_pair()
-    client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
-    far.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(OSError, match="hung up in the TLS handshake"):
-        client.shake_hands(PATIENCE_S)
-    client.close()
-    far.close()
-
-
-def test_one_who_does_not_speak_tls_is_told_so_in_what_he_speaks() -> None:
-    near, far = tcp_pair()
-    server = certificates(shared().master()).begin_from(far)
-    server.answer_refused(b"not yet")
-    near.sendall(b"kV, plainly")
-    for _ in range(2):  # it stays so
-        with pytest.raises(Untrusted, match=r"this port speaks TLS, and .* does not: set its tls_ca"):
-            server.shake_hands(PATIENCE_S)
-    server.answer_refused(b"TLS, please")
-    assert near.recv(100) == b"TLS, please"
-    assert server.discard() == len(b"kV, plainly")
-    assert server.discard() is None
-    near.close()
-    assert server.discard() == 0
-    server.close()
-    assert server.discard() == 0
-
-
 @pytest.mark.parametrize("why", ["subject", "expired"])
 def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
     near, far = tcp_pair()
