@@ -26,8 +26,6 @@ class DramTier(SlabTier):
     """See the module and Tier. `prefault_step` may run in any one thread beside the rest."""
 
     name = "dram"
-    mappable = True
-    blocking = False
 
     def __init__(
         self,

@@ -141,6 +141,15 @@ def test_the_next_coldest_are_those_that_come_one_after_the_other(order: Evictio
     assert count < 1000 or len(found) == len(there)
 
 
+def test_next_victims_are_each_named_once() -> None:
+    """SIEVE looks at its ring twice where it finds too few."""
+    order = Visible(lambda: make_policy("sieve"))
+    blocks = [block(str(number), number) for number in range(3)]
+    for one in blocks:
+        order.insert(one, 0)
+    assert order.next_victims(0, anyone, 10) == blocks
+
+
 def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
     order.insert(block("mine", 1), 0)
     asked: list[int] = []

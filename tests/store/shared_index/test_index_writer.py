@@ -226,7 +226,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     assert look is not None
     memory, hazard = look
     store.table.copies.drop(block)
-    assert store.showing.kept_slots == 1
+    assert len(store.showing._kept) == 1
     assert store.dram.quarantined_bytes == 100
     for name in ("b", "c", "d", "e"):
         store.put(name)
@@ -234,7 +234,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     assert bytes(memory) == value_of(block)
     client.desk.look_away(hazard)
     store.showing.sweep()
-    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
     store.close()
 
 
@@ -279,9 +279,9 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     assert look is not None
     store.table.copies.drop(block)
     store.showing.forget_owner("another")
-    assert store.showing.kept_slots == 1
+    assert len(store.showing._kept) == 1
     store.showing.forget_owner("one")
-    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
     assert client.desk.is_over
 
 
