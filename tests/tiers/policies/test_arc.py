@@ -1,9 +1,8 @@
 """ARC evicts as its four lists do when they are plain lists."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
 from kvstore.tiers.policies.arc import ARC
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.tiers.policies.interface import ObservedCapacity
 
 
 class NaiveARC(NaivePolicy):
@@ -51,20 +50,11 @@ class NaiveARC(NaivePolicy):
 
 
 class TestARC(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return ARC(max_scan=max_scan)
+    policy = ARC
+    naive = NaiveARC
 
 
-class ARCAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return ARC()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveARC()
-
-
-TestARCAgainstNaive = ARCAgainstNaive.TestCase
-TestARCAgainstNaive.settings = MACHINE_SETTINGS
+TestARCAgainstNaive = against_naive(ARC, NaiveARC)
 
 
 def read_through(policy: ARC[int], key: int, capacity: int) -> None:
@@ -92,10 +82,3 @@ def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow
     policy.remove(0)
     policy.insert(0)
     assert policy._once_target < widened
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: ARC[int] = ARC()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveARC(), seed=1, accesses=5000, capacity=64)

@@ -12,7 +12,7 @@ from kvstore.kvcache.traces.named import generate
 from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
-from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy
+from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 from kvstore.tiers.policies.prefix import PrefixPolicy
 
@@ -31,8 +31,8 @@ def ticking() -> Callable[[], float]:
 
 
 class TestPrefixPolicy(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return PrefixPolicy(max_scan=max_scan, clock=ticking())
+    def make_policy(self) -> EvictionPolicy[int]:
+        return PrefixPolicy(clock=ticking())
 
 
 class PrefixMachine(RuleBasedStateMachine):

@@ -1,8 +1,7 @@
 """S3-FIFO evicts as its three queues do when they are plain lists."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
+from kvstore.tiers.policies.interface import ObservedCapacity
 from kvstore.tiers.policies.s3fifo import S3FIFO
 
 
@@ -70,20 +69,11 @@ class NaiveS3FIFO(NaivePolicy):
 
 
 class TestS3FIFO(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return S3FIFO(max_scan=max_scan)
+    policy = S3FIFO
+    naive = NaiveS3FIFO
 
 
-class S3FIFOAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return S3FIFO()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveS3FIFO()
-
-
-TestS3FIFOAgainstNaive = S3FIFOAgainstNaive.TestCase
-TestS3FIFOAgainstNaive.settings = MACHINE_SETTINGS
+TestS3FIFOAgainstNaive = against_naive(S3FIFO, NaiveS3FIFO)
 
 
 def full(count: int) -> S3FIFO[int]:
@@ -130,10 +120,3 @@ def test_a_main_queue_beyond_its_share_gives_up_what_was_not_used_there() -> Non
     assert policy.victim() == 0
     policy.touch(0)
     assert policy.victim() == 1
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: S3FIFO[int] = S3FIFO()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveS3FIFO(), seed=1, accesses=5000, capacity=64)

@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
+from kvstore.tiers.policies.interface import ObservedCapacity
 from kvstore.tiers.policies.tinylfu import MAX_COUNT, WTinyLFU
 
 
@@ -64,20 +63,10 @@ class NaiveTinyLFU(NaivePolicy):
 
 
 class TestWTinyLFU(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return WTinyLFU(max_scan=max_scan)
+    policy = WTinyLFU
 
 
-class WTinyLFUAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return WTinyLFU()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveTinyLFU()
-
-
-TestWTinyLFUAgainstNaive = WTinyLFUAgainstNaive.TestCase
-TestWTinyLFUAgainstNaive.settings = MACHINE_SETTINGS
+TestWTinyLFUAgainstNaive = against_naive(WTinyLFU, NaiveTinyLFU)
 
 
 def full(count: int) -> WTinyLFU[int]:
