@@ -62,19 +62,6 @@ def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -
     assert not puts.holds(put)
 
 
-def test_many_puts_are_closed_as_one_by_one(puts: OpenPuts) -> None:
-    many = puts.add_all([made("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
-    other = puts.add(made("blue", b"1", 1, 1), RED, now_ns=3)
-    puts.close_all(many[1:4])
-    check(puts)
-    assert [put for put in [*many, other] if puts.holds(put)] == [many[0], many[4], other]
-    assert puts.of_key("red", b"2") is None
-    puts.close_all([many[0], many[4]])
-    check(puts)
-    assert not puts.has_any("red", [b"%d" % number for number in range(5)])
-    assert puts.expire(now_ns=99) == [other]
-
-
 def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_puts, "MAX_EXPIRED", 2)
     batch = add_batch(puts, "abc")
@@ -238,21 +225,6 @@ def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
     puts.ended.forget_owner("writer")
     assert puts.room == (0, 0)
     assert puts.ended.awaited() == []
-
-
-def test_a_slot_that_is_being_written_from_another_host_waits_for_the_last_byte() -> None:
-    puts = Puts()
-    writing, idle = puts.add("a", is_remote=True), puts.add("b", is_remote=True)
-    assert isinstance(writing.grant, RemoteWriter)
-    writing.grant.begin()
-    puts.ended.expire(now_ns=10)
-    assert idle.grant is not None
-    assert puts.room == (0, 100)
-    assert puts.ended.expire(now_ns=11) == 0
-    assert puts.room == (0, 100)
-    writing.grant.end()
-    puts.ended.expire(now_ns=12)
-    assert puts.room == (0, 0)
 
 
 def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

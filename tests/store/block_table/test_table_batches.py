@@ -129,52 +129,6 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
         each.close()
 
 
-def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(two: tuple[Table, Table]) -> None:
-    table, other = two
-    for one in two:
-        put_each(one, [block(b"%d" % number) for number in range(18)])
-        found = one.table.find("red", b"0")
-        assert found is not None
-        one.table.hit(found)
-    slots = table.table.slots.free_slots("red", SIZE, 9)
-    assert len(slots) == len(set(slots)) == 9
-    new = [block(b"new-%d" % number) for number in range(9)]
-    for opened, slot in zip(new, slots, strict=True):
-        opened.set_slot(DRAM, slot)
-    table.table.commit_all_undecided(table.table.puts.add_all(new, OWNER, now_ns=1), range(9))
-    puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
-    for number, put in enumerate(puts):
-        assert put is not None
-        other.table.commit_undecided(put, number)
-    assert state(table) == state(other)
-    assert order(table) == order(other)
-
-
-def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table, Table]) -> None:
-    table, _ = two
-    put_each(table, [block(b"%d" % number) for number in range(20)])
-    for number in range(15):
-        one = table.table.find("red", b"%d" % number)
-        assert one is not None
-        table.table.copies.acquire(one)
-    slots = table.table.slots.free_slots("red", SIZE, 9)
-    assert len(slots) == 5
-    table.table.slots.give_back(slots)
-    assert table.names() == "".join(sorted(str(number) for number in range(15)))
-    check(table.table)
-
-
-def test_blocks_of_several_namespaces_are_claimed_apart(two: tuple[Table, Table]) -> None:
-    table, other = two
-    names = [(b"a", "x"), (b"b", "y"), (b"c", "x")]
-    put_each(table, [block(b"first")])
-    put_each(other, [block(b"first")])
-    put_at_once(table, [block(key, namespace=namespace) for key, namespace in names])
-    put_each(other, [block(key, namespace=namespace) for key, namespace in names])
-    claims = [[{one.key for one in each.table.undecided.take(9)} for _ in range(4)] for each in two]
-    assert sorted(map(sorted, claims[0])) == sorted(map(sorted, claims[1])) == [[], [b"a", b"c"], [b"b"], [b"first"]]
-
-
 def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[Table, Table]) -> None:
     table, _ = two
     put_each(table, [block(b"%d" % number) for number in range(20)])

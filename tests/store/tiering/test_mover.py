@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
+from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.evictor import EXTRA_BLOCKS
@@ -190,15 +190,6 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     node.close()
 
 
-def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
-    blocks = node.fill()
-    blocks[1].checksum ^= 1
-    node.demote_all()
-    answers, values = node.read(blocks)
-    assert [type(answer) for answer in answers] == [type(None), ChecksumMismatch, type(None)]
-    assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
-
-
 def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
     blocks, let_go = node.fill(), threading.Event()
@@ -214,14 +205,6 @@ def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node:
     finally:
         let_go.set()
     assert (answers, values) == ([None] * 3, [value_of(block) for block in blocks])
-
-
-def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: Node) -> None:
-    blocks = node.fill(2)
-    node.demote_all()
-    node.nvme.read_failure = OSError("EIO")
-    answers, _ = node.read(blocks)
-    assert [type(answer) for answer in answers] == [OSError, OSError]
 
 
 @pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])

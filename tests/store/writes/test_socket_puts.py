@@ -8,7 +8,7 @@ from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE,
 from kvstore.protocol.session_messages import Flags
 from tests.rpc.wires import frame, read_frame
 from tests.store.integrity import check
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, until
 
 KIB = 1024
 
@@ -27,17 +27,6 @@ def put(client: Client, name: str, value: bytes) -> int:
 def is_empty(node: Served) -> bool:
     node.call(lambda: check(node.store.table))
     return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)
-
-
-def test_it_is_stored_and_can_be_read_and_is_there_the_next_time(node: Served, client: Client) -> None:
-    assert put(client, "a", b"x" * 5000) == STORED
-    assert put(client, "a", b"y" * 5000) == ALREADY_THERE
-    assert client.read("a")[1] == [b"x" * 5000]
-    block = node.call(lambda: node.store.table.find("red", b"a"))
-    assert block is not None
-    assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"x" * 5000), 0)
-    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
-    node.call(lambda: check(node.store.table))
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -80,17 +69,3 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Clien
         client.ask(wrong, Flags, payload=[b"value"])
     assert is_empty(node)
     assert put(client, "a", b"value") == STORED, "the connection lives on"
-
-
-def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served, client: Client) -> None:
-    writer, other = node.connect(), node.connect()
-    writer.open({"held": 16 * KIB})
-    first, results = in_background(lambda: put(client, "first", b"1"))
-    until(node, lambda: len(node.waiting) == 1)
-    second, later = in_background(lambda: put(other, "second", b"2"))
-    until(node, lambda: len(node.waiting) == 2)
-    writer.close()
-    for thread in (first, second):
-        thread.join(TIMEOUT_S)
-    assert (results, later) == ([STORED], [STORED])
-    other.close()
