@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Iterable
 
 from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.settings import format_size
@@ -26,3 +27,9 @@ def make_shared_memory(name: str, size_bytes: int, *, mode: int) -> tuple[int, m
     except (OSError, Broken) as refusal:
         os.close(fd)
         raise TierFailed(f"no shared memory of {format_size(size_bytes)} for a client's {name}: {refusal}") from refusal
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close these descriptors."""
+    for fd in fds:
+        os.close(fd)

@@ -5,7 +5,6 @@ single small ones are (socket_puts.py): shown, answered, and then entered. What 
 taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
 """
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from kvstore.store.block_table.free_slots import Page
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.session_authenticator import Caller, peer_of
-from kvstore.store.shared_memory import make_shared_memory
+from kvstore.store.shared_memory import close_all, make_shared_memory
 from kvstore.store.wait_queue import WaitingRoom
 from kvstore.store.writes.socket_puts import answer_of
 from kvstore.tiers.dram import DramTier
@@ -107,13 +106,8 @@ class PutsAhead:
         if caller.page is None:
             caller.page, fd = make_page()
             fds.append(fd)
-
-        def close_fds() -> None:
-            for fd in fds:
-                os.close(fd)
-
         self._open_next(session, caller, caller.page, message.size_bytes)
-        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=close_fds)
+        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=lambda: close_all(fds))
 
     def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
         """Serve these bytes, all that has arrived on the connection, if they are one PutAhead. False: they are to be read as ever."""

@@ -41,13 +41,9 @@ def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
     assert {put.expires_ns for put in many} == {13}
     assert puts.add(made("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
     numbers = [put.put_id for put in many]
-    assert puts.get_all(numbers, RED) is None, "nobody was told them"
     for put in many:
         put.is_named = True
-    assert puts.get_all(numbers, RED) == many
-    assert puts.get_all(numbers, BLUE) is None
-    assert puts.get_all([*numbers, numbers[0]], RED) is None
-    assert puts.get_all([*numbers, 99], RED) is None
+    assert [puts.get(number, RED) for number in numbers] == many
     assert puts.has_any("red", [b"y", b"3"])
     assert not puts.has_any("red", [b"y"])
     assert not puts.has_any("blue", [b"3"])
@@ -109,7 +105,7 @@ def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts)
         made = puts.puts_of(batch)
         assert [(put.put_id, put.block) for put in made] == list(zip(batch.ids, batch.blocks, strict=True))
         assert all(put.is_named and put.owner is RED for put in made)
-        assert puts.get_all(batch.ids, RED) == made
+        assert [puts.get(number, RED) for number in batch.ids] == made
         puts.close(made[1])
         check(puts)
         assert puts.expire(now_ns=10) == [made[0], made[2]]
