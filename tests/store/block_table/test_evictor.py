@@ -219,33 +219,6 @@ def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store
     assert store.names() == "b"
 
 
-def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_ends(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    (move,) = store.table.room.take_moves()
-    store.table.copies.acquire(block)
-    store.table.copies.drop(block)
-    assert store.dram.quarantined_bytes == 100
-    check(store.table)
-    store.table.copies.release(block)
-    assert store.dram.quarantined_bytes == 100, "the copy still reads it"
-    store.finish(move, is_done=True)
-    assert store.dram.free_bytes == 100
-    assert store.tiers[NVME].used_bytes == 0
-    assert kinds(store)[-1] == (EVENT_GONE, "a", 0)
-
-
-def test_a_block_pinned_while_it_moves_keeps_both_copies(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    block.pinned = True
-    store.settle()
-    assert block.tier_mask() == 6
-    assert store.open("b") is None
-
-
 def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     for name in "abc":

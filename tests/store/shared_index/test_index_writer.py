@@ -9,7 +9,7 @@ import xxhash
 from kvstore.client.local.reader_slots import LocalDesk
 from kvstore.client.local.shared_index import IndexView
 from kvstore.protocol.event_messages import READ, Events
-from kvstore.protocol.shared_index import ACCESSES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shared_index import ACCESSES, WAYS
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.shared_index.index import FIRST_SETS
@@ -43,22 +43,6 @@ def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     store.put("key", tenant="red")
     assert red.find("key") is not None
     assert blue.find("key") is None
-
-
-def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> None:
-    client = store.client()
-    store.put("short")
-    names = ["k" * (20 + number) for number in range(MIN_SHOWN_AT_ONCE)]
-    for name in (*names, "k" * MAX_KEY_BYTES):
-        store.put(name)
-    assert client.find("short") is not None
-    assert not any(client.find(name) for name in names)
-    while store.showing.beat(1):
-        pass
-    assert client.index.is_over
-    client = store.client()
-    assert all(client.find(name) for name in ("short", *names, "k" * MAX_KEY_BYTES))
-    assert not store.showing.beat(2)
 
 
 def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, Claim, Publish
+from kvstore.protocol.catalog_messages import EVENT_GONE, Claim, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.block_table.block import Block
@@ -174,23 +174,6 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     assert results == [[STORED]]
 
 
-def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claimed_behind_the_word_of_that(
-    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rest of the inventory, which need not have been said yet, does not name it any more."""
-    assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
-    said = published(node, monkeypatch)
-    gone = node.call(lambda: node.store.table.find("red", b"0"))
-    assert gone is not None
-    node.call(lambda: node.store.table.copies.drop(gone))
-    thread, results = put(client, **{"0": b"w"})
-    master.decide(grants(GRANTED))
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED]]
-    assert [message.phase for message in said] == [PHASE_SYNC_BEGIN, *[PHASE_SYNC] * 3, PHASE_STREAM]
-    assert list(said[-1].keys) == [b"0"]
-
-
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
     node.call(node.claims.link_down)
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
@@ -278,32 +261,6 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     node.call(lambda: check(node.store.table))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()
-
-
-def test_the_master_of_each_partition_decides_about_its_own_keys(node: Served, client: Client) -> None:
-    asked: dict[int, tuple[Claim, Answer]] = {}
-
-    def link_up() -> None:
-        node.partitioning.tell(3)
-        node.publishers.cut()
-        for partition in (0, 1, 2):
-            node.claims.link_up(partial(ask, partition), 7 + partition, partition)
-
-    def ask(partition: int, claim: Claim, answer: Answer) -> None:
-        asked[partition] = claim, answer
-
-    node.call(link_up)
-    names = [f"key-{number}" for number in range(12)]
-    thread, results = put(client, **{name: name.encode() for name in names})
-    until(node, lambda: len(asked) == 3)
-    for partition, (claim, answer) in asked.items():
-        assert results == []
-        assert claim.epoch == 7 + partition
-        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
-        status = PRESENT if partition == 1 else GRANTED
-        node.call(partial(answer, grants(*[status] * len(claim.keys))))
-    thread.join(TIMEOUT_S)
-    assert results == [[ALREADY_THERE if node.partitioning.of(name.encode()) == 1 else STORED for name in names]]
 
 
 def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:

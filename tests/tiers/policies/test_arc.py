@@ -55,30 +55,3 @@ class TestARC(PolicyConformance):
 
 
 TestARCAgainstNaive = against_naive(ARC, NaiveARC)
-
-
-def read_through(policy: ARC[int], key: int, capacity: int) -> None:
-    if key in policy:
-        policy.touch(key)
-        return
-    if len(policy) == capacity:
-        victim = policy.victim()
-        assert victim is not None
-        policy.remove(victim)
-    policy.insert(key)
-    policy.check_integrity()
-
-
-def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow_it() -> None:
-    policy: ARC[int] = ARC()
-    for key in [*range(5), *range(5), *range(10, 16)]:
-        read_through(policy, key, 10)
-    read_through(policy, 10, 10)
-    widened = policy._once_target
-    assert widened >= 1
-    read_through(policy, 11, 10)
-    assert policy._once_target > widened
-    widened = policy._once_target
-    policy.remove(0)
-    policy.insert(0)
-    assert policy._once_target < widened

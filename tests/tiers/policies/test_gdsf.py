@@ -55,20 +55,6 @@ TestGDSFAgainstNaive = GDSFAgainstNaive.TestCase
 TestGDSFAgainstNaive.settings = MACHINE_SETTINGS
 
 
-def test_what_was_popular_long_ago_leaves_before_what_comes_now() -> None:
-    policy: GDSF[int] = GDSF()
-    for _ in range(5):
-        policy.insert(0)
-    policy.insert(1)
-    for key in range(2, 10):
-        victim = policy.victim()
-        assert victim is not None
-        policy.remove(victim)
-        policy.insert(key)
-        policy.check_integrity()
-    assert 0 not in policy
-
-
 def test_a_popular_key_that_is_deleted_makes_no_other_old() -> None:
     policy: GDSF[str] = GDSF()
     for key in "aaaaaaaabbc":

@@ -32,13 +32,3 @@ class TestLFU(PolicyConformance):
 
 
 TestLFUAgainstNaive = against_naive(LFU, NaiveLFU)
-
-
-def test_a_key_that_comes_back_starts_anew() -> None:
-    policy: LFU[str] = LFU()
-    for key in "aab":
-        policy.insert(key)
-    policy.remove("a")
-    policy.insert("a")
-    policy.touch("b")
-    assert policy.victim() == "a"

@@ -45,26 +45,3 @@ class TestSieve(PolicyConformance):
 
 
 TestSieveAgainstNaive = against_naive(Sieve, NaiveSieve)
-
-
-def test_a_key_read_since_the_hand_passed_stays_for_another_round() -> None:
-    policy: Sieve[str] = Sieve()
-    for key in "abc":
-        policy.insert(key)
-    policy.touch("a")
-    assert policy.victim() == "b"
-    policy.remove("b")
-    assert policy.victim() == "c"
-    policy.remove("c")
-    assert policy.victim() == "a"
-
-
-def test_the_hand_goes_on_where_it_was() -> None:
-    policy: Sieve[str] = Sieve()
-    for key in "abcd":
-        policy.insert(key)
-    policy.touch("a")
-    assert policy.victim() == "b"
-    policy.remove("b")
-    policy.insert("e")
-    assert policy.victim() == "c"

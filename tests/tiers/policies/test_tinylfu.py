@@ -110,14 +110,3 @@ def test_a_window_in_use_leaves_main_to_give_way_and_the_reverse() -> None:
     policy = full(100)
     assert policy.victim(lambda key: key != 99) == 0
     assert policy.victim(lambda key: key == 99) == 99
-
-
-def test_main_gives_way_while_the_window_is_below_its_share() -> None:
-    policy = full(1000)
-    for key in range(985, 1000):
-        policy.remove(key)
-    for _ in range(1100):
-        policy.victim()
-    policy.remove(984)
-    assert policy.victim() is not None
-    policy.check_integrity()
