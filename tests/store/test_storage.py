@@ -123,6 +123,12 @@ def test_a_new_folder_on_the_root_disk_is_told_of_once(tmp_path: Path, caplog: p
         assert ("is new, and on the disk of /" in caplog.text) == (is_root_disk and is_first)
 
 
+def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mount its disk"):
+        open_tiers(replace(SETTINGS, nvme=f"{tmp_path / 'not' / 'mounted'}:1MiB"), plan_memory(SETTINGS))
+    assert not (tmp_path / "not").exists()
+
+
 def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
     """Values of so many zeros, with these tags."""
     tier = NvmeTier(folder, capacity_bytes=1 << 20)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.evictor import EXTRA_BLOCKS
@@ -175,6 +175,15 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [0, 2]
     node.close()
+
+
+def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
+    blocks = node.fill()
+    blocks[1].checksum ^= 1
+    node.demote_all()
+    answers, values = node.read(blocks)
+    assert [type(answer) for answer in answers] == [type(None), ChecksumMismatch, type(None)]
+    assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
 
 
 def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,19 @@ def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: S
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
+def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path) -> None:
+    with served(tmp_path, claim_interval_s=3600) as node:
+        master, client = Master(node), node.connect()
+        for names, generations in (("abc", (1, 2, 3)), ("d", (4,))):
+            for name in names:
+                put(client, {name: b"x"})
+            assert not node.call(lambda: list(master.asked))
+            node.call(node.deciding._come_due)
+            master.claims(*names)
+            master.decide(*((GRANTED, generation) for generation in generations))
+        client.close()
+
+
 def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_after_all_of_it(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, Claim, Publish
+from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, Claim, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
@@ -172,6 +172,23 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     master.decide(grants(GRANTED))
     thread.join(TIMEOUT_S)
     assert results == [[STORED]]
+
+
+def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claimed_behind_the_word_of_that(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the inventory, which need not have been said yet, does not name it any more."""
+    assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
+    said = published(node, monkeypatch)
+    gone = node.call(lambda: node.store.table.find("red", b"0"))
+    assert gone is not None
+    node.call(lambda: node.store.table.copies.drop(gone))
+    thread, results = put(client, **{"0": b"w"})
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+    assert [message.phase for message in said] == [PHASE_SYNC_BEGIN, *[PHASE_SYNC] * 3, PHASE_STREAM]
+    assert list(said[-1].keys) == [b"0"]
 
 
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
