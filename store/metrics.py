@@ -2,11 +2,10 @@
 
 import heapq
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.version import VERSION
 from kvstore.security.quotas.quota import SLABS
 from kvstore.store.block_table.access_counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.block_table.block import DRAM, TIERS
@@ -86,26 +85,18 @@ class NodeMeasures:
 
     def read(
         self,
-        name: str,
         table: BlockTable,
-        status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
+        tiers: Sequence[pb.TierStatus],
+        counters: Mapping[str, int],
         engine: TransferEngine | None,
-        *,
-        is_ready: bool,
-        certificates_left_s: Reading,
-        trace_spans: Reading,
-        refused: Mapping[str, int],
+        own: Mapping[str, Reading],
     ) -> Readings:
-        """All metrics of the catalog's NODE."""
-        tiers, counters = status()
+        """All metrics of the catalog's NODE, with `own` those that the node itself measures."""
         names = {metric.name: metric.name.removeprefix("kvstore_node_") for metric in NODE if not metric.labels}
         told: dict[str, Reading] = {
             name: counters[counter] for name, short in names.items() if (counter := COUNTERS.get(short, short)) in counters
         }
-        told["kvstore_node_info"] = {(name, VERSION): 1}
-        told["kvstore_node_ready"] = int(is_ready)
-        told["kvstore_node_certificate_valid_seconds"] = certificates_left_s
-        told["kvstore_node_trace_spans"] = trace_spans
+        told |= own
         told["kvstore_node_request_duration_seconds"] = self.requests.durations()
         told["kvstore_node_requests_refused"] = self.requests.refusals()
         for field in ("capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "demotions", "promotions"):
@@ -124,7 +115,6 @@ class NodeMeasures:
                 ("quota", counts.quota_evictions),
             )
         }
-        told["kvstore_node_quota_refused"] = {(reason,): count for reason, count in refused.items()}
         told |= _of_tenants(table)
         told["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
         rails = engine.rails() if engine is not None else {}

@@ -298,14 +298,16 @@ class Node:
         storage = self._storage
         self._measures.tick(storage.table, self.reactor.now_ns())
         return self._measures.read(
-            self._name.text,
             storage.table,
-            self.status,
+            *self.status(),
             storage.engine,
-            is_ready=not self.unready(),
-            certificates_left_s=self._ends.left_s(time.time()),
-            trace_spans=spans_told(self._tracing),
-            refused=self._service.loads.refused(),
+            {
+                "kvstore_node_info": {(self._name.text, VERSION): 1},
+                "kvstore_node_ready": int(not self.unready()),
+                "kvstore_node_certificate_valid_seconds": self._ends.left_s(time.time()),
+                "kvstore_node_trace_spans": spans_told(self._tracing),
+                "kvstore_node_quota_refused": {(reason,): count for reason, count in self._service.loads.refused().items()},
+            },
         )
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:

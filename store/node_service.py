@@ -1,6 +1,5 @@
 """The node's frames: who may speak, which service answers, and what is tidied up when a connection ends."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,6 +42,7 @@ from kvstore.store.identity import Identity
 from kvstore.store.master_requests import ask
 from kvstore.store.session_authenticator import MAX_SLABS, Admission, Caller, peer_of
 from kvstore.store.shared_index.index_writer import TURNS_OF_A_RING
+from kvstore.store.shared_memory import close_all
 from kvstore.store.storage import Storage
 from kvstore.store.writes.commit_batcher import Deciding
 
@@ -271,30 +271,20 @@ class NodeService:
             raise InvalidArgument(f"a client is told of at most {MAX_BATCH} slabs at once, not {len(message.held)}")
         peer.forget_gone(self._dram.has_slab)
         fds: list[int] = []
-
-        def close_fds() -> None:
-            for fd in fds:
-                os.close(fd)
-
         try:
             sizes = [self._export(peer, slab, bool(message.writable), fds) for slab in message.slabs]
         except OSError as error:
-            close_fds()
+            close_all(fds)
             raise Unavailable(f"no descriptor is left: {error.strerror}") from None
         gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
-        session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=close_fds)
+        session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=lambda: close_all(fds))
 
     def _attach(self, session: Session, header: Header, message: OpenIndex) -> None:
         peer = peer_of(session)
         if not session.is_local:
             raise InvalidArgument("an index is passed over Unix sockets")
         answer, fds = self._showing.attach(session, peer.tenant, lambda: self._table.blocks_of(peer.tenant))
-
-        def close_fds() -> None:
-            for fd in fds:
-                os.close(fd)
-
-        session.reply(header.request_id, answer, fds=fds, on_sent=close_fds)
+        session.reply(header.request_id, answer, fds=fds, on_sent=lambda: close_all(fds))
 
     def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
         peer = peer_of(session)

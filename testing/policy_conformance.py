@@ -1,22 +1,23 @@
 """What every eviction policy must do, as test classes to inherit. Needs the `dev` extra (pytest, hypothesis).
 
     class TestMine(PolicyConformance):
-        def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-            return Mine(max_scan=max_scan)
+        policy = Mine
+        naive = NaiveMine                                # of which the victims are the same
 
-    class MineAgainstNaive(PolicyMachine):               # needs `make_policy` and `make_naive`
-        ...
-    TestMineAgainstNaive = MineAgainstNaive.TestCase
+    TestMineAgainstNaive = against_naive(Mine, NaiveMine)
 
 The oracle of a policy is a naive one: a list and a scan, no limit on the keys it looks at.
 """
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 
 KEYS = st.integers(0, 7)
@@ -44,11 +45,15 @@ class NaivePolicy(ABC):
 class PolicyConformance:
     """What any policy does, whatever its order."""
 
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        raise NotImplementedError
+    policy: Callable[[], EvictionPolicy[int]]
+    naive: Callable[[], NaivePolicy] | None = None
+
+    def make_policy(self) -> EvictionPolicy[int]:
+        return type(self).policy()
 
     def filled(self, count: int, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        policy = self.make_policy(max_scan)
+        policy = self.make_policy()
+        policy.max_scan = max_scan
         for key in range(count):
             policy.insert(key)
         policy.check_integrity()
@@ -179,6 +184,13 @@ class PolicyConformance:
             policy.touch(key)
         assert policy.victim() is not None
 
+    def test_a_trace_evicts_the_same_keys_as_the_naive_policy(self) -> None:
+        naive = type(self).naive
+        if naive is not None:
+            evicted = evictions_of_a_trace(self.make_policy(), seed=1, accesses=5000, capacity=64)
+            assert len(evicted) > 500
+            assert evicted == evictions_of_a_trace(naive(), seed=1, accesses=5000, capacity=64)
+
 
 class PolicyMachine(RuleBasedStateMachine):
     """Any schedule of operations finds the victims that the naive policy finds."""
@@ -226,6 +238,20 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.check_integrity()
         assert len(self.policy) == len(self.present)
         assert all((key in self.policy) == (key in self.present) for key in range(8))
+
+
+def against_naive(policy: Callable[[], EvictionPolicy[int]], naive: Callable[[], NaivePolicy]) -> Any:
+    """Return the test case of a PolicyMachine of these two."""
+
+    class Machine(PolicyMachine):
+        def make_policy(self) -> EvictionPolicy[int]:
+            return policy()
+
+        def make_naive(self) -> NaivePolicy:
+            return naive()
+
+    Machine.TestCase.settings = MACHINE_SETTINGS
+    return Machine.TestCase
 
 
 def evictions_of_a_trace(policy: EvictionPolicy[int] | NaivePolicy, *, seed: int, accesses: int, capacity: int) -> list[int]:

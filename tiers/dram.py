@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.protocol.errors import ConfigError, StaleHandle, Unauthorized
 from kvstore.protocol.settings import format_size
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.memfd import Bytes, MemfdPool
@@ -26,8 +26,6 @@ class DramTier(SlabTier):
     """See the module and Tier. `prefault_step` may run in any one thread beside the rest."""
 
     name = "dram"
-    mappable = True
-    blocking = False
 
     def __init__(
         self,
@@ -36,7 +34,6 @@ class DramTier(SlabTier):
         slab_bytes: int | None = None,
         hugepages: bool = False,
         transparent_hugepages: bool = True,
-        exact_classes: int = 16,
     ) -> None:
         """`hugepages` are used when the system has enough of them reserved: see the property. `transparent_hugepages` asks for those that
         the kernel gives by itself.
@@ -62,7 +59,7 @@ class DramTier(SlabTier):
         )
         if self._pool.hugepages:
             first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
-        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool, exact_classes=exact_classes)
+        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool)
 
     @property
     def hugepages(self) -> bool:
@@ -145,9 +142,7 @@ class DramTier(SlabTier):
 
     def write_batch(self, records: Sequence[Record]) -> None:
         targets = [self._bytes(record.slot) for record in records]
-        for target, record in zip(targets, records, strict=True):
-            if memoryview(record.data).nbytes != len(target):
-                raise InvalidArgument(f"{memoryview(record.data).nbytes} bytes of data for a slot of {len(target)}")
+        self._check_sizes(records)
         for target, record in zip(targets, records, strict=True):
             target[:] = np.frombuffer(record.data, np.uint8)
 

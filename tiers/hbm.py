@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, TierFailed
+from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
 from kvstore.tiers.slab import chosen_first_bytes, chosen_slab_bytes
@@ -187,7 +187,7 @@ class HbmTier(SlabTier):
 
     name = "hbm"
 
-    def __init__(self, capacity_bytes: int, device: str = "cuda:0", *, slab_bytes: int | None = None, exact_classes: int = 16) -> None:
+    def __init__(self, capacity_bytes: int, device: str = "cuda:0", *, slab_bytes: int | None = None) -> None:
         """Raises ConfigError: torch is missing, there is no such device, or it has not so much memory."""
         torch = import_torch()
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
@@ -201,7 +201,7 @@ class HbmTier(SlabTier):
         self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)
-        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._ranges, exact_classes=exact_classes)
+        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._ranges)
 
     @property
     def health(self) -> str:
@@ -220,9 +220,7 @@ class HbmTier(SlabTier):
     def write_batch(self, records: Sequence[Record]) -> None:
         """See Tier. The bytes are on the device when this returns."""
         pieces = [(self.locate(record.slot), record.data) for record in records]
-        for record in records:
-            if memoryview(record.data).nbytes != record.slot.size_bytes:
-                raise InvalidArgument(f"{memoryview(record.data).nbytes} bytes of data for a slot of {record.slot.size_bytes}")
+        self._check_sizes(records)
         with self._translating():
             self._copier.write(pieces)
 

@@ -17,9 +17,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.protocol.errors import StaleHandle
-from kvstore.tiers.slab import Group, SizeClasses, Slab
-from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.protocol.errors import InvalidArgument, StaleHandle
+from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.settings import format_size
+from kvstore.tiers.slab import Group, Slab, rounded_size
+from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
 Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -36,6 +38,10 @@ new_slot = partial(tuple.__new__, Slot)
 GROWTH = 3
 """A slab is at most this many times what its group has: at least a quarter of a group's memory was wanted before, and three slabs of
 1/64, 3/64 and 12/64 come before the first whole one (with 48/64 after them where slabs are 64 times the first)."""
+
+
+EXACT_CLASSES = 16
+"""Sizes of each tenant that have slots of just that size; those that come later are rounded up."""
 
 
 class Backing(Protocol):
@@ -65,9 +71,7 @@ class SlabTier(Tier):
     quarantined_bytes: int = 0
     tenant_bytes: dict[str, int] = {}
 
-    def __init__(
-        self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, first_bytes: int | None = None, exact_classes: int = 16
-    ) -> None:
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, first_bytes: int | None = None) -> None:
         """`slab_bytes` is the size that slabs aim at, `first_bytes` (default: the same) that of a group's first; larger slots get a slab
         each. All are at least 1."""
         self.capacity_bytes = capacity_bytes
@@ -77,7 +81,8 @@ class SlabTier(Tier):
         self._slab_bytes = slab_bytes
         self._first_bytes = first_bytes if first_bytes is not None else slab_bytes
         self._backing = backing
-        self._size_classes = SizeClasses(capacity_bytes, exact_classes)
+        self._exact_sizes: dict[str, set[int]] = {}
+        """By tenant, those of its sizes that have slots of just that size."""
         self._groups: list[Group] = []
         self._group_of: dict[tuple[str, int], Group] = {}
         self._slabs: dict[int, Slab] = {}
@@ -296,13 +301,31 @@ class SlabTier(Tier):
             group.open[slab.number] = slab
 
     def _classified_group(self, size_bytes: int, tenant: str) -> Group:
-        slot_bytes = self._size_classes.slot_bytes(size_bytes, tenant)
+        slot_bytes = self._chosen_slot_bytes(size_bytes, tenant)
         group = self._group_of.get((tenant, slot_bytes))
         if group is None:
             group = Group(len(self._groups), tenant, slot_bytes)
             self._groups.append(group)
             self._group_of[tenant, slot_bytes] = group
         return group
+
+    def _chosen_slot_bytes(self, size_bytes: int, tenant: str) -> int:
+        """The slot size for a value; once given, always the same. Raises InvalidArgument when no such value can ever be held."""
+        if not 1 <= size_bytes <= MAX_VALUE_BYTES:
+            raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
+        if size_bytes > self.capacity_bytes:
+            raise InvalidArgument(f"{format_size(size_bytes)} never fit into a tier of {format_size(self.capacity_bytes)}")
+        exact_sizes = self._exact_sizes.setdefault(tenant, set())
+        if size_bytes not in exact_sizes and len(exact_sizes) >= EXACT_CLASSES:
+            return min(rounded_size(size_bytes), self.capacity_bytes)
+        exact_sizes.add(size_bytes)
+        return size_bytes
+
+    def _check_sizes(self, records: Sequence[Record]) -> None:
+        """Raises InvalidArgument: data is shorter or longer than its slot."""
+        for record in records:
+            if (size_bytes := memoryview(record.data).nbytes) != record.slot.size_bytes:
+                raise InvalidArgument(f"{size_bytes} bytes of data for a slot of {record.slot.size_bytes}")
 
     def _wanted_bytes(self, group: Group) -> int:
         aim_bytes = min(self._slab_bytes, max(self._first_bytes, GROWTH * group.size_bytes))

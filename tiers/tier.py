@@ -64,10 +64,6 @@ class Tier(ABC):
     name: ClassVar[str]
     durable: ClassVar[bool] = False
     """Values outlive the process and come back from `recover`."""
-    mappable: ClassVar[bool] = False
-    """`view` gives the slot's own memory, and other processes can map it."""
-    blocking: ClassVar[bool] = True
-    """A copy may take longer than memory does: the node's loop must leave it to a worker thread."""
 
     @property
     @abstractmethod

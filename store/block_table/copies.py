@@ -4,7 +4,7 @@ Not before nobody reads it: a reader that asked has the block acquired, a copy t
 that looks at shared memory unasked is known to `Showing`. Until then the slot is quarantined.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
@@ -44,15 +44,9 @@ class Showing(Protocol):
     def is_looked_at(self, tenant: str, index: int) -> bool:
         """Whether a client looks at what is in the DRAM slot of that index. For what is hidden no is final."""
 
-    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
-        """Those of which `is_looked_at` says yes."""
-
     def who_looks(self, tenant: str) -> IsLookedAt | None:
         """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything. What the tenant's clients hold in shared
         memory is known to Holds then, as after the next."""
-
-    def looks_at_any(self, tenant: str) -> bool:
-        """Whether `is_looked_at` may say yes of any slot of the tenant."""
 
     def take_holds(self, tenant: str) -> None:
         """Have Holds know what the tenant's clients hold in shared memory."""
@@ -183,10 +177,16 @@ class Copies:
         have_gone(columns, rows)
         self._showing.hide_all(blocks)
         level.remove_all(blocks, rows)
-        if self._showing.looks_at_any(columns.tenant):
-            self._free_unless_looked_at(columns.tenant, slots_of(blocks), level)
-        else:
+        is_looked_at = self._showing.who_looks(columns.tenant)
+        if is_looked_at is None:
             level.free_all(columns, rows)
+        else:
+            slots = slots_of(blocks)
+            for slot in slots:
+                if is_looked_at(slot.index):
+                    level.tier.quarantine(slot)
+                    self._showing.keep(columns.tenant, slot)
+            level.tier.free_batch([slot for slot in slots if not is_looked_at(slot.index)])
         have_left(columns, rows, DRAM)
         generations: list[int] = read(columns.generations, rows).tolist()
         is_recording = self._events.is_recording
@@ -197,13 +197,6 @@ class Copies:
                 self._undecided.remove(block)
             else:
                 self._emit(EVENT_GONE, block)
-
-    def _free_unless_looked_at(self, tenant: str, slots: Sequence[Slot], level: Level) -> None:
-        looked_at = self._showing.looked_at(tenant, slots)
-        for slot in looked_at:
-            level.tier.quarantine(slot)
-            self._showing.keep(tenant, slot)
-        level.tier.free_batch([slot for slot in slots if slot not in looked_at])
 
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the

@@ -8,7 +8,7 @@ first, and at most one slab with warm blocks in it is flushed for one slab's wor
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ class EvictionOrder:
         self.remembered = 0
         """Blocks that left and that the policies of groups that are there remember."""
         self._groups: OrderedDict[int, _Group] = OrderedDict()
-        self._groups_of: dict[str, dict[int, None]] = {}
+        self._groups_of: dict[str, OrderedDict[int, None]] = {}
         """By tenant, its groups. None of them empty."""
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
@@ -127,7 +127,7 @@ class EvictionOrder:
             if self._is_of_dram:
                 policy.keep_in(BlockStates(group, self._blocks_of(block.tenant), block.columns))
             members = self._groups[group] = _Group(policy, block.tenant)
-            self._groups_of.setdefault(block.tenant, {})[group] = None
+            self._groups_of.setdefault(block.tenant, OrderedDict())[group] = None
         return members
 
     def touch(self, block: Block, group: int) -> None:
@@ -245,77 +245,67 @@ class EvictionOrder:
         return None
 
     def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int) -> list[Block]:
-        """Up to `count` blocks of the group, in about the order in which they would leave."""
+        """Return up to `count` different blocks of the group, in about the order in which they would leave.
+
+        A policy may ask about a block that was refused once more, as SIEVE does in its second round."""
         self.tell()
-        found: list[Block] = []
+        found: dict[Block, None] = {}
         members = self._groups.get(group)
 
         def look(block: Block) -> bool:
             if evictable(block):
-                found.append(block)
+                found[block] = None
             return len(found) == count
 
         if members is not None and self._retired_in(members, look) is None:
-            first = {block.key for block in found}
             blocks = self._blocks_of(members.tenant)
-            members.policy.victim(lambda key: key not in first and look(blocks[key]))
-        return found
+            members.policy.victim(lambda key: look(blocks[key]))
+        return list(found)
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """Of the other groups' next victims the one read longest ago; where there are more than MAX_GROUPS_ASKED groups, of those asked."""
-        self.tell()
-        coldest: Block | None = None
-        for asked in range(len(self._groups)):
-            if coldest is not None and asked >= MAX_GROUPS_ASKED:
-                break
-            other, members = next(iter(self._groups.items()))
-            self._groups.move_to_end(other)  # whoever was asked is asked again last
-            block = self._victim(members, evictable) if other != group else None
-            if block is not None and (coldest is None or block.last_access < coldest.last_access):
-                coldest = block
-        return coldest
+        return self._coldest(self._groups, evictable, _last_access, besides=group)
 
     def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
         """Of the next victims of a tenant's groups a retired one, else the one read longest ago; where it has more than MAX_GROUPS_ASKED,
         of those asked."""
-        self.tell()
-        coldest: Block | None = None
-        groups = self._groups_of.get(tenant, {})
-        for asked, group in enumerate(list(groups)):
-            if coldest is not None and asked >= MAX_GROUPS_ASKED:
-                break
-            if len(groups) > MAX_GROUPS_ASKED:
-                groups[group] = groups.pop(group)  # whoever was asked is asked again last
-            block = self._victim(self._groups[group], evictable)
-            if block is not None and (coldest is None or self._coldness(block) < self._coldness(coldest)):
-                coldest = block
-        return coldest
-
-    def _coldness(self, block: Block) -> tuple[bool, int]:
-        """Of a tenant's blocks the least leaves first."""
-        return self.is_retired is None or not self.is_retired(block), block.last_access
+        return self._coldest(self._groups_of.get(tenant, OrderedDict()), evictable, self._coldness)
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
         """Of all groups' next victims the one read longest ago."""
         return self.coldest_elsewhere(-1, evictable)
+
+    def _coldest(
+        self,
+        groups: OrderedDict[int, Any],
+        evictable: Callable[[Block], bool],
+        rank: Callable[[Block], Any],
+        *,
+        besides: int = -1,
+    ) -> Block | None:
+        self.tell()
+        found: list[Block] = []
+        for group in _in_turn(groups, found):
+            if group != besides and (block := self._victim(self._groups[group], evictable)) is not None:
+                found.append(block)  # noqa: PERF401 - what is found ends the turns
+        return min(found, key=rank, default=None)
+
+    def _coldness(self, block: Block) -> tuple[bool, int]:
+        """Of a tenant's blocks the least leaves first."""
+        return self.is_retired is None or not self.is_retired(block), block.last_access
 
     def next_coldest(self, evictable: Callable[[Block], bool], count: int, tenant: str | None = None) -> list[Block]:
         """Up to `count` blocks, of that tenant or of all, as `coldest_of` or `coldest` would give them one after the other if each that was
         given were refused next. At least one where any may leave: of each group asked only its share of so many is looked at, and the first
         whose share is used up ends it, for its next block may be colder than those of the others."""
         self.tell()
-        groups: dict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, {})
+        groups: OrderedDict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, OrderedDict())
         share = max(1, count // max(1, min(len(groups), MAX_GROUPS_ASKED)))
         found: list[list[Block]] = []
-        for asked, group in enumerate(list(groups)):
-            if found and asked >= MAX_GROUPS_ASKED:
-                break
-            if len(groups) > MAX_GROUPS_ASKED:
-                groups[group] = groups.pop(group)  # whoever was asked is asked again last
-            blocks = self.next_victims(group, evictable, share)
-            if blocks:
-                found.append(blocks)
-        rank: Callable[[Block], Any] = (lambda block: block.last_access) if tenant is None else self._coldness
+        for group in _in_turn(groups, found):
+            if blocks := self.next_victims(group, evictable, share):
+                found.append(blocks)  # noqa: PERF401 - what is found ends the turns
+        rank: Callable[[Block], Any] = _last_access if tenant is None else self._coldness
         heads = [(rank(blocks[0]), number, 0) for number, blocks in enumerate(found)]
         heapq.heapify(heads)
         coldest: list[Block] = []
@@ -351,3 +341,17 @@ class EvictionOrder:
 
     def __len__(self) -> int:
         return sum(len(members.policy) for members in self._groups.values())
+
+
+def _last_access(block: Block) -> int:
+    return block.last_access
+
+
+def _in_turn(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
+    """The groups to ask: MAX_GROUPS_ASKED, and more until something is in `found`. Those that are asked come last the next time."""
+    for asked in range(len(groups)):
+        if asked >= MAX_GROUPS_ASKED and len(found):
+            return
+        group = next(iter(groups))
+        groups.move_to_end(group)
+        yield group

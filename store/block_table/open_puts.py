@@ -124,18 +124,6 @@ class OpenPuts:
                 put = self._puts.get(put_id)
         return put if put is not None and put.owner is owner and put.is_named else None
 
-    def get_all(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
-        """As `get`, of several; None unless all of them are open, and each is named once."""
-        if len(set(put_ids)) < len(put_ids):
-            return None
-        found: list[OpenPut] = []
-        for put_id in put_ids:
-            put = self.get(put_id, owner)
-            if put is None:
-                return None
-            found.append(put)
-        return found
-
     def get_batch(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
         """The batch that these are the numbers of, all of them in order, if `owner` is its writer and was told them, and nobody has asked
         for one of its puts."""

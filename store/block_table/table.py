@@ -327,7 +327,7 @@ class BlockTable:
         return is_looked_at is None or not is_looked_at(columns.places[block])
 
     def _may_leave_dram_of(self, tenant: str) -> MayLeave:
-        return self._may_leave_dram_now() if self._showing.looks_at_any(tenant) else self._evictable_in_dram  # as a rule
+        return self._may_leave_dram_now() if self._showing.who_looks(tenant) is not None else self._evictable_in_dram  # as a rule
 
     def _goes_down(self, index: int) -> bool:
         return self.room.goes_down(index)

@@ -6,20 +6,18 @@ A block is undecided from its put (generation UNDECIDED) until the master grants
 three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
 """
 
-from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
 
 SPARE: Final = 64
-"""Who was answered meanwhile is looked for once there are twice as many as after the last look, and so many."""
+"""Waits whose request has been answered meanwhile are forgotten each time that a tenant has another so many."""
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
@@ -32,75 +30,12 @@ def never() -> bool:
     return False
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Wait(NamedTuple):
+    """For the blocks of a tenant up to the one that was put as `newest`. The callback is needed no more once `is_over` returns True."""
+
+    newest: int
     callback: Callable[[], None]
     is_over: Callable[[], bool]
-
-
-class Waits:
-    """Of one tenant, whose blocks have rising numbers."""
-
-    def __init__(self) -> None:
-        self._newest: list[int] = []
-        """Of each wait, the number of the newest block then. Rising."""
-        self._left: list[int] = []
-        """Of each wait, the blocks that are waited for and that the one before does not wait for."""
-        self._waiting: list[list[_Waiting]] = []
-        self._blocks = 0
-        """All that are waited for."""
-        self._count = 0
-        self._max_count = SPARE
-
-    def __bool__(self) -> bool:
-        return bool(self._newest)
-
-    def add(self, newest: int, undecided: int, callback: Callable[[], None], is_over: Callable[[], bool]) -> None:
-        """Wait for all blocks up to `newest`, of which so many are undecided: one at least. The callback is not needed any more once
-        `is_over` says so."""
-        if self._count >= self._max_count:
-            self._forget_over()
-        more = undecided - self._blocks
-        if more or not self._newest:
-            self._newest.append(newest)
-            self._left.append(more)
-            self._waiting.append([])
-            self._blocks = undecided
-        self._waiting[-1].append(_Waiting(callback, is_over))
-        self._count += 1
-
-    def take_off(self, numbers: Sequence[int]) -> list[Callable[[], None]]:
-        """The blocks of these numbers are undecided no more; the callbacks whose time has come."""
-        newest, left = self._newest, self._left
-        if len(newest) == 1:  # as a rule
-            count = sum(map(newest[0].__ge__, numbers))
-            left[0] -= count
-            self._blocks -= count
-        else:
-            for number in numbers:
-                at = bisect_left(newest, number)
-                if at < len(newest):
-                    left[at] -= 1
-                    self._blocks -= 1
-        due = next((at for at, count in enumerate(left) if count), len(left))
-        found = [one.callback for waiting in self._waiting[:due] for one in waiting]
-        del newest[:due], left[:due], self._waiting[:due]
-        self._count -= len(found)
-        return found
-
-    def _forget_over(self) -> None:
-        """What only they waited for is waited for by the next, if there is one."""
-        kept, passed = list[tuple[int, int, list[_Waiting]]](), 0
-        for newest, left, waiting in zip(self._newest, self._left, self._waiting, strict=True):
-            still = [one for one in waiting if not one.is_over()]
-            passed += left
-            if still:
-                kept.append((newest, passed, still))
-                passed = 0
-        self._newest, self._left, self._waiting = [one[0] for one in kept], [one[1] for one in kept], [one[2] for one in kept]
-        self._blocks -= passed
-        self._count = sum(map(len, self._waiting))
-        self._max_count = 2 * self._count + SPARE
 
 
 class Undecided:
@@ -108,16 +43,16 @@ class Undecided:
 
     def __init__(self, partitioning: Partitioning) -> None:
         self._partitioning = partitioning
-        self._numbers: dict[str, dict[Block, int]] = {}
-        """By tenant, every undecided block and the number it was put as."""
+        self._numbers: dict[str, OrderedDict[Block, int]] = {}
+        """By tenant, every undecided block and the number it was put as, rising: the first is found at once, which it is not in a dict."""
         self._to_claim: dict[_Group, dict[Block, None]] = {}
         """In the order of their puts. None of them empty."""
         self._put_off: dict[Block, None] = {}
         self._claimed: dict[str, set[bytes]] = {}
         """By tenant, keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be
         decided one way and carried out the other."""
-        self._waits: dict[str, Waits] = {}
-        """By tenant. None of them empty."""
+        self._waits: dict[str, deque[_Wait]] = {}
+        """By tenant, in the order of the blocks that are waited for. None of them empty."""
         self._due: list[Callable[[], None]] = []
         self.last_number = 0
         """Of the newest block."""
@@ -131,7 +66,7 @@ class Undecided:
         """The block has become visible, undecided."""
         self.last_number += 1
         group = self._group(block)
-        self._numbers.setdefault(group[0], {})[block] = self.last_number
+        self._numbers.setdefault(group[0], OrderedDict())[block] = self.last_number
         self._to_claim.setdefault(group, {})[block] = None
 
     def _group(self, block: Block) -> _Group:
@@ -152,7 +87,7 @@ class Undecided:
         tenant = blocks[0].tenant
         first = self.last_number + 1
         self.last_number += len(blocks)
-        self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
+        self._numbers.setdefault(tenant, OrderedDict()).update(zip(blocks, range(first, first + len(blocks)), strict=True))
         names = {columns.namespace for columns in set(map(attrgetter("columns"), blocks))}
         for namespace in names:
             mine = blocks if len(names) == 1 else [block for block in blocks if block.namespace == namespace]
@@ -163,7 +98,7 @@ class Undecided:
         """It has been decided about, or is gone."""
         tenant = block.tenant
         of_tenant = self._numbers[tenant]
-        number = of_tenant.pop(block)
+        del of_tenant[block]
         if not of_tenant:
             del self._numbers[tenant]
         if self._put_off:
@@ -176,7 +111,7 @@ class Undecided:
                 if not waiting:
                     del self._to_claim[group]
         if tenant in self._waits:
-            self._count_off(tenant, (number,))
+            self._end_waits(tenant)
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of different blocks of one tenant and namespace."""
@@ -187,27 +122,32 @@ class Undecided:
                 self.remove(block)
             return
         of_tenant = self._numbers[tenant]
-        numbers = list(map(of_tenant.pop, blocks))
+        for block in blocks:
+            del of_tenant[block]
         if not of_tenant:
             del self._numbers[tenant]
         if tenant in self._waits:
-            self._count_off(tenant, numbers)
+            self._end_waits(tenant)
 
-    def _count_off(self, tenant: str, numbers: Sequence[int]) -> None:
-        """The tenant's blocks of these numbers are decided about."""
-        waits = self._waits[tenant]
-        self._due += waits.take_off(numbers)
+    def _end_waits(self, tenant: str) -> None:
+        """Have the callbacks be due whose blocks are all decided about."""
+        waits, numbers = self._waits[tenant], self._numbers.get(tenant)
+        oldest = next(iter(numbers.values())) if numbers else self.last_number + 1
+        while waits and waits[0].newest < oldest:
+            self._due.append(waits.popleft().callback)
         if not waits:
             del self._waits[tenant]
 
     def when_decided(self, tenant: str, callback: Callable[[], None], *, is_over: Callable[[], bool] = never) -> None:
-        """`take_due` will give the callback once every block of the tenant that is undecided now is so no more; if at all, where `is_over`
-        has said by then that nobody waits for it."""
-        numbers = self._numbers.get(tenant)
-        if not numbers:
+        """Have `take_due` return the callback once every block of the tenant that is undecided now is so no more; if at all, where
+        `is_over` returns True by then."""
+        if tenant not in self._numbers:
             self._due.append(callback)
             return
-        self._waits.setdefault(tenant, Waits()).add(self.last_number, len(numbers), callback, is_over)
+        waits = self._waits.setdefault(tenant, deque())
+        waits.append(_Wait(self.last_number, callback, is_over))
+        if len(waits) % SPARE == 0:
+            self._waits[tenant] = deque(wait for wait in waits if not wait.is_over())
 
     def take_due(self) -> list[Callable[[], None]]:
         """The callbacks whose time has come. They are not called where a block goes: that may be in the midst of making room."""

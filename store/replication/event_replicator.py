@@ -193,10 +193,6 @@ class Publisher:
             if self._send is not None and newest > self._seq - len(self._queue):
                 self._causes.append((newest, span))
 
-    @property
-    def last_seq(self) -> int:
-        return self._seq
-
     def link_up(
         self, send: Send, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
     ) -> None:

@@ -3,7 +3,6 @@
 It owns the memory, and which entry shows which block; it neither keeps a block alive nor knows tiers. The node's loop is the only writer.
 """
 
-import fcntl
 import os
 import struct
 import threading
@@ -15,8 +14,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.protocol.errors import Broken, TierFailed
-from kvstore.protocol.settings import format_size
 from kvstore.protocol.shared_index import (
     AT_HEARTBEAT,
     AT_IS_OVER,
@@ -55,7 +52,8 @@ from kvstore.protocol.shared_index import (
 )
 from kvstore.store.block_table.block import NOT_SHOWN, Block
 from kvstore.store.block_table.rows import keys_of, read, rows_of
-from kvstore.transfer.memory.mapping import give_back_pages, map_slab
+from kvstore.store.shared_memory import make_shared_memory
+from kvstore.transfer.memory.mapping import give_back_pages
 
 FIRST_SETS: Final = 128
 """4,096 entries, 299 kB where keys have 16 bytes."""
@@ -90,18 +88,7 @@ class ShownIndex:
         self.number = number
         self.is_ordered = is_ordered
         self.size_bytes = index_bytes(sets, key_words)
-        try:
-            self.fd = os.memfd_create("kvstore-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as refusal:
-            raise TierFailed(f"no shared memory for an index: {refusal}") from refusal
-        try:
-            os.fchmod(self.fd, 0o400)  # a reader of another user cannot open it again for writing
-            os.ftruncate(self.fd, self.size_bytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._memory = map_slab(os.dup(self.fd), self.size_bytes, writable=True, populated=False).memory
-        except (OSError, Broken) as refusal:
-            os.close(self.fd)
-            raise TierFailed(f"no shared memory of {format_size(self.size_bytes)} for an index: {refusal}") from refusal
+        self.fd, self._memory = make_shared_memory("index", self.size_bytes, mode=0o400)
         self._words = self._memory.cast("Q")
         self._shift = 64 - sets.bit_length() + 1
         self._entry_words = KEY + key_words

@@ -6,7 +6,7 @@ somebody still looks there (`is_looked_at`, `keep`). It owns the indexes, the de
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
@@ -180,11 +180,6 @@ class Showing:
                 is_looked_at = True
         return is_looked_at
 
-    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
-        """Those at which a client looks. Of what is hidden the others are final, too."""
-        is_looked_at = self.who_looks(tenant)
-        return {slot for slot in slots if is_looked_at(slot.index)} if is_looked_at is not None else set()
-
     def who_looks(self, tenant: str) -> IsLookedAt | None:
         """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything. What clients hold is known then, too."""
         of_tenant = self._tenants.get(tenant)
@@ -213,16 +208,6 @@ class Showing:
             return True
 
         return is_looked_at
-
-    def looks_at_any(self, tenant: str) -> bool:
-        """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at. What
-        clients hold is known then, too."""
-        of_tenant = self._tenants.get(tenant)
-        if of_tenant is None or not of_tenant.desks:
-            return False
-        of_tenant.index.fence()
-        self.take_holds(tenant)
-        return any(desk.looks() for desk in of_tenant.desks.values())
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """A quarantined slot is the showing's from now on: it is released when nobody looks any more."""
@@ -371,11 +356,6 @@ class Showing:
     def clients(self) -> int:
         """Connections that have a desk here."""
         return sum(len(one.desks) for one in self._tenants.values())
-
-    @property
-    def kept_slots(self) -> int:
-        """Slots given up that clients still look at."""
-        return len(self._kept)
 
     def close(self) -> None:
         """Nothing is shown any more, and clients are told so."""

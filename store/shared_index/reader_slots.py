@@ -4,12 +4,10 @@ Nothing that stands there is believed: a client that writes nonsense keeps its o
 its own tenant's blocks, as many as any client may.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.shared_index import (
     ACCESSES,
     AT_ACCESSES,
@@ -31,7 +29,7 @@ from kvstore.protocol.shared_index import (
     LOOK_SHIFT,
     MAGIC,
 )
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.store.shared_memory import make_shared_memory
 
 _SLOT_MASK: Final = (1 << LOOK_SHIFT) - 1
 MAX_LOST: Final = 1 << 32
@@ -56,18 +54,7 @@ class Desk:
 
     def __init__(self) -> None:
         """Raises TierFailed: the system has no descriptor or memory left."""
-        try:
-            self.fd = os.memfd_create("kvstore-desk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as refusal:
-            raise TierFailed(f"no shared memory for a client's desk: {refusal}") from refusal
-        try:
-            os.fchmod(self.fd, 0o600)
-            os.ftruncate(self.fd, DESK_BYTES)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            memory = map_slab(os.dup(self.fd), DESK_BYTES, writable=True, populated=False).memory
-        except (OSError, Broken) as refusal:
-            os.close(self.fd)
-            raise TierFailed(f"no shared memory of {DESK_BYTES} bytes for a client's desk: {refusal}") from refusal
+        self.fd, memory = make_shared_memory("desk", DESK_BYTES, mode=0o600)
         self._words = memory.cast("Q")
         self._hazards = self._words[AT_HAZARDS : AT_HAZARDS + HAZARDS]
         self._ring = self._words[AT_RING : AT_RING + ACCESSES]

@@ -140,17 +140,12 @@ class InPlacePuts:
         self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
 
     def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
-        """All puts of a message, if all are open, written through shared memory, and not reserved; else False, with nothing done."""
+        """Commit the batch that the message names whole, if it does; else False, with nothing done."""
         batch = self._table.puts.get_batch(message.put_ids, session)
-        if batch is not None:
-            blocks: Sequence[Block] = batch.blocks
-            self._table.commit_batch_undecided(batch, message.checksums)
-        else:
-            puts = self._table.puts.get_all(message.put_ids, session)
-            if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
-                return False
-            blocks = [put.block for put in puts]
-            self._table.commit_all_undecided(puts, message.checksums)
+        if batch is None:
+            return False
+        blocks = batch.blocks
+        self._table.commit_batch_undecided(batch, message.checksums)
         self._in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
         if session.traces is not None:
             self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))

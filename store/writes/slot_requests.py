@@ -42,7 +42,7 @@ class Slots:
 
     def __init__(self, table: BlockTable, waiting: WaitingRoom, *, demotion_wait_s: float) -> None:
         """`demotion_wait_s` is how long a request waits at most before blocks may leave the node for it that no lower tier holds."""
-        self._table = table
+        self.table = table
         self.waiting = waiting
         self.demotion_wait_s = demotion_wait_s
 
@@ -56,7 +56,7 @@ class Slots:
         if isinstance(message, Put) and message.ack in KEPT_ACKS and any(message.generations):
             raise InvalidArgument("what the master has reserved is answered once it has it: say ack 0")
         if sizes:
-            self._table.check_room(max(sizes), tenant)
+            self.table.check_room(max(sizes), tenant)
 
     def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool, may_drop: bool) -> Opening | None:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
@@ -70,7 +70,7 @@ class Slots:
             return whole
         is_full = not may_open
         now_ns = session.reactor.now_ns()
-        table = self._table
+        table = self.table
         spare = _SpareSlots(table, tenant, message.sizes)
         mine: set[bytes] = set()
         is_alone = not (table.open_puts or table.undecided.claims)
@@ -105,19 +105,15 @@ class Slots:
             return opening
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
-    def take_back_ahead(self) -> bool:
-        """Have slots that are opened ahead for the next puts of others be free. Whether there was one."""
-        return self._table.ahead.take_back()
-
     def exceeded(self, tenant: str, message: Open | Put) -> QuotaExceeded | None:
         """What a put fails with that was given no room, where it is for the tenant's quota."""
         sizes = sorted(set(message.sizes), reverse=True)
-        return next(filter(None, (self._table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
+        return next(filter(None, (self.table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
 
     def _open_whole(self, session: Session, tenant: str, message: Open | Put, *, may_drop: bool) -> Opening | None:
         """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
         block opened; those that would leave for them may have left."""
-        table, keys, sizes = self._table, message.keys, message.sizes
+        table, keys, sizes = self.table, message.keys, message.sizes
         count = len(keys)
         if count < MIN_WHOLE or max(sizes) != min(sizes) or len(set(keys)) < count or not table.are_new(tenant, keys):
             return None
@@ -138,7 +134,7 @@ class Slots:
         there is a success at once; those that lack room then wait when they are asked for alone."""
         if GRANTED in statuses or PRESENT in statuses:
             return False
-        table = self._table
+        table = self.table
         busy = (key for key, status in zip(keys, statuses, strict=True) if status == BUSY)
         return any(
             table.puts.of_key(tenant, key) is None and table.find(tenant, key) is None and not table.undecided.is_claimed(tenant, key)
@@ -148,18 +144,14 @@ class Slots:
     def _is_at_work(self, tenant: str, key: bytes, message: Open | Put, generation: int) -> bool:
         """Another writer is at the key; or the master is just deciding about a block of it that has left, which a put that it is asked
         about, too, must not overtake."""
-        table = self._table
+        table = self.table
         return table.puts.of_key(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
-
-    def puts_in(self, batch: OpenBatch) -> Sequence[OpenPut]:
-        """Its puts, each by itself."""
-        return self._table.puts.puts_of(batch)
 
     def abort(self, puts: Sequence[OpenPut | None]) -> None:
         """Whatever of these is open is so no more."""
         for put in puts:
             if put is not None:
-                self._table.abort(put)
+                self.table.abort(put)
 
 
 class _SpareSlots:
@@ -231,7 +223,7 @@ class SlotRequest(Waiting):
     def _try(self, *, may_open: bool) -> bool:
         tenant, may_drop = self.caller.tenant, self.session.reactor.now_ns() >= self.drops_from_ns
         opening = self.slots.open(self.session, tenant, self.message, may_open=may_open, may_drop=may_drop)
-        if opening is None and may_open and self.slots.take_back_ahead():
+        if opening is None and may_open and self.slots.table.ahead.take_back():
             opening = self.slots.open(self.session, tenant, self.message, may_open=True, may_drop=may_drop)
         if opening is None:
             return False
@@ -240,7 +232,7 @@ class SlotRequest(Waiting):
         try:
             self.opened(opening)
         except BaseException:
-            self.slots.abort(opening.puts if opening.batch is None else self.slots.puts_in(opening.batch))
+            self.slots.abort(opening.puts if opening.batch is None else self.slots.table.puts.puts_of(opening.batch))
             raise
         return True
 

@@ -5,15 +5,13 @@ single small ones are (socket_puts.py): shown, answered, and then entered. What 
 taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
 """
 
-import fcntl
-import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
-from kvstore.protocol.errors import Broken, InvalidArgument, TierFailed
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
 from kvstore.protocol.session_messages import Flags
@@ -35,10 +33,10 @@ from kvstore.store.block_table.free_slots import Page
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.session_authenticator import Caller, peer_of
+from kvstore.store.shared_memory import close_all, make_shared_memory
 from kvstore.store.wait_queue import WaitingRoom
 from kvstore.store.writes.socket_puts import answer_of
 from kvstore.tiers.dram import DramTier
-from kvstore.transfer.memory.mapping import map_slab
 
 _SLOT: Final = struct.Struct("<QQ")
 """What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
@@ -80,18 +78,8 @@ class WriterPage:
 
 def make_page() -> tuple[WriterPage, int]:
     """A new page, and its descriptor for the client, which the caller closes. Raises TierFailed: the system has no descriptor or memory."""
-    try:
-        fd = os.memfd_create("kvstore-writer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as refusal:
-        raise TierFailed(f"no shared memory for a writer's page: {refusal}") from refusal
-    try:
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, PAGE_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return WriterPage(map_slab(os.dup(fd), PAGE_BYTES, writable=True).memory), fd
-    except (OSError, Broken) as refusal:
-        os.close(fd)
-        raise TierFailed(f"no shared memory of {PAGE_BYTES} bytes for a writer's page: {refusal}") from refusal
+    fd, memory = make_shared_memory("writer", PAGE_BYTES, mode=0o600)
+    return WriterPage(memory), fd
 
 
 class PutsAhead:
@@ -118,13 +106,8 @@ class PutsAhead:
         if caller.page is None:
             caller.page, fd = make_page()
             fds.append(fd)
-
-        def close_fds() -> None:
-            for fd in fds:
-                os.close(fd)
-
         self._open_next(session, caller, caller.page, message.size_bytes)
-        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=close_fds)
+        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=lambda: close_all(fds))
 
     def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
         """Serve these bytes, all that has arrived on the connection, if they are one PutAhead. False: they are to be read as ever."""

@@ -1,8 +1,8 @@
 """What always holds of a node's tables and indexes, asserted from outside. O(blocks)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvstore.store.block_table.rows import FIRST_ROW, BlockRows
 from kvstore.store.block_table.slab_index import SlabIndex
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.tier_view import EncodedTotals, Level
-from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided, Waits
+from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.store.reads.read_limiter import ReadTurns
 from kvstore.store.shared_index.index import ShownIndex
@@ -210,17 +210,6 @@ def _block_table(self: BlockTable) -> None:
 
 
 @check.register
-def _waits(self: Waits, numbers: Sequence[int]) -> None:
-    """Assert that each waits for what is undecided up to its newest, of all these, and for something."""
-    assert self._newest == sorted(set(self._newest))
-    for newest, left in zip(self._newest, accumulate(self._left), strict=True):
-        assert left == sum(number <= newest for number in numbers) > 0
-    assert self._blocks == sum(self._left)
-    assert self._count == sum(map(len, self._waiting))
-    assert all(self._waiting)
-
-
-@check.register
 def _undecided(self: Undecided) -> None:
     """Assert that every block is in exactly one state, and every wait has something to wait for."""
     known = set(self.blocks())
@@ -236,7 +225,9 @@ def _undecided(self: Undecided) -> None:
         assert not block.is_gone
     assert all(self._waits.values())
     for tenant, waits in self._waits.items():
-        check(waits, list(self._numbers[tenant].values()))
+        oldest = next(iter(self._numbers[tenant].values()))
+        assert oldest <= waits[0].newest
+        assert all(before.newest <= after.newest for before, after in pairwise(waits))
 
 
 @check.register

@@ -27,26 +27,13 @@ from kvstore.rpc.server.session import DEFAULT_LIMITS, Session
 from kvstore.security.identity import Identity as Bearer
 from kvstore.security.identity import Kind, Role
 from kvstore.security.tickets.issuer import Issuer
-from kvstore.store.block_table.block import NVME, Block
-from kvstore.store.block_table.leases import Leases
+from kvstore.store.block_table.block import Block
 from kvstore.store.config import NodeSettings
 from kvstore.store.identity import Identity
 from kvstore.store.node_service import NodeService
-from kvstore.store.reads.read_service import ReadService
 from kvstore.store.replication.event_replicator import Publisher, Publishers
-from kvstore.store.replication.replica_queue import ReplicaQueue
 from kvstore.store.session_authenticator import Admission
-from kvstore.store.shared_regions import SharedRegions
 from kvstore.store.storage import Storage
-from kvstore.store.tiering.drainer import Leaving, Saver
-from kvstore.store.tiering.mover import TierMover
-from kvstore.store.wait_queue import WaitingRoom
-from kvstore.store.writes.checksums import Checker
-from kvstore.store.writes.commit_batcher import Deciding
-from kvstore.store.writes.commit_requests import Answers, Claims
-from kvstore.store.writes.in_place_puts import InPlacePuts
-from kvstore.store.writes.slot_requests import Slots
-from kvstore.store.writes.socket_puts import SentPuts
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
@@ -81,9 +68,25 @@ class Served(Storage):
         **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
-        self.reactor = Reactor()
+        self.reactor = self._reactor = Reactor()
         self._open_store(folder, dram_bytes, options)
-        self._assemble_parts(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
+        self.engine = engine
+        self._settings = NodeSettings(
+            demotion_wait_s=demotion_wait_s,
+            move_batch=1 << 20,
+            read_threads=1,
+            write_threads=1,
+            tier_retry_s=3600,
+            read_bytes=read_bytes,
+            peer_bytes=limits.queued_bytes,
+            peer_requests=MAX_WAITING,
+            max_lease_s=MAX_LEASE_NS / 1e9,
+            claim_interval_s=claim_interval_s,
+            copy_batch=16 << 10,
+            copy_queue=100,
+            copy_timeout_s=TIMEOUT_S,
+        )
+        self._assemble(None)
         self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
@@ -95,68 +98,15 @@ class Served(Storage):
         """The store, and who is told of its blocks."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.table, self.dram, self.showing = self.store.table, self.store.dram, self.store.showing
-        self.partitioning = self.store.partitioning
+        self.partitioning, self.codec, self._tiers = self.store.partitioning, self.store.codec, self.store.tiers
         self.publishers = Publishers(
             self.store.table.blocks, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=4)
         )
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
-    def _assemble_parts(
-        self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float, demotion_wait_s: float
-    ) -> None:
-        """What works on the table: copies between tiers, puts, reads, replicas."""
-        table, dram = self.store.table, self.store.dram
-        self.settings = NodeSettings(
-            move_batch=1 << 20,
-            read_threads=1,
-            write_threads=1,
-            tier_retry_s=3600,
-            read_bytes=read_bytes,
-            peer_bytes=limits.queued_bytes,
-            peer_requests=MAX_WAITING,
-            max_lease_s=MAX_LEASE_NS / 1e9,
-            copy_batch=16 << 10,
-            copy_queue=100,
-            copy_timeout_s=TIMEOUT_S,
-        )
-        self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
-        self.leases = Leases(table.copies.release)
-        self.mover = TierMover(
-            self.reactor,
-            table,
-            self.store.tiers,
-            settings=self.settings,
-            on_room=self.waiting.retry,
-            codec=self.store.codec,
-        )
-        self.regions = SharedRegions(dram, engine) if engine is not None else None
-        self._assemble_puts(claim_interval_s, demotion_wait_s)
-        self.reads = ReadService(
-            table,
-            dram,
-            self.mover,
-            self.leases,
-            settings=self.settings,
-            has_engine=engine is not None,
-        )
-        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, settings=self.settings)
-
-    def _assemble_puts(self, claim_interval_s: float, demotion_wait_s: float) -> None:
-        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting, demotion_wait_s=demotion_wait_s)
-        self.answers = Answers()
-        self.claims = Claims(table, self.answers, self.publishers, self.partitioning)
-        self.deciding = Deciding(
-            self.reactor, table, self.publishers, self.answers, interval_s=claim_interval_s, on_room=self.waiting.retry
-        )
-        self.checker = Checker(self.reactor)
-        self.in_place = InPlacePuts(table, dram, self.publishers, slots, self.answers, self.checker, self.regions)
-        self.sent = SentPuts(table, dram, self.publishers, slots, self.answers, self.claims, self.checker)
-
     def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
-        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: self.deciding.has_master)
-        self.leaving = Leaving(saver, has_nvme=NVME in self.store.tiers, clock_ns=self.reactor.now_ns)
         self.admission = Admission(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
         self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
         self.admission.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
@@ -227,7 +177,7 @@ class Served(Storage):
             link.close()
         self.publisher.close()
         self.copies.close()
-        self.checker.close()
+        self._checker.close()
         self.mover.close()
         check(self.reads._turns)
         check(self.store.table)

@@ -132,32 +132,6 @@ def is_draining(node: Daemon) -> bool:
     return False
 
 
-def test_after_a_crash_what_was_on_nvme_is_there_and_what_was_not_is_a_miss(tmp_path: Path, master: Daemon) -> None:
-    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--demotion-wait-s", "60"]
-    values = {f"{number:02}": bytes([number]) * (256 << 10) for number in range(40)}
-    with running("node", *flags, log=tmp_path / "node.log") as node:
-        node.line()
-        client = connect(node)
-        for name, value in values.items():
-            assert client.put({name: value}) == [1]
-        tiers = [client.read(name, inline_bytes=1 << 20)[0].tiers[0] for name in values]
-        assert set(tiers) == {2, 4}
-        client.close()
-        node.stop(signal.SIGKILL)
-    with running("node", *flags, log=tmp_path / "node2.log") as node:
-        node.line()
-        client = connect(node)
-        found = [client.read(name, inline_bytes=1 << 20)[1][0] for name in values]
-        recovered = sum(value is not None for value in found)
-        assert recovered >= tiers.count(4)
-        assert f"recovered {recovered} blocks from NVMe" in node.log.read_text()
-        assert all(value in (None, expected) for value, expected in zip(found, values.values(), strict=True))
-        assert None in found
-        client.close()
-        assert until_nodes_are(master, "alive").blocks == recovered
-        assert node.stop() == 0
-
-
 def memory_bytes(node: Daemon, field: str) -> int:
     """A line of the process's status: VmHWM, RssAnon."""
     lines = Path(f"/proc/{node.process.pid}/status").read_text().splitlines()

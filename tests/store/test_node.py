@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
+from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import MIN_TABLE_BYTES
 from kvstore.store.node import Node
 from kvstore.tiers.huge_pages import why_none
-from kvstore.tiers.nvme import NvmeTier
-from kvstore.tiers.tier import Recovered
 
 
 @pytest.fixture
@@ -105,25 +103,3 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
     assert "no master" in caplog.text
     assert not Path(places.unix).exists()
     assert open_fds() <= before
-
-
-def test_a_tier_that_cannot_be_recovered_leaves_nothing_open(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: NvmeTier) -> list[Recovered]:
-        raise TierFailed("the index cannot be read")
-
-    monkeypatch.setattr(NvmeTier, "recover", fail)
-    before = open_fds()
-    with pytest.raises(TierFailed):
-        Node(settings)
-    assert open_fds() <= before
-
-
-def test_without_a_name_a_node_is_called_by_host_and_an_id_that_another_gets_once_it_is_closed(settings: NodeSettings) -> None:
-    settings = replace(settings, nvme="")
-    node = Node(settings)
-    name = node.start().name
-    assert name.startswith(f"{socket.gethostname()}-")
-    node.close()
-    again = Node(settings)
-    assert again.start().name == name
-    again.close()

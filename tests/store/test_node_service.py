@@ -27,7 +27,6 @@ from kvstore.protocol.node_messages import (
     Flush,
     HoldBlocks,
     Open,
-    Opened,
     Read,
     ReleaseHolds,
     Slabs,
@@ -307,20 +306,6 @@ def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client,
     assert master.ask(Hold(1, "red", [b"b"], 0)) == Flags(bytes((1,)))
     assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9], 1)) == Flags(bytes((1, 1)))
     assert client.read("a", "b")[1] == [None, None]
-
-
-def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client, master: Master) -> None:
-    client.put({"a": b"a" * 64 * KIB})
-    master.ask(Hold(1, "red", [b"a"]))
-    other = node.connect()
-    sock = other.channel.detach()
-    sock.settimeout(TIMEOUT_S)
-    sock.sendall(frame(Open("ns", [b"b"], [64 * KIB], [1], [b""])))
-    until(node, lambda: len(node.waiting) == 1)
-    master.ask(Hold(1, "red", [b"a"], 0))
-    answer = read_frame(sock)[1]
-    assert isinstance(answer, Opened)
-    sock.close()
 
 
 def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served, client: Client, master: Master) -> None:

@@ -85,11 +85,6 @@ def test_a_tenant_is_who_his_ticket_says_for_as_long_as_it_says(scene: Scene) ->
     assert (caller.tenant, caller.until_ns, caller.issuer, caller.blocks) == ("red", scene.now_ns + TICKET_S * S, "first", None)
 
 
-def test_a_node_that_no_master_has_told_lets_nobody_in() -> None:
-    with pytest.raises(Unavailable, match="has not found its master yet"):
-        Admission(clock_ns=lambda: 0, grace_s=1).admit(Connection(), Hello(ROLE_CLIENT))  # type: ignore[arg-type]
-
-
 def test_what_a_ticket_is_not_for_it_does_not_open(scene: Scene) -> None:
     node_pass = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
     for hello in (scene.hello(tenant="blue"), scene.hello(role=ROLE_NODE, epoch=1), scene.hello(node_pass)):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Denied, Full, InvalidArgument, StaleHandle
-from kvstore.protocol.session_messages import Ok
 from kvstore.store.shared_regions import SharedRegions
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
@@ -14,7 +13,7 @@ from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.paths.peer import PeerRegion
-from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
+from tests.store.engines import LOOPBACK, FarClient
 
 SLOT_BYTES = 64 << 10
 SLAB_BYTES = 4 * SLOT_BYTES
@@ -65,15 +64,6 @@ def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monk
     with pytest.raises(StaleHandle):
         pair.client.read(PeerRegion(pair.client.peer, shown[0]), 0, 1)
     assert pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
-
-
-def test_a_shown_slab_cannot_be_written(pair: Pair) -> None:
-    slot = pair.slot(b"a")
-    slab, offset = pair.dram.locate(slot)
-    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
-    with pytest.raises(Denied):
-        pair.client.write(region, b"x" * SLOT_BYTES, offset)
-    assert bytes(pair.dram.view(slot)) == b"a" * SLOT_BYTES
 
 
 def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
@@ -145,27 +135,3 @@ def test_a_description_that_leaked_is_worth_nothing_once_the_put_is_over(pair: P
     assert bytes(pair.dram.view(slot)) == b"a" * SLOT_BYTES
     pair.client.write(pair.client.imported(fresh), b"y" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"y" * SLOT_BYTES
-
-
-def test_a_slot_under_a_writer_that_stalls_is_not_free_before_its_last_byte(pair: Pair) -> None:
-    slot = pair.slot(b"a")
-    grant, description = pair.regions.show_slot(slot)
-    with stalled_writer(pair.node, description) as writer:
-        eventually(lambda: grant._region.users == 1)
-        assert not grant.revoke()
-        assert not grant.revoke()
-        with pytest.raises(StaleHandle):
-            pair.client.write(pair.client.imported(description), b"y" * SLOT_BYTES)
-        writer.socket.sendall(b"x" * (SLOT_BYTES - 1))
-        assert writer.answer()[0].type == Ok.TYPE, "what had begun may end"
-        eventually(grant.revoke)
-    assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
-
-
-def test_a_slot_under_a_writer_that_dies_is_free_once_its_connection_is(pair: Pair) -> None:
-    slot = pair.slot(b"a")
-    grant, description = pair.regions.show_slot(slot)
-    with stalled_writer(pair.node, description):
-        eventually(lambda: grant._region.users == 1)
-        assert not grant.revoke()
-    eventually(grant.revoke)

@@ -54,6 +54,14 @@ def tier() -> Iterator[DramTier]:
     tier.close()
 
 
+def test_free_bytes_are_those_neither_used_nor_quarantined(tier: DramTier) -> None:
+    slot = tier.allocate(PAGE)
+    tier.quarantine(tier.allocate(PAGE))
+    assert (tier.used_bytes, tier.quarantined_bytes, tier.free_bytes) == (PAGE, PAGE, 6 * PAGE)
+    tier.free(slot)
+    assert tier.free_bytes == 7 * PAGE
+
+
 def test_a_client_reads_where_the_tier_says_the_slot_is(tier: DramTier) -> None:
     slots = put(tier, [value(1, PAGE), value(2, PAGE), value(3, 100)])
     assert [read_as_client(tier, slot) for slot in slots] == [value(1, PAGE), value(2, PAGE), value(3, 100)]

@@ -21,7 +21,7 @@ import torch
 
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
-from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, StaleHandle, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, ConfigError, StaleHandle, TierFailed
 from kvstore.testing.tier_conformance import DurableTierConformance, get, put, read, record, value
 from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, is_quiet
@@ -153,23 +153,6 @@ def test_an_encoded_value_takes_its_own_bytes_and_is_decoded_into_memory_of_the_
     assert rooms == [*decoded, value(9)]
 
 
-def test_damaged_encoded_bytes_are_not_decoded_and_what_is_not_encoded_fills_no_larger_memory(open_tier: Callable[..., NvmeTier]) -> None:
-    tensor = encode_value(torch.ones(1, 2, 1, 16, 8), NONE)
-    encoded = ValueCodec(CacheScheme.parse("int8")).encode(tensor)
-    assert encoded is not None
-    tier = open_tier()
-    slot, other = put(tier, [encoded.data, value(1)])
-    environment = environment_of(tier)
-    damaged = bytearray(encoded.data)
-    flip_bit(damaged, 1000)
-    assert len(damaged) <= LMDB_BYTES
-    environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(damaged), db=environment.values))
-    rooms = [memoryview(bytearray(tensor.nbytes)), memoryview(bytearray(len(value(1)) + 1))]
-    answers = tier.read_batch_into([slot, other], rooms)
-    assert [type(answer) for answer in answers] == [ChecksumMismatch, Corrupt]
-    assert not any(rooms[0])
-
-
 def test_a_handle_from_before_a_restart_is_stale(open_tier: Callable[..., NvmeTier]) -> None:
     tier = open_tier()
     (slot,) = put(tier, [value(1)])
@@ -197,42 +180,6 @@ def test_flush_makes_a_deletion_durable(open_tier: Callable[..., NvmeTier]) -> N
     with environment_of(tier).read() as transaction:
         assert transaction.stat(environment_of(tier).headers)["entries"] == 2
         assert transaction.stat(environment_of(tier).values)["entries"] == 1
-
-
-def test_a_slot_freed_before_it_was_written_leaves_nothing_to_delete(open_tier: Callable[..., NvmeTier]) -> None:
-    faults = Faults()
-    tier = open_tier(begin=faults)
-    tier.free_batch([tier.allocate(10) for _ in range(3)])
-    faults.errors = [(True, AssertionError("a transaction was begun"))]
-    tier.flush()
-    faults.errors.clear()
-
-
-def test_a_slot_freed_while_it_is_written_does_not_come_back(tmp_path: Path) -> None:
-    @contextmanager
-    def free_after_the_checks(environment: lmdb.Environment, write: bool) -> Iterator[Any]:
-        with begin_transaction(environment, write) as transaction:
-            if write:
-                tier.free_batch(slots)
-                slots.clear()
-            yield transaction
-
-    tier = NvmeTier(tmp_path, capacity_bytes=KIB, sync=False, begin=free_after_the_checks)
-    slots = [tier.allocate(3)]
-    tier.write_batch([record(slots[0], b"abc")])
-    tier.close()
-    tier = NvmeTier(tmp_path, capacity_bytes=KIB, sync=False)
-    assert list(tier.recover()) == []
-    tier.close()
-
-
-def test_recovery_is_oldest_first_and_in_chunks(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.tiers.lmdb_records.SCAN_CHUNK", 3)
-    tier = open_tier()
-    tags = [b"%d" % number for number in range(7)]
-    put(tier, [value(number, 9) for number in range(7)], tags=tags)
-    tier.close()
-    assert [found.tag for found in open_tier().recover()] == tags
 
 
 def test_a_smaller_capacity_keeps_the_newest_that_fit(open_tier: Callable[..., NvmeTier]) -> None:
@@ -265,16 +212,6 @@ def test_any_flipped_bit_of_a_header_is_noticed(open_tier: Callable[..., NvmeTie
     assert get(tier, [newcomer]) == [value(3, 10)]
 
 
-def test_a_value_of_another_length_or_none_is_noticed(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier()
-    short, gone = put(tier, [value(1, 10), value(2, 10)])
-    environment = environment_of(tier)
-    environment.write(lambda transaction: transaction.put(short.index.to_bytes(8), b"short", db=environment.values))
-    environment.write(lambda transaction: transaction.delete(gone.index.to_bytes(8), db=environment.values))
-    assert isinstance(read(tier, short), ChecksumMismatch)
-    assert isinstance(read(tier, gone), ChecksumMismatch)
-
-
 @pytest.mark.parametrize(("size_bytes", "name"), [(LMDB_BYTES, "data.mdb"), (4096, "values"), (DIRECT_BYTES, "values")])
 def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
     open_tier: Callable[..., NvmeTier], tmp_path: Path, size_bytes: int, name: str
@@ -296,16 +233,6 @@ def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
     answers = [read(tier, slot) for slot in slots]
     assert sum(isinstance(answer, ChecksumMismatch) for answer in answers) == 20
     assert get(tier, [slot for slot, answer in zip(slots, answers, strict=True) if answer is None])
-
-
-def test_a_damaged_page_fails_its_slot_and_not_the_neighbours(open_tier: Callable[..., NvmeTier]) -> None:
-    faults = Faults()
-    tier = open_tier(begin=faults)
-    slots = put(tier, [value(1, 9), value(2, 9), value(3)])
-    faults.errors = [(False, lmdb.PageNotFoundError("damaged page"))]
-    answers = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
-    assert [type(answer) for answer in answers] == [TierFailed, type(None), type(None)]
-    assert tier.health == "ok"
 
 
 def test_a_read_that_the_device_refuses_fails_its_slot_and_not_the_neighbours(
@@ -337,28 +264,6 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
     tier.free(slot)
     with file_size_limit(0), pytest.raises(TierFailed):
         tier.flush()
-
-
-def test_a_value_file_that_fails_once_is_written_again_else_it_is_out_of_order(
-    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier()
-    (slot,) = put(tier, [value(1)])
-    failures = [1]
-    refuse(monkeypatch, "pwritev", errno.EIO, lambda *_: bool(failures and failures.pop()))
-    more = put(tier, [value(2)])
-    assert tier.health == "ok"
-    refuse(monkeypatch, "pwritev", errno.EIO)
-    with pytest.raises(TierFailed, match="Input/output error"):
-        put(tier, [value(3)])
-    assert "out of order" in tier.health
-    with pytest.raises(TierFailed):
-        tier.allocate(10)
-    assert get(tier, [slot, *more]) == [value(1), value(2)]
-    tier.free(slot)
-    tier.flush()
-    with environment_of(tier).read() as transaction:
-        assert transaction.stat(environment_of(tier).headers)["entries"] == 1
 
 
 @contextmanager
@@ -470,20 +375,6 @@ def test_an_id_that_waits_for_its_deletion_is_not_given_to_another_value(open_ti
     again.close()
 
 
-def test_a_write_for_which_there_was_no_room_leaves_nothing_to_delete(open_tier: Callable[..., NvmeTier]) -> None:
-    faults = Faults()
-    tier = open_tier(begin=faults)
-    slot = tier.allocate(100)
-    faults.errors = [(True, NO_ROOM)] * 2
-    with pytest.raises(TierFull):
-        tier.write_batch([record(slot, value(1, 100))])
-    tier.free(slot)
-    faults.errors = [(True, RuntimeError("nothing is written"))]
-    tier.flush()
-    assert faults.errors != []
-    faults.errors = []
-
-
 def test_a_deletion_that_can_be_written_nowhere_is_told_of(open_tier: Callable[..., NvmeTier]) -> None:
     faults = Faults()
     tier = open_tier(begin=faults)
@@ -508,14 +399,6 @@ def test_closing_ends_though_a_deletion_can_be_written_nowhere(open_tier: Callab
         tier.close()
     again = open_tier()
     assert [found.slot.index for found in again.recover()] == [gone.index]
-
-
-def test_a_folder_without_room_for_tombstones_is_refused_and_released(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
-    (tmp_path / "nvme" / "removed.ids").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"removed.ids cannot be written"):
-        open_tier()
-    (tmp_path / "nvme" / "removed.ids").rmdir()
-    open_tier()
 
 
 def test_extents_are_not_reused_while_they_are_read(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background
 from kvstore.tiers import nvme_env
-from kvstore.tiers.nvme_env import FORMAT, TABLE_BYTES, Environment, begin_transaction
+from kvstore.tiers.nvme_env import TABLE_BYTES, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
 from tests.address_space import address_space_limit
 
@@ -76,16 +76,6 @@ def get(environment: Environment, key: bytes) -> bytes | None:
     with environment.read() as transaction:
         value = transaction.get(key, db=environment.values)
         return None if value is None else bytes(value)
-
-
-def test_what_was_written_is_there_after_re_opening_and_openings_are_counted(open_environment: Callable[..., Environment]) -> None:
-    first = open_environment(sync=True)
-    put(first, b"key", b"value")
-    assert first.openings == 1
-    first.close()
-    second = open_environment(sync=True)
-    assert second.openings == 2
-    assert get(second, b"key") == b"value"
 
 
 def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Callable[..., Environment]) -> None:
@@ -166,14 +156,6 @@ def test_another_programs_lmdb_is_refused_and_left_as_it_was(open_environment: C
         open_environment()
     with lmdb.open(str(tmp_path / "nvme")) as foreign, foreign.begin() as transaction:
         assert list(transaction.cursor()) == [(b"theirs", b"1")]
-
-
-def test_a_folder_of_another_format_is_refused(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
-    open_environment().close()
-    with lmdb.open(str(tmp_path / "nvme")) as later, later.begin(write=True) as transaction:
-        transaction.put(b"format", FORMAT + b"0")
-    with pytest.raises(ConfigError, match="another format"):
-        open_environment()
 
 
 def test_a_truncated_file_is_refused_by_name_before_it_can_kill_the_process(
@@ -337,13 +319,6 @@ def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
     with pytest.raises(TierFailed):
         put(environment, b"key", b"value")
     assert environment.failure
-
-
-def test_a_damaged_page_fails_the_read_and_not_the_environment(open_environment: Callable[..., Environment]) -> None:
-    environment = open_environment()
-    with pytest.raises(TierFailed, match="cannot be read"), environment.read():
-        raise lmdb.CorruptedError("get")
-    assert environment.failure == ""
 
 
 def test_a_closed_environment_says_so_and_closes_twice(open_environment: Callable[..., Environment]) -> None:

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol.errors import Closed
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.tiers.placements import ExtentAllocator, Placement, Placements, Run, Runs
 
@@ -79,15 +78,6 @@ def test_waiting_for_release_ends_with_the_read(placements: Placements) -> None:
     assert waiting.result(PATIENCE_S)
 
 
-def test_closing_waits_for_reads_and_lets_none_begin(placements: Placements) -> None:
-    number = placements.begin_read()
-    assert not placements.close(0.01)
-    with pytest.raises(Closed):
-        placements.begin_read()
-    placements.end_read(number)
-    assert placements.close(0.01)
-
-
 def test_restored_values_have_their_extents_and_the_rest_is_free() -> None:
     placements = Placements()
     kept = [(3, Placement(30, (Run(2, 4), Run(8, 9)))), (4, Placement(40, (Run(4, 5),)))]
@@ -145,13 +135,3 @@ def without(free: set[int], runs: list[Run], pages: int) -> set[int]:
     assert len(got) == pages == len(set(got))
     assert free.issuperset(got)
     return free.difference(got)
-
-
-def test_take_all_leaves_what_is_between_free() -> None:
-    made = ExtentAllocator()
-    made.take_all([Run(0, 3), Run(5, 6), Run(6, 9)])
-    made.grow(9)
-    assert list(made.free_runs()) == [Run(3, 5)]
-    made.grow(12)
-    assert sorted(made.free_runs()) == [Run(3, 5), Run(9, 12)]
-    made.check_integrity()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
+from kvstore.tiers import slabs as slabs_module
 from kvstore.tiers.slabs import POSITION_BITS, SlabTier, growth_sizes, position_of
 from kvstore.tiers.tier import Record, Slot, TierFull
 
@@ -49,8 +50,8 @@ class Bare(SlabTier):
         return
 
 
-def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabTier:
-    return Bare(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
+def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None) -> SlabTier:
+    return Bare(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory())
 
 
 def slab_of(slot: Slot) -> int:
@@ -136,8 +137,9 @@ def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_co
         slabs.needs_slab(1001, "red")
 
 
-def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up() -> None:
-    slabs = allocator(10_000, exact_classes=2)
+def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs_module, "EXACT_CLASSES", 2)
+    slabs = allocator(10_000)
     for size_bytes in (101, 203, 305, 307):
         slabs.allocate(size_bytes, "red")
     assert slabs.used_bytes == 101 + 203 + 320 + 320

@@ -1,7 +1,6 @@
 """Values are placed, written and read; devices that are full or fail are the kernel's answers replaced."""
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, Closed, TierFailed
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.protocol.errors import Closed, TierFailed
 from kvstore.tiers import value_store
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Run
 from kvstore.tiers.tier import TierFull
@@ -74,37 +72,6 @@ def test_a_batch_is_read_as_it_was_written(open_store: Callable[..., ValueStore]
     assert store.written_bytes == padded_bytes
 
 
-def test_a_damaged_value_fails_and_its_neighbours_do_not(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
-    store = open_store()
-    values = {number: value(number, size) for number, size in enumerate(SIZES)}
-    put(store, values)
-    for damaged in values:
-        placement = store.placements.find(damaged)
-        assert placement is not None
-        with open(tmp_path / "values", "r+b") as file:
-            file.seek(placement.runs[-1].begin * PAGE_BYTES + 17)
-            [byte] = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 4]))
-        found = get(store, {number: len(data) for number, data in values.items()})
-        assert isinstance(found.pop(damaged), ChecksumMismatch)
-        kept = [data for number, data in values.items() if number != damaged]
-        assert [one for one in found if isinstance(one, bytes)] == kept[damaged:]
-
-
-def test_a_page_that_cannot_be_read_fails_its_value_only(open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store()
-    values = {number: value(number, size) for number, size in enumerate(SIZES)}
-    put(store, values)
-    placement = store.placements.find(2)
-    assert placement is not None
-    refuse(monkeypatch, "preadv", errno.EIO, lambda _file, _parts, offset: offset == placement.runs[0].begin * PAGE_BYTES)
-    found = get(store, {number: len(data) for number, data in values.items()})
-    assert isinstance(found[2], TierFailed)
-    assert found[:2] + found[3:] == [values[number] for number in (0, 1, 3, 4)]
-    assert store.failure == ""
-
-
 def test_the_file_grows_by_segments_and_not_beyond_its_bound(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
     store = open_store(8 * MIB)
     assert (tmp_path / "values").stat().st_size == 0
@@ -135,16 +102,6 @@ def test_without_room_deletions_are_flushed_and_pieces_are_taken(open_store: Cal
         store.place([4096], flush=flush)
     store.discard([first, second])
     store.placements.check_integrity()
-
-
-def test_a_write_waits_for_reads_of_what_was_freed(open_store: Callable[..., ValueStore]) -> None:
-    store = open_store(4 * MIB)
-    put(store, {number: value(number, MIB) for number in range(5)})
-    number = store.placements.begin_read()
-    placing = in_background(lambda: store.place([MIB], flush=lambda: store.placements.release([0])))
-    assert is_quiet(placing)
-    store.placements.end_read(number)
-    assert placing.result(PATIENCE_S) == [(Run(0, 256),)]
 
 
 def test_a_write_does_not_wait_for_ever(open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch) -> None:

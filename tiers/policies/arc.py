@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain, islice
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
+from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 
 class ARC(EvictionPolicy[K]):
@@ -18,14 +18,13 @@ class ARC(EvictionPolicy[K]):
 
     name = "arc"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._once: OrderedDict[K, None] = OrderedDict()
         self._again: OrderedDict[K, None] = OrderedDict()
         self._once_ghosts: OrderedDict[K, None] = OrderedDict()
         self._again_ghosts: OrderedDict[K, None] = OrderedDict()
         self._once_target = 0.0
         self._capacity = ObservedCapacity()
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self:
@@ -72,7 +71,7 @@ class ARC(EvictionPolicy[K]):
         missing = self._capacity.observe(count) - count
         is_once_first = len(self._once) + missing > self._once_target
         lists = (self._once, self._again) if is_once_first else (self._again, self._once)
-        return next(filter(evictable, islice(chain.from_iterable(lists), self._max_scan)), None)
+        return next(filter(evictable, islice(chain.from_iterable(lists), self.max_scan)), None)
 
     def __len__(self) -> int:
         return len(self._once) + len(self._again)

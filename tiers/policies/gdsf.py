@@ -7,7 +7,7 @@ use plus the number of its uses.
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
 ORDER_BITS: Final = 64
@@ -22,12 +22,12 @@ class GDSF(EvictionPolicy[K]):
 
     name = "gdsf"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._uses: dict[K, int] = {}
+        self._keys = self._uses
         self._order: RisingHeap[K] = RisingHeap()
         self._age = 0
         self._clock = 0
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._uses:
@@ -52,13 +52,7 @@ class GDSF(EvictionPolicy[K]):
             self._order.remove(key)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        return self._order.lowest(evictable, self._max_scan)
-
-    def __len__(self) -> int:
-        return len(self._uses)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._uses
+        return self._order.lowest(evictable, self.max_scan)
 
     def check_integrity(self) -> None:
         self._order.check_integrity()

@@ -76,6 +76,10 @@ class EvictionPolicy(ABC, Generic[K]):
     """
 
     name: ClassVar[str]
+    max_scan: int = MAX_SCAN
+    """Keys that `victim` looks at, at most."""
+    _keys: Collection[K]
+    """The keys that are there."""
 
     def keep_in(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
         """Keep what is known of each key here, instead of in a dict: to be called before anything else. Most policies leave it empty."""
@@ -126,11 +130,11 @@ class EvictionPolicy(ABC, Generic[K]):
     def forget(self, count: int) -> None:
         """Forget up to so many of the `remembered` keys, those that left first: what all policies together may remember is limited."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._keys)
 
-    @abstractmethod
-    def __contains__(self, key: K) -> bool: ...
+    def __contains__(self, key: K) -> bool:
+        return key in self._keys
 
     @abstractmethod
     def check_integrity(self) -> None:

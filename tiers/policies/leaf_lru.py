@@ -6,7 +6,7 @@ dead weight until it comes up itself.
 
 from collections.abc import Callable
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K
 from kvstore.tiers.policies.prefix_tree import closes_cycle, has_cycle
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
@@ -21,14 +21,14 @@ class LeafLRU(EvictionPolicy[K]):
 
     name = "leaf_lru"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._parents: dict[K, K | None] = {}
+        self._keys = self._parents
         self._children: dict[K, int] = {}
         """Key, present or not, -> number of present children, where there are any."""
         self._used: dict[K, int] = {}
         self._leaves: RisingHeap[K] = RisingHeap()
         self._clock = 0
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._parents:
@@ -36,7 +36,7 @@ class LeafLRU(EvictionPolicy[K]):
             return
         if parent == key:
             parent = None
-        if parent is not None and key in self._children and closes_cycle(key, parent, self._parents.get, self._max_scan):
+        if parent is not None and key in self._children and closes_cycle(key, parent, self._parents.get, self.max_scan):
             parent = None
         self._clock += 1
         self._parents[key] = parent
@@ -70,13 +70,7 @@ class LeafLRU(EvictionPolicy[K]):
                     self._leaves.add(parent, self._used[parent])
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        return self._leaves.lowest(evictable, self._max_scan)
-
-    def __len__(self) -> int:
-        return len(self._parents)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._parents
+        return self._leaves.lowest(evictable, self.max_scan)
 
     def check_integrity(self) -> None:
         self._leaves.check_integrity()

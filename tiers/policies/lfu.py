@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K
 
 
 class _Bucket(OrderedDict[K, None]):
@@ -30,11 +30,11 @@ class LFU(EvictionPolicy[K]):
 
     name = "lfu"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._bucket_of: dict[K, _Bucket[K]] = {}
+        self._keys = self._bucket_of
         # The ring's two ends: no key ever has count 0, so this bucket is below the lowest and above the highest.
         self._end: _Bucket[K] = _Bucket(0)
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         self._raise(key, self._bucket_of.get(key, self._end))
@@ -50,13 +50,7 @@ class LFU(EvictionPolicy[K]):
             self._take_out(key, bucket)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        return next(filter(evictable, islice(self._ascending(), self._max_scan)), None)
-
-    def __len__(self) -> int:
-        return len(self._bucket_of)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._bucket_of
+        return next(filter(evictable, islice(self._ascending(), self.max_scan)), None)
 
     def check_integrity(self) -> None:
         assert not self._end

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
+from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 DECAY: Final = 0.95
 """Weight that what was seen before an estimate has in the next one."""
@@ -108,8 +108,9 @@ class LHD(EvictionPolicy[K]):
 
     name = "lhd"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._cohorts: dict[K, _Cohort[K]] = {}
+        self._keys = self._cohorts
         self._hit_age: dict[K, int] = {}
         """Key, present or remembered, -> epochs between its last two uses, if there were two."""
         self._ghosts: OrderedDict[K, tuple[int, int]] = OrderedDict()
@@ -123,7 +124,6 @@ class LHD(EvictionPolicy[K]):
         self._ranked: list[_Cohort[K]] = []
         self._first = 0
         """No cohort before this index has keys."""
-        self._max_scan = max_scan
         self._rank()
 
     def insert(self, key: K, parent: K | None = None) -> None:
@@ -192,13 +192,7 @@ class LHD(EvictionPolicy[K]):
         while not self._ranked[self._first]:
             self._first += 1
         keys = chain.from_iterable(islice(self._ranked, self._first, None))
-        return next(filter(evictable, islice(keys, self._max_scan)), None)
-
-    def __len__(self) -> int:
-        return len(self._cohorts)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._cohorts
+        return next(filter(evictable, islice(keys, self.max_scan)), None)
 
     def check_integrity(self) -> None:
         assert sum(map(len, self._ranked)) == len(self._cohorts)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K
 
 
 class LRU(EvictionPolicy[K]):
@@ -16,9 +16,8 @@ class LRU(EvictionPolicy[K]):
 
     name = "lru"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._keys: OrderedDict[K, None] = OrderedDict()
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         self._keys[key] = None
@@ -32,13 +31,7 @@ class LRU(EvictionPolicy[K]):
         self._keys.pop(key, None)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        return next(filter(evictable, islice(self._keys, self._max_scan)), None)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._keys
+        return next(filter(evictable, islice(self._keys, self.max_scan)), None)
 
     def check_integrity(self) -> None:
         assert list(self._keys) == list(dict.fromkeys(self._keys))

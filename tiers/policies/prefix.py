@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from kvstore.tiers.policies.cohort_order import CohortOrder
-from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy, K, States
+from kvstore.tiers.policies.interface import DictStates, EvictionPolicy, K, States
 from kvstore.tiers.policies.prefix_tree import Children, Node, alone, closes_cycle, has_cycle, is_alone, with_child, without_child
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Run, Visit, VisitLog
 
@@ -37,9 +37,8 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     name = "prefix"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._max_scan = max_scan
         self._nodes: States[K, Node[K] | Run[K, Cohort[K]]] = DictStates()
         """Of blocks that were stored alone only their run, which is filed for them, until more is to be known."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
@@ -106,7 +105,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def _closes_cycle(self, key: K, parent: K) -> bool:
         """A key without present children cannot be anyone's ancestor."""
-        return key in self._parentless and closes_cycle(key, parent, self._parent_of, self._max_scan)
+        return key in self._parentless and closes_cycle(key, parent, self._parent_of, self.max_scan)
 
     def _parent_of(self, key: K) -> K | None:
         node = self._nodes.get(key)
@@ -205,8 +204,8 @@ class PrefixPolicy(EvictionPolicy[K]):
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         first = self._order.first()
         if first is None:
-            return next(filter(evictable, islice(self._all(), self._max_scan)), None)
-        return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self._max_scan)), None)
+            return next(filter(evictable, islice(self._all(), self.max_scan)), None)
+        return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self.max_scan)), None)
 
     def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
         found: list[K] = []

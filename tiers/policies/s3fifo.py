@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
+from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 SMALL_SHARE: Final = 0.1
 """Of the capacity, for newcomers. With the next three, as the authors' own implementation has them."""
@@ -24,15 +24,15 @@ class S3FIFO(EvictionPolicy[K]):
 
     name = "s3fifo"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._uses: dict[K, int] = {}
+        self._keys = self._uses
         self._small: OrderedDict[K, None] = OrderedDict()
         self._main: OrderedDict[K, None] = OrderedDict()
         self._ghosts: OrderedDict[K, None] = OrderedDict()
         self._capacity = ObservedCapacity()
         self._named: K | None = None
         """The last victim. Looking for it moves keys, after which the other queue's turn may have come: it is named again all the same."""
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._uses:
@@ -70,7 +70,7 @@ class S3FIFO(EvictionPolicy[K]):
         is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
         asked = 0
         for queue in (self._main, self._small) if is_main_full else (self._small, self._main):
-            self._named, refusals = self._first(queue, evictable, self._max_scan - asked)
+            self._named, refusals = self._first(queue, evictable, self.max_scan - asked)
             asked += refusals
             if self._named is not None:
                 break
@@ -106,12 +106,6 @@ class S3FIFO(EvictionPolicy[K]):
         else:
             self._main.move_to_end(key)
             self._uses[key] -= 1
-
-    def __len__(self) -> int:
-        return len(self._uses)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._uses
 
     def check_integrity(self) -> None:
         assert not self._small.keys() & self._main.keys()

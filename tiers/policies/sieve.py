@@ -6,7 +6,7 @@ Reads only set a bit, so it is cheaper than LRU where reads are many, and keys r
 from collections.abc import Callable
 from typing import Generic, cast
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K
 
 
 class _Node(Generic[K]):
@@ -28,12 +28,12 @@ class Sieve(EvictionPolicy[K]):
 
     name = "sieve"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._nodes: dict[K, _Node[K]] = {}
+        self._keys = self._nodes
         # Keyless, between the newest key and the oldest: the hand standing here is about to start at the oldest.
         self._end: _Node[K] = _Node(cast("K", None))
         self._hand = self._end
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._nodes:
@@ -61,7 +61,7 @@ class Sieve(EvictionPolicy[K]):
         # set by a touch, which paid for it, and giving up for many bits would leave a tier of popular keys without a victim.
         refusals = 0
         for _ in range(2 * len(self._nodes)):
-            if refusals == self._max_scan:
+            if refusals == self.max_scan:
                 break
             if self._hand is self._end:
                 self._hand = self._end.newer
@@ -74,12 +74,6 @@ class Sieve(EvictionPolicy[K]):
                 refusals += 1
             self._hand = node.newer
         return None
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._nodes
 
     def check_integrity(self) -> None:
         seen = set()

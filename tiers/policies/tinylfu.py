@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
 from typing import Final
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
+from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 MAX_COUNT: Final = 15
 """Counts stop here: with a sample of ten uses a key, more says nothing about which of two keys is the better."""
@@ -109,14 +109,13 @@ class WTinyLFU(EvictionPolicy[K]):
 
     name = "tinylfu"
 
-    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+    def __init__(self) -> None:
         self._window: OrderedDict[K, None] = OrderedDict()
         self._probation: OrderedDict[K, None] = OrderedDict()
         self._protected: OrderedDict[K, None] = OrderedDict()
         self._uses = FrequencySketch()
         self._capacity = ObservedCapacity()
         self._window_capacity = self._main_capacity = 0
-        self._max_scan = max_scan
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self:
@@ -152,11 +151,11 @@ class WTinyLFU(EvictionPolicy[K]):
         room = self._main_capacity - count + len(self._window)
         for _ in range(min(surplus, room, len(self._window))):
             self._probation[self._window.popitem(last=False)[0]] = None
-        rival, refusals = self._first(chain(self._probation, self._protected), evictable, self._max_scan)
+        rival, refusals = self._first(chain(self._probation, self._protected), evictable, self.max_scan)
         # With main beyond its share a candidate has just won: the rival it won against is named again until it leaves.
         if rival is not None and (surplus <= 0 or room < 0):
             return rival
-        candidate, _ = self._first(self._window, evictable, self._max_scan - refusals)
+        candidate, _ = self._first(self._window, evictable, self.max_scan - refusals)
         if candidate is None or rival is None:
             return rival if candidate is None else candidate
         if self._uses.estimate(candidate) <= self._uses.estimate(rival):

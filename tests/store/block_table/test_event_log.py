@@ -106,22 +106,6 @@ def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_r
     assert not log.is_recording
 
 
-def test_what_nothing_is_known_of_is_lost_wherever_it_comes(log: EventLog) -> None:
-    cursor = ask(log, 0).next_cursor
-    log.missed("red", 2)
-    log.read("red", blocks("ab"), is_far=False)
-    log.missed("red", 3)
-    log.read("red", blocks("c"), is_far=False)
-    log.missed("red", 4)
-    log.missed("blue", 100)
-    heard = []
-    for _ in range(3):
-        batch = ask(log, cursor)
-        heard.append((batch.lost, told(batch)))
-        cursor = batch.next_cursor
-    assert heard == [(5, [("read", "ab"), ("read", "c")]), (4, []), (0, [])]
-
-
 def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "RING_EVENTS", 5)
     cursor = ask(log, 0).next_cursor

@@ -121,16 +121,6 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
     assert store.names() == "b"
 
 
-def test_a_full_nvme_gives_up_the_coldest_whosever_it_is(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=200)
-    for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "blue")):
-        while store.try_put(name, tenant=tenant) is None:
-            store.settle()
-        if name == "b":
-            store.read("red", b"a", 0)
-    assert store.names() == "acd"
-
-
 def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
     for number in range(8):
@@ -229,33 +219,6 @@ def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store
     assert store.names() == "b"
 
 
-def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_ends(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    (move,) = store.table.room.take_moves()
-    store.table.copies.acquire(block)
-    store.table.copies.drop(block)
-    assert store.dram.quarantined_bytes == 100
-    check(store.table)
-    store.table.copies.release(block)
-    assert store.dram.quarantined_bytes == 100, "the copy still reads it"
-    store.finish(move, is_done=True)
-    assert store.dram.free_bytes == 100
-    assert store.tiers[NVME].used_bytes == 0
-    assert kinds(store)[-1] == (EVENT_GONE, "a", 0)
-
-
-def test_a_block_pinned_while_it_moves_keeps_both_copies(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    block.pinned = True
-    store.settle()
-    assert block.tier_mask() == 6
-    assert store.open("b") is None
-
-
 def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     for name in "abc":
@@ -283,40 +246,6 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
     assert dram.promotions == 1
     store.table.copies.release(block)
-
-
-def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    store.settle()
-    slot = store.table.begin_promotion(block)
-    assert slot is not None
-    store.table.copies.acquire(block)
-    store.table.copies.drop(block)
-    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
-    store.table.copies.release(block)
-    assert store.dram.free_bytes == 100
-    assert store.tiers[NVME].used_bytes == 0
-
-
-def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=1000)
-    block = store.put("a")
-    store.put("b")
-    assert store.open("c") is None
-    (move,) = store.table.room.take_moves()
-    store.table.copies.acquire(block)
-    store.finish(move)
-    store.table.copies.release(block)
-    kinds(store)
-    store.table.copies.drop_copy(block, NVME)
-    store.table.copies.drop_copy(block, NVME)
-    assert kinds(store) == [(EVENT_MOVED, "a", 2)]
-    store.table.copies.drop_copy(block, DRAM)
-    store.table.copies.drop_copy(block, DRAM)
-    assert kinds(store) == [(EVENT_GONE, "a", 0)]
-    assert store.names() == "b"
 
 
 def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store: MakeStore) -> None:

@@ -62,17 +62,6 @@ def test_a_held_block_may_not_leave_its_tier_and_may_leave_others(holds: Holds) 
     assert (holds.held_bytes(DRAM), holds.held_bytes(NVME), holds.blocks, len(holds)) == (0, 0, 0, 0)
 
 
-def test_a_block_of_several_holds_is_released_with_the_last(holds: Holds) -> None:
-    found = blocks(3)
-    hold(holds, found[:2], 1)
-    hold(holds, found[1:], 2)
-    assert holds.held_bytes(DRAM) == 3 * SIZE
-    holds.release("red", 1)
-    assert are_held(found) == [False, True, True]
-    holds.release("red", 2)
-    assert are_held(found) == [False, False, False]
-
-
 def test_a_number_that_is_known_gets_more_blocks_and_the_later_end(holds: Holds) -> None:
     found = blocks(3)
     hold(holds, found[:2], until_ns=50)
@@ -88,16 +77,6 @@ def test_a_hold_ends_at_its_time_and_at_the_longest_that_is_allowed(holds: Holds
     hold(holds, [long], 2, until_ns=100 * MAX_HOLD_NS)
     assert (holds.expire(now_ns=99), holds.expire(now_ns=100)) == (0, 1)
     assert (holds.expire(now_ns=MAX_HOLD_NS), are_held([short, long])) == (1, [False, False])
-
-
-def test_the_holds_of_a_connection_end_with_it_and_no_others(holds: Holds) -> None:
-    found = blocks(3)
-    hold(holds, found[:1], 1, owner=ONE)
-    hold(holds, found[1:2], 2, owner=ONE)
-    hold(holds, found[2:], 3, owner=OTHER)
-    holds.forget_owner(ONE)
-    holds.forget_owner(ONE)
-    assert are_held(found) == [False, False, True]
 
 
 def test_no_more_than_a_tenth_of_a_tier_is_held(holds: Holds) -> None:

@@ -81,20 +81,6 @@ def test_a_slab_that_cannot_be_emptied_stays_and_one_of_that_size_leaves(make_st
     assert store.names() == "abce"
 
 
-def test_blocks_go_down_for_a_slab_where_there_is_a_tier_below(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
-    limit(store, dram_slabs=1)
-    store.put("a", 50)
-    store.put("b", 50)
-    assert store.try_put("c", 30) is None
-    assert store.table.slots.free_slots("red", 30, 1) == []
-    assert [move.block.key for move in store.table.room._moves] == [b"a", b"b"]
-    store.settle()
-    store.put("c", 30)
-    assert store.names() == "abc"
-    assert store.table.quotas.use()["red"].slabs == (0, 1)
-
-
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
 def test_slabs_above_a_lowered_limit_are_emptied_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)

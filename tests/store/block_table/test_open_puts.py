@@ -41,13 +41,9 @@ def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
     assert {put.expires_ns for put in many} == {13}
     assert puts.add(made("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
     numbers = [put.put_id for put in many]
-    assert puts.get_all(numbers, RED) is None, "nobody was told them"
     for put in many:
         put.is_named = True
-    assert puts.get_all(numbers, RED) == many
-    assert puts.get_all(numbers, BLUE) is None
-    assert puts.get_all([*numbers, numbers[0]], RED) is None
-    assert puts.get_all([*numbers, 99], RED) is None
+    assert [puts.get(number, RED) for number in numbers] == many
     assert puts.has_any("red", [b"y", b"3"])
     assert not puts.has_any("red", [b"y"])
     assert not puts.has_any("blue", [b"3"])
@@ -60,19 +56,6 @@ def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -
     assert puts.holds(put)
     puts.close(put)
     assert not puts.holds(put)
-
-
-def test_many_puts_are_closed_as_one_by_one(puts: OpenPuts) -> None:
-    many = puts.add_all([made("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
-    other = puts.add(made("blue", b"1", 1, 1), RED, now_ns=3)
-    puts.close_all(many[1:4])
-    check(puts)
-    assert [put for put in [*many, other] if puts.holds(put)] == [many[0], many[4], other]
-    assert puts.of_key("red", b"2") is None
-    puts.close_all([many[0], many[4]])
-    check(puts)
-    assert not puts.has_any("red", [b"%d" % number for number in range(5)])
-    assert puts.expire(now_ns=99) == [other]
 
 
 def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +105,7 @@ def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts)
         made = puts.puts_of(batch)
         assert [(put.put_id, put.block) for put in made] == list(zip(batch.ids, batch.blocks, strict=True))
         assert all(put.is_named and put.owner is RED for put in made)
-        assert puts.get_all(batch.ids, RED) == made
+        assert [puts.get(number, RED) for number in batch.ids] == made
         puts.close(made[1])
         check(puts)
         assert puts.expire(now_ns=10) == [made[0], made[2]]
@@ -238,21 +221,6 @@ def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
     puts.ended.forget_owner("writer")
     assert puts.room == (0, 0)
     assert puts.ended.awaited() == []
-
-
-def test_a_slot_that_is_being_written_from_another_host_waits_for_the_last_byte() -> None:
-    puts = Puts()
-    writing, idle = puts.add("a", is_remote=True), puts.add("b", is_remote=True)
-    assert isinstance(writing.grant, RemoteWriter)
-    writing.grant.begin()
-    puts.ended.expire(now_ns=10)
-    assert idle.grant is not None
-    assert puts.room == (0, 100)
-    assert puts.ended.expire(now_ns=11) == 0
-    assert puts.room == (0, 100)
-    writing.grant.end()
-    puts.ended.expire(now_ns=12)
-    assert puts.room == (0, 0)
 
 
 def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,7 @@ from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table.block import NVME
 from kvstore.store.block_table.quotas import Use
-from kvstore.store.block_table.uncommitted import UNDECIDED
 from tests.store.integrity import check
-from tests.store.made import made
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -141,24 +139,6 @@ def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_h
     assert store.tiers[NVME].tenant_bytes == {}
 
 
-def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
-    limit(store, dram_bytes=100)
-    block = made("red", b"a", 100, UNDECIDED)
-    slot = store.table.place(block)
-    assert slot is not None
-    store.table.copies.show_placed(block, store.dram.locate(slot))
-    store.table.enter_placed(block)
-    assert store.try_put("b") is None
-    limit(store, dram_bytes=0)
-    store.table.relieve()
-    assert store.table.room.take_moves() == []
-    store.table.decide(block, 7)
-    store.table.expire(now_ns=0)
-    store.table.relieve()
-    assert [move.block for move in store.table.room.take_moves()] == [block]
-
-
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
 def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
@@ -231,27 +211,6 @@ def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: Ma
     limit(store, dram_bytes=100)
     store.put("x", tenant="blue")
     assert store.names() == "bxyz"
-
-
-def test_a_place_is_made_by_the_coldest_of_all_where_only_all_together_are_limited(make_store: MakeStore) -> None:
-    store = make_store(1000, max_blocks=2, slab_bytes=100)
-    store.put("a", tenant="blue")
-    store.put("b")
-    assert store.table.slots.spare_slots("red", 100, 5) == []
-    store.put("c")
-    assert store.names() == "bc"
-    for block in store.table.blocks():
-        block.pinned = True
-    assert store.try_put("d") is None
-
-
-def test_a_hold_ends_where_nothing_else_can_leave_for_the_next(make_store: MakeStore) -> None:
-    store = make_store(1000, max_blocks=2, slab_bytes=100)
-    store.put("a").pinned = True
-    held = store.put("b")
-    assert store.holds.add("owner", "red", 1, [held], until_ns=10, now_ns=0) == [True]
-    store.put("c")
-    assert (store.names(), store.holds.yielded) == ("ac", 1)
 
 
 def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:

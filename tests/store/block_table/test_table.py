@@ -48,18 +48,6 @@ def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None
     assert put.block.generation == 42
 
 
-@pytest.mark.parametrize("size_bytes", [1, 100, 4096, 5000])
-@pytest.mark.parametrize("count", [1, 7, 40])
-def test_a_tier_of_n_blocks_bytes_holds_n_blocks_before_any_leaves(make_store: MakeStore, size_bytes: int, count: int) -> None:
-    store = make_store(count * size_bytes)
-    for number in range(count):
-        store.put(str(number), size_bytes)
-    assert len(list(store.table.blocks())) == count
-    store.put("one more", size_bytes)
-    assert len(list(store.table.blocks())) == count
-    assert [block.key for kind, block, _ in store.events if kind == EVENT_GONE] == [b"0"]
-
-
 def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(make_store: MakeStore) -> None:
     store = make_store(200)
     put = store.open("a", owner="slow")
@@ -75,18 +63,6 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is None
     store.table.forget_owner("slow")
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
-
-
-def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_store: MakeStore) -> None:
-    store = make_store(100)
-    put = store.open("a", owner="slow")
-    assert put is not None
-    store.table.expire(now_ns=PUT_TTL_NS)
-    store.table.settle(put.put_id, "another")
-    assert store.open("b") is None
-    store.table.settle(put.put_id, "slow")
-    store.table.settle(put.put_id, "slow")
-    assert store.open("b") is not None
 
 
 @pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
@@ -109,22 +85,6 @@ def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_stil
     writer.end()
     assert store.table.expire(now_ns=PUT_TTL_NS) == 0
     assert store.dram.quarantined_bytes == 0
-    assert store.try_put("b") is not None
-
-
-@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
-def test_a_slot_that_nobody_writes_is_free_at_once_when_its_remote_put_ends(make_store: MakeStore, ending: str) -> None:
-    store = make_store(100)
-    put, writer = store.open_remote("a", owner="far")
-    if ending == "aborted":
-        store.table.abort(put)
-    elif ending == "expired":
-        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
-        store.table.settle(put.put_id, "far")  # its writer is told, and has nothing to give back
-    else:
-        store.table.forget_owner("far")
-    assert writer.is_revoked
-    assert store.dram.free_bytes == 100
     assert store.try_put("b") is not None
 
 
@@ -204,18 +164,6 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
     assert store.names() == "acd"
     assert store.table.table_bytes == 3 * TABLE_BYTES
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
-
-
-def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:
-    store = make_store(100_000, max_blocks=2)
-    block = store.put("a")
-    store.table.copies.acquire(block)
-    put = store.open("b")
-    assert put is not None
-    assert store.open("c") is None
-    store.table.copies.release(block)
-    assert store.open("c") is not None
-    assert store.names() == ""
 
 
 def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:

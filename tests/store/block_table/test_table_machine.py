@@ -528,7 +528,7 @@ class TableMachine(RuleBasedStateMachine):
         moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
         waiting = sum(block.dram is not None for block in held if block.is_gone)
-        kept = self.store.showing.kept_slots
+        kept = len(self.store.showing._kept)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept + len(self.staged))
         assert kept <= len(self.looks)
         assert self.table.open_puts == len(self.puts)

@@ -73,20 +73,6 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
     assert (undecided.has_to_claim, undecided.claims) == (False, 3)
 
 
-def test_a_block_that_has_left_is_not_claimed_and_waits_for_nothing() -> None:
-    undecided = Undecided(Partitioning())
-    a, b = added(undecided, block(b"a"), block(b"b"))
-    a.is_gone = True
-    undecided.remove(a)
-    assert undecided.take(9) == [b]
-    b.is_gone = True
-    undecided.remove(b)
-    undecided.end([b])
-    undecided.put_off([b])
-    undecided.claim_again()
-    assert (undecided.take(9), len(undecided)) == ([], 0)
-
-
 def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_one_came() -> None:
     undecided = Undecided(Partitioning())
     [former] = added(undecided, block(b"a"))
@@ -99,27 +85,6 @@ def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_o
     undecided.end([former])
     assert not undecided.is_claimed("red", b"a")
     assert undecided.take(9) == [newer]
-
-
-def test_who_waits_is_due_once_all_that_were_there_are_decided_about_or_gone() -> None:
-    undecided, due = Undecided(Partitioning()), []
-    a, b = added(undecided, block(b"a"), block(b"b"))
-    undecided.when_decided("red", lambda: due.append("first"))
-    undecided.when_decided("red", lambda: due.append("first too"))
-    undecided.when_decided("blue", lambda: due.append("blue has nothing"))
-    [c] = added(undecided, block(b"c"))
-    undecided.when_decided("red", lambda: due.append("second"))
-    for one in (c, a):
-        decide(undecided, one)
-    for callback in undecided.take_due():
-        callback()
-    assert due == ["blue has nothing"]
-    b.is_gone = True
-    undecided.remove(b)
-    for callback in undecided.take_due():
-        callback()
-    assert due == ["blue has nothing", "first", "first too", "second"]
-    assert undecided.take_due() == []
 
 
 class AgainstASet(RuleBasedStateMachine):

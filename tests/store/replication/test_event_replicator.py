@@ -113,7 +113,7 @@ class Node:
         self.publisher.emit(EVENT_GONE, block)
 
     def wait_for(self, name: str, seq: int | None = None) -> None:
-        seq = self.publisher.last_seq if seq is None else seq
+        seq = self.publisher._seq if seq is None else seq
         self.publisher.when_published(seq, lambda error: self.heard.append(name if error is None else f"{name}: {type(error).__name__}"))
 
     def _on_synced(self) -> None:
@@ -431,17 +431,17 @@ def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> No
     for name, span in zip("abc", waits, strict=False):
         block = made("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
         publisher.emit(EVENT_COMMIT, block)
-        publisher.when_published(publisher.last_seq, lambda _error: None, span)
-    publisher.when_published(publisher.last_seq, lambda _error: None)
+        publisher.when_published(publisher._seq, lambda _error: None, span)
+    publisher.when_published(publisher._seq, lambda _error: None)
     publisher.flush()
     assert link.calls == [announced(1, 2), announced(3)]
-    publisher.when_published(publisher.last_seq, lambda _error: None, waits[3])
+    publisher.when_published(publisher._seq, lambda _error: None, waits[3])
     publisher.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
     publisher.flush()
     assert link.calls[2:] == [b""], "what the last one waits for had been said before"
     link.answer_all()
     heard = list[object]()
-    publisher.when_published(publisher.last_seq, heard.append, waits[0])
+    publisher.when_published(publisher._seq, heard.append, waits[0])
     assert heard == [None], "nothing is left to wait for"
 
 

@@ -255,23 +255,6 @@ def test_a_source_that_is_dead_costs_its_orders_only(pair: Pair, lines: Callable
     assert set(pair.blocks()) == {"k0", "k1"}
 
 
-def test_a_fault_of_our_own_is_told_and_ends_nothing_else(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a mistake")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(copies, "fetch", fail)
-        pair.copy("k0")
-    assert lines() == [
-        "fetching blocks of another node failed",
-        "1 of 1 blocks not copied from node 5: Unavailable: internal error: RuntimeError: a mistake",
-    ]
-    pair.copy("k0")
-    assert set(pair.blocks()) == {"k0"}
-
-
 def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured(1000.0, 1 << 20, 1)
 

@@ -9,7 +9,7 @@ import xxhash
 from kvstore.client.local.reader_slots import LocalDesk
 from kvstore.client.local.shared_index import IndexView
 from kvstore.protocol.event_messages import READ, Events
-from kvstore.protocol.shared_index import ACCESSES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shared_index import ACCESSES, WAYS
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.shared_index.index import FIRST_SETS
@@ -43,22 +43,6 @@ def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     store.put("key", tenant="red")
     assert red.find("key") is not None
     assert blue.find("key") is None
-
-
-def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> None:
-    client = store.client()
-    store.put("short")
-    names = ["k" * (20 + number) for number in range(MIN_SHOWN_AT_ONCE)]
-    for name in (*names, "k" * MAX_KEY_BYTES):
-        store.put(name)
-    assert client.find("short") is not None
-    assert not any(client.find(name) for name in names)
-    while store.showing.beat(1):
-        pass
-    assert client.index.is_over
-    client = store.client()
-    assert all(client.find(name) for name in ("short", *names, "k" * MAX_KEY_BYTES))
-    assert not store.showing.beat(2)
 
 
 def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
@@ -226,7 +210,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     assert look is not None
     memory, hazard = look
     store.table.copies.drop(block)
-    assert store.showing.kept_slots == 1
+    assert len(store.showing._kept) == 1
     assert store.dram.quarantined_bytes == 100
     for name in ("b", "c", "d", "e"):
         store.put(name)
@@ -234,7 +218,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     assert bytes(memory) == value_of(block)
     client.desk.look_away(hazard)
     store.showing.sweep()
-    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
     store.close()
 
 
@@ -279,9 +263,9 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     assert look is not None
     store.table.copies.drop(block)
     store.showing.forget_owner("another")
-    assert store.showing.kept_slots == 1
+    assert len(store.showing._kept) == 1
     store.showing.forget_owner("one")
-    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
     assert client.desk.is_over
 
 

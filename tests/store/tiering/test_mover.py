@@ -154,19 +154,6 @@ def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> No
     node.close()
 
 
-def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothing(node: Node) -> None:
-    blocks = node.fill(2)
-    for block in blocks:
-        node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    node.mover.kick()
-    node.store.table.copies.drop(blocks[0])
-    pump(node.reactor, lambda: not blocks[1].moving)
-    assert [block.tier_mask() for block in blocks] == [0, 4]
-    assert not node.store.table._levels[NVME].is_suspended
-    assert node.nvme.used_bytes == 100
-    assert node.store.dram.free_bytes == 300
-
-
 def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
     node = Node(tmp_path, hbm_bytes=300)
     blocks = node.fill(2)
@@ -214,14 +201,6 @@ def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node:
     finally:
         let_go.set()
     assert (answers, values) == ([None] * 3, [value_of(block) for block in blocks])
-
-
-def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: Node) -> None:
-    blocks = node.fill(2)
-    node.demote_all()
-    node.nvme.read_failure = OSError("EIO")
-    answers, _ = node.read(blocks)
-    assert [type(answer) for answer in answers] == [OSError, OSError]
 
 
 @pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])

@@ -245,7 +245,7 @@ def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Mast
     threads = []
     for number, writer in enumerate(writers, start=1):
         threads.append(in_background(partial(writer.put, {f"reserved {number}": b"x"}, generation=number))[0])
-        until(node, lambda: node.publisher.last_seq == len(threads))
+        until(node, lambda: node.publisher._seq == len(threads))
     put(client, {"a": b"1"})
     node.settled()
     assert master.asked == []

@@ -13,7 +13,7 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SY
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.block_table.block import Block
@@ -81,7 +81,7 @@ def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, cl
     assert (claim.epoch, claim.tenant, claim.namespace, claim.keys) == (7, "red", "ns", [b"a", b"b"])
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 42])[1] == [b"aaa", b"b"]
-    assert node.call(lambda: node.publisher.last_seq) == 0, "the master knows already"
+    assert node.call(lambda: node.publisher._seq) == 0, "the master knows already"
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -278,32 +278,6 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     node.call(lambda: check(node.store.table))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()
-
-
-def test_the_master_of_each_partition_decides_about_its_own_keys(node: Served, client: Client) -> None:
-    asked: dict[int, tuple[Claim, Answer]] = {}
-
-    def link_up() -> None:
-        node.partitioning.tell(3)
-        node.publishers.cut()
-        for partition in (0, 1, 2):
-            node.claims.link_up(partial(ask, partition), 7 + partition, partition)
-
-    def ask(partition: int, claim: Claim, answer: Answer) -> None:
-        asked[partition] = claim, answer
-
-    node.call(link_up)
-    names = [f"key-{number}" for number in range(12)]
-    thread, results = put(client, **{name: name.encode() for name in names})
-    until(node, lambda: len(asked) == 3)
-    for partition, (claim, answer) in asked.items():
-        assert results == []
-        assert claim.epoch == 7 + partition
-        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
-        status = PRESENT if partition == 1 else GRANTED
-        node.call(partial(answer, grants(*[status] * len(claim.keys))))
-    thread.join(TIMEOUT_S)
-    assert results == [[ALREADY_THERE if node.partitioning.of(name.encode()) == 1 else STORED for name in names]]
 
 
 def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:

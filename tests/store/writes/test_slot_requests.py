@@ -55,7 +55,7 @@ class Node:
         if opening is None:
             return []
         if opening.batch is not None:
-            return list(self.slots.puts_in(opening.batch))
+            return list(self.slots.table.puts.puts_of(opening.batch))
         return [put for put in opening.puts if put is not None]
 
     def state(self) -> list[object]:

@@ -1,14 +1,25 @@
-"""Promises of socket_puts.py for one small value that comes along with its message and is kept at once, on real sockets. Of those for
-which the master is asked: test_claims.py."""
+"""Promises of socket_puts.py for one small value that comes along with its message, on real sockets. Of those for which the master is
+asked: test_commit_requests.py."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, ProtocolError
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, STORED, Put
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, Claim
+from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Draining, InvalidArgument, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import GRANTED
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, Abort, OpenIndex, Put
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.server.session import Session
+from kvstore.security.identity import Role
+from kvstore.tiers.tier import Slot
 from tests.rpc.wires import frame, read_frame
 from tests.store.integrity import check
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
+from tests.store.made import made
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
 
@@ -20,24 +31,223 @@ def message(
     return Put(namespace, [name.encode()], [len(value) if size is None else size], [0], [told], [b"above"], ack)
 
 
-def put(client: Client, name: str, value: bytes) -> int:
-    return client.ask(message(name, value), Flags, payload=[value]).flags[0]
+def put(client: Client, name: str, value: bytes, ack: int = ACK_NODE) -> int | None:
+    """As a client of this release: in one segment."""
+    return client.channel.call_for_flag(Put.TYPE, message(name, value, ack=ack).pack(), value, Deadline(TIMEOUT_S))
 
 
-def is_empty(node: Served) -> bool:
-    node.call(lambda: check(node.store.table))
-    return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)
+class Shown:
+    """What the node's sessions were shown, and whether it was served so."""
+
+    def __init__(self, node: Served) -> None:
+        self.served: list[bool] = []
+        at_once = node.sent.at_once
+        serve = at_once.frame
+
+        def noted(session: Session, tenant: str, frame: memoryview) -> bool:
+            self.served.append(serve(session, tenant, frame))
+            return self.served[-1]
+
+        at_once.frame = noted  # type: ignore[method-assign]
+        self._node = node
+
+    def all(self) -> list[bool]:
+        """Asked in the loop: the answer goes out before a call is over."""
+        return self._node.call(lambda: list(self.served))
 
 
-def test_it_is_stored_and_can_be_read_and_is_there_the_next_time(node: Served, client: Client) -> None:
+@pytest.fixture
+def shown(node: Served) -> Shown:
+    return Shown(node)
+
+
+def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Client, shown: Shown) -> None:
+    client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     assert put(client, "a", b"x" * 5000) == STORED
     assert put(client, "a", b"y" * 5000) == ALREADY_THERE
+    assert shown.all() == [True, True]
     assert client.read("a")[1] == [b"x" * 5000]
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"x" * 5000), 0)
+    assert block.shown >= 0
+    assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
     assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
     node.call(lambda: check(node.store.table))
+
+
+def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody finds it, and nobody would ever claim it, nor could it leave."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
+        with pytest.raises(Unavailable):
+            put(client, "a", b"value")
+    other = node.connect()
+    assert other.read("a")[1] == [b"value"]
+    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5, 1)
+    node.call(lambda: check(node.store.table))
+    other.close()
+
+
+def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_else_runs(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, int]] = []
+    send_now = Session.send_now
+
+    def noted(session: Session, data: bytes) -> bytes:
+        table = node.store.table
+        seen.append((table.find("red", b"a") is not None, len(table.undecided)))
+        return send_now(session, data)
+
+    monkeypatch.setattr(Session, "send_now", noted)
+    assert put(client, "a", b"value") == STORED
+    assert seen == [(True, 0)]
+    assert node.call(lambda: len(node.store.table.undecided)) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        message("a", b"value", checksum=7),
+        message("a", b"value", checksum=7, ack=ACK_CLUSTER),
+        message("a", b"value", size=6),
+        message("a", b"value", size=17 * KIB),
+        Put("ns", [b"a"], [5], [9], [digest(b"value")], [b""], ACK_CLUSTER),
+        Put("ns", [b"a", b"b"], [2, 3], [0, 0], [digest(b"va"), digest(b"lue")], [b"", b""], ACK_NODE),
+    ],
+)
+def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
+    """Several blocks, what was reserved, what is wrong."""
+    data = memoryview(frame(other, 7, b"value"))
+    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", data))
+    assert is_empty(node)
+
+
+class Master:
+    """Of whom claims ask: it answers when the test says so, and notes what the node's slot had when it was asked."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.asked: list[tuple[Claim, Callable[[Grants | KVStoreError], None]]] = []
+        self.fault: Exception | None = None
+        self.answer_at_once: KVStoreError | None = None
+        node.call(lambda: node.claims.link_up(self.ask, 7))
+
+    def ask(self, claim: Claim, answer: Callable[[Grants | KVStoreError], None]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if self.answer_at_once is not None:
+            answer(self.answer_at_once)
+        else:
+            self.asked.append((claim, answer))
+
+    def grant(self, generation: int) -> None:
+        until(self.node, lambda: bool(self.asked))
+        self.node.call(lambda: self.asked.pop(0)[1](Grants(bytes((GRANTED,)), [5], [generation])))
+
+
+def test_one_that_the_master_answers_is_counted_until_then(node: Served, client: Client, shown: Shown) -> None:
+    master = Master(node)
+    thread, results = in_background(lambda: put(client, "a", b"value", ACK_CLUSTER))
+    until(node, lambda: bool(master.asked))
+    assert shown.all() == [True]
+    assert node.call(lambda: node.service.loads.of("red")) == (1, 1)
+    assert node.call(lambda: (node.store.table.find("red", b"a"), node.store.table.open_puts)) == (None, 1)
+    master.grant(9)
+    thread.join(TIMEOUT_S)
+    assert results == [STORED]
+    assert node.call(lambda: node.service.loads.of("red")) == (1, 0)
+    assert client.read("a", generations=[9])[1] == [b"value"]
+    node.call(lambda: check(node.store.table))
+    assert node.call(lambda: node.sent.in_bytes) == 5
+
+
+def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master is asked before the value is in its slot."""
+    master = Master(node)
+
+    def fail(_slot: Slot, _value: memoryview) -> tuple[int, int]:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.store.dram, "fill", fail)
+        with pytest.raises(KVStoreError, match="internal error"):
+            put(client, "a", b"value", ACK_CLUSTER)
+    heard: list[int] = []
+    node.store.emit = lambda kind, _block: heard.append(kind)
+    master.grant(9)
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None
+    assert heard == [EVENT_GONE]
+    assert is_empty(node)
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
+    node: Served, client: Client, shown: Shown, is_claimed: bool
+) -> None:
+    Master(node)
+    if is_claimed:
+        node.call(lambda: node.store.table.undecided.begin([made("red", b"a", 5, 0)]))
+    else:
+        put(client, "a", b"value")
+    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    assert shown.all()[-1:] == [False]
+    if is_claimed:
+        node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
+
+
+def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
+    other = node.connect()
+    other.open({"a": 5})
+    assert put(client, "a", b"value") == ASK_AGAIN
+    assert shown.all() == [False]
+    other.close()
+
+
+def test_without_room_nothing_is_served_at_once(node: Served, client: Client, shown: Shown) -> None:
+    writer = node.connect()
+    opened = writer.open({"held": 16 * KIB})
+    with pytest.raises(DeadlineExceeded):
+        client.channel.call_for_flag(Put.TYPE, message("a", b"value").pack(), b"value", Deadline(0.5))
+    assert shown.all() == [False]
+    assert len(opened.put_ids) == 1
+    writer.close()
+
+
+def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
+    writer, waiter = node.connect(), node.connect()
+    opened = writer.open({"held": 16 * KIB})
+    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
+    thread, results = in_background(lambda: put(waiter, "b", b"value"))
+    until(node, lambda: len(node.waiting) == 1)
+    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN, "behind who waits, too"
+    writer.ask(Abort(list(opened.put_ids)), Ok)
+    thread.join(TIMEOUT_S)
+    assert results == [STORED]
+    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
+    node.call(lambda: check(node.store.table))
+    writer.close()
+    waiter.close()
+
+
+def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
+    node.call(lambda: node.leaving.drain(DRAIN_SAVE))
+    with pytest.raises(Draining):
+        put(client, "a", b"value")
+    assert shown.all() == []
+    node.call(lambda: node.leaving.drain(DRAIN_NOT))
+    assert put(client, "a", b"value") == STORED
+
+
+def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
+            client = node.connect(ticket=node.ticket(role=role))
+            assert node.call(lambda: [session.at_once is not None for session in node.server.sessions]) == [may_put]
+            client.close()
+            until(node, lambda: not node.server.sessions)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -82,15 +292,11 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Clien
     assert put(client, "a", b"value") == STORED, "the connection lives on"
 
 
-def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served, client: Client) -> None:
-    writer, other = node.connect(), node.connect()
-    writer.open({"held": 16 * KIB})
-    first, results = in_background(lambda: put(client, "first", b"1"))
-    until(node, lambda: len(node.waiting) == 1)
-    second, later = in_background(lambda: put(other, "second", b"2"))
-    until(node, lambda: len(node.waiting) == 2)
-    writer.close()
-    for thread in (first, second):
-        thread.join(TIMEOUT_S)
-    assert (results, later) == ([STORED], [STORED])
-    other.close()
+def session_of(node: Served) -> Session:
+    """One that nobody listens to: nothing may be said by it."""
+    return Session.__new__(Session)
+
+
+def is_empty(node: Served) -> bool:
+    node.call(lambda: check(node.store.table))
+    return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)

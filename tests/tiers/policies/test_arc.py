@@ -1,9 +1,8 @@
 """ARC evicts as its four lists do when they are plain lists."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
 from kvstore.tiers.policies.arc import ARC
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.tiers.policies.interface import ObservedCapacity
 
 
 class NaiveARC(NaivePolicy):
@@ -51,51 +50,8 @@ class NaiveARC(NaivePolicy):
 
 
 class TestARC(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return ARC(max_scan=max_scan)
+    policy = ARC
+    naive = NaiveARC
 
 
-class ARCAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return ARC()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveARC()
-
-
-TestARCAgainstNaive = ARCAgainstNaive.TestCase
-TestARCAgainstNaive.settings = MACHINE_SETTINGS
-
-
-def read_through(policy: ARC[int], key: int, capacity: int) -> None:
-    if key in policy:
-        policy.touch(key)
-        return
-    if len(policy) == capacity:
-        victim = policy.victim()
-        assert victim is not None
-        policy.remove(victim)
-    policy.insert(key)
-    policy.check_integrity()
-
-
-def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow_it() -> None:
-    policy: ARC[int] = ARC()
-    for key in [*range(5), *range(5), *range(10, 16)]:
-        read_through(policy, key, 10)
-    read_through(policy, 10, 10)
-    widened = policy._once_target
-    assert widened >= 1
-    read_through(policy, 11, 10)
-    assert policy._once_target > widened
-    widened = policy._once_target
-    policy.remove(0)
-    policy.insert(0)
-    assert policy._once_target < widened
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: ARC[int] = ARC()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveARC(), seed=1, accesses=5000, capacity=64)
+TestARCAgainstNaive = against_naive(ARC, NaiveARC)

@@ -1,9 +1,9 @@
 """GDSF evicts as a table of ranks does that is scanned for its minimum."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.gdsf import GDSF
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 
 
 class NaiveGDSF(NaivePolicy):
@@ -33,8 +33,8 @@ class NaiveGDSF(NaivePolicy):
 
 
 class TestGDSF(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return GDSF(max_scan=max_scan)
+    policy = GDSF
+    naive = NaiveGDSF
 
 
 class GDSFAgainstNaive(PolicyMachine):
@@ -55,20 +55,6 @@ TestGDSFAgainstNaive = GDSFAgainstNaive.TestCase
 TestGDSFAgainstNaive.settings = MACHINE_SETTINGS
 
 
-def test_what_was_popular_long_ago_leaves_before_what_comes_now() -> None:
-    policy: GDSF[int] = GDSF()
-    for _ in range(5):
-        policy.insert(0)
-    policy.insert(1)
-    for key in range(2, 10):
-        victim = policy.victim()
-        assert victim is not None
-        policy.remove(victim)
-        policy.insert(key)
-        policy.check_integrity()
-    assert 0 not in policy
-
-
 def test_a_popular_key_that_is_deleted_makes_no_other_old() -> None:
     policy: GDSF[str] = GDSF()
     for key in "aaaaaaaabbc":
@@ -78,10 +64,3 @@ def test_a_popular_key_that_is_deleted_makes_no_other_old() -> None:
     assert policy.victim() == "c"
     policy.remove("c")
     assert policy.victim() == "b", "at the age of c that left, d ranks with b, which was used longer ago"
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: GDSF[int] = GDSF()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveGDSF(), seed=1, accesses=5000, capacity=64)

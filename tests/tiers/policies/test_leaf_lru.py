@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from kvstore.testing.policy_conformance import KEYS, NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.testing.policy_conformance import KEYS, NaivePolicy, PolicyConformance, PolicyMachine
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.leaf_lru import LeafLRU
 
 
@@ -32,8 +32,8 @@ class NaiveLeafLRU(NaivePolicy):
 
 
 class TestLeafLRU(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return LeafLRU(max_scan=max_scan)
+    policy = LeafLRU
+    naive = NaiveLeafLRU
 
 
 class LeafLRUAgainstNaive(PolicyMachine):
@@ -109,10 +109,3 @@ def test_keys_in_a_cycle_of_parents_are_evicted_like_others() -> None:
     policy.insert("own", "own")
     policy.insert("leaf")
     assert evictions(policy) == ["a", "b", "own", "leaf"]
-
-
-def test_without_parents_it_is_lru() -> None:
-    policy: LeafLRU[int] = LeafLRU()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveLeafLRU(), seed=1, accesses=5000, capacity=64)

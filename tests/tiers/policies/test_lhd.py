@@ -3,13 +3,11 @@
 import random
 
 from kvstore.testing.policy_conformance import PolicyConformance
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lhd import CLASSES, GHOSTS_PER_KEY, LHD
 
 
 class TestLHD(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return LHD(max_scan=max_scan)
+    policy = LHD
 
 
 def read_through(policy: LHD[int], key: int, capacity: int) -> bool:

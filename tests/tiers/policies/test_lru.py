@@ -1,8 +1,6 @@
 """LRU evicts as a list does that moves each key read to its end."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
 from kvstore.tiers.policies.lru import LRU
 
 
@@ -25,24 +23,8 @@ class NaiveLRU(NaivePolicy):
 
 
 class TestLRU(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return LRU(max_scan=max_scan)
+    policy = LRU
+    naive = NaiveLRU
 
 
-class LRUAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return LRU()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveLRU()
-
-
-TestLRUAgainstNaive = LRUAgainstNaive.TestCase
-TestLRUAgainstNaive.settings = MACHINE_SETTINGS
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: LRU[int] = LRU()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveLRU(), seed=1, accesses=5000, capacity=64)
+TestLRUAgainstNaive = against_naive(LRU, NaiveLRU)

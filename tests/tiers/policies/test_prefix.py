@@ -12,7 +12,7 @@ from kvstore.kvcache.traces.named import generate
 from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
-from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy
+from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 from kvstore.tiers.policies.prefix import PrefixPolicy
 
@@ -31,8 +31,8 @@ def ticking() -> Callable[[], float]:
 
 
 class TestPrefixPolicy(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return PrefixPolicy(max_scan=max_scan, clock=ticking())
+    def make_policy(self) -> EvictionPolicy[int]:
+        return PrefixPolicy(clock=ticking())
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -273,34 +273,6 @@ def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     store(policy, words("end", 1))
     gone = evictions(policy)
     assert set(words("system", 4)) <= set(gone[-5:])
-
-
-def test_blocks_stored_alone_in_a_batch_are_learned_from_as_if_they_came_one_by_one() -> None:
-    clock = Clock()
-    batches, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
-    for index in range(3):
-        clock.now_s = index * 20.0
-        keys = words(f"b{index}-", 1500)
-        batches.insert_all(keys)
-        for key in keys:
-            singles.insert(key)
-        for key in words(f"b{max(index - 1, 0)}-", 700):
-            batches.touch(key)
-            singles.touch(key)
-        batches.check_integrity()
-    assert batches._log.hazard._watched == pytest.approx(singles._log.hazard._watched)
-    assert evictions_of(batches, 2000) == evictions_of(singles, 2000)
-
-
-def test_a_batch_of_prompts_is_stored_as_if_its_blocks_came_one_by_one() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    policy.insert_all(["a", "b", "c", "x"], [None, "a", "b", None])
-    policy.insert_all(["y"])
-    policy.insert_all(["y", "a", "z"])
-    policy.insert_all(["p", "q", "p"])
-    policy.check_integrity()
-    assert len(policy) == 8
-    assert sorted(evictions(policy)) == sorted("abcxyzpq")
 
 
 def test_blocks_stored_alone_leave_many_at_a_time_and_come_back_as_others() -> None:

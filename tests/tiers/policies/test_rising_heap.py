@@ -58,31 +58,3 @@ def test_keys_that_come_and_go_leave_nothing_behind() -> None:
             heap.check_integrity()
     assert len(heap._heap) <= 2 + SLACK
     assert heap.lowest(lambda key: True, 1) == "stays"
-
-
-def test_a_key_that_comes_back_with_the_rank_it_had_is_there_once() -> None:
-    heap: RisingHeap[str] = RisingHeap()
-    heap.add("a", 1)
-    heap.remove("a")
-    heap.add("a", 1)
-    heap.check_integrity()
-    asked: list[str] = []
-
-    def refuse(key: str) -> bool:
-        asked.append(key)
-        return False
-
-    assert heap.lowest(refuse, 5) is None
-    assert asked == ["a"]
-
-
-def test_a_key_that_has_risen_is_found_at_its_new_rank() -> None:
-    heap: RisingHeap[str] = RisingHeap()
-    heap.add("a", 1)
-    heap.add("b", 2)
-    heap.raise_to("a", 3)
-    assert heap.bound() == 1, "the one from before"
-    assert heap.lowest(lambda _: True, 10) == "b"
-    assert heap.bound() == 2
-    assert (len(heap), "a" in heap, "c" in heap) == (2, True, False)
-    heap.check_integrity()

@@ -1,8 +1,7 @@
 """S3-FIFO evicts as its three queues do when they are plain lists."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
+from kvstore.tiers.policies.interface import ObservedCapacity
 from kvstore.tiers.policies.s3fifo import S3FIFO
 
 
@@ -70,70 +69,8 @@ class NaiveS3FIFO(NaivePolicy):
 
 
 class TestS3FIFO(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return S3FIFO(max_scan=max_scan)
+    policy = S3FIFO
+    naive = NaiveS3FIFO
 
 
-class S3FIFOAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return S3FIFO()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveS3FIFO()
-
-
-TestS3FIFOAgainstNaive = S3FIFOAgainstNaive.TestCase
-TestS3FIFOAgainstNaive.settings = MACHINE_SETTINGS
-
-
-def full(count: int) -> S3FIFO[int]:
-    """Keys from 0 up, after a victim was asked for: the capacity is known."""
-    policy: S3FIFO[int] = S3FIFO()
-    for key in range(count):
-        policy.insert(key)
-    policy.victim()
-    return policy
-
-
-def replace_one(policy: S3FIFO[int], newcomer: int) -> int:
-    victim = policy.victim()
-    assert victim is not None
-    policy.remove(victim)
-    policy.insert(newcomer)
-    policy.check_integrity()
-    return victim
-
-
-def test_a_key_used_once_after_it_came_leaves_all_the_same_and_one_used_twice_stays() -> None:
-    policy = full(10)
-    policy.touch(0)
-    for _ in range(2):
-        policy.touch(1)
-    assert replace_one(policy, 10) == 0
-    assert replace_one(policy, 11) == 2
-
-
-def test_a_key_that_comes_back_soon_goes_to_main() -> None:
-    policy = full(10)
-    assert replace_one(policy, 10) == 0
-    assert replace_one(policy, 0) == 1
-    evicted = [replace_one(policy, key) for key in range(20, 60)]
-    assert 0 not in evicted
-    assert 10 in evicted
-
-
-def test_a_main_queue_beyond_its_share_gives_up_what_was_not_used_there() -> None:
-    policy = full(10)
-    for key in range(10):
-        policy.touch(key)
-        policy.touch(key)
-    assert policy.victim() == 0
-    policy.touch(0)
-    assert policy.victim() == 1
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: S3FIFO[int] = S3FIFO()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveS3FIFO(), seed=1, accesses=5000, capacity=64)
+TestS3FIFOAgainstNaive = against_naive(S3FIFO, NaiveS3FIFO)

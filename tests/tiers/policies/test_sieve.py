@@ -1,8 +1,6 @@
 """SIEVE evicts as the pseudo-code of its paper does over a plain list."""
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
 from kvstore.tiers.policies.sieve import Sieve
 
 
@@ -42,47 +40,8 @@ class NaiveSieve(NaivePolicy):
 
 
 class TestSieve(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return Sieve(max_scan=max_scan)
+    policy = Sieve
+    naive = NaiveSieve
 
 
-class SieveAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return Sieve()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveSieve()
-
-
-TestSieveAgainstNaive = SieveAgainstNaive.TestCase
-TestSieveAgainstNaive.settings = MACHINE_SETTINGS
-
-
-def test_a_key_read_since_the_hand_passed_stays_for_another_round() -> None:
-    policy: Sieve[str] = Sieve()
-    for key in "abc":
-        policy.insert(key)
-    policy.touch("a")
-    assert policy.victim() == "b"
-    policy.remove("b")
-    assert policy.victim() == "c"
-    policy.remove("c")
-    assert policy.victim() == "a"
-
-
-def test_the_hand_goes_on_where_it_was() -> None:
-    policy: Sieve[str] = Sieve()
-    for key in "abcd":
-        policy.insert(key)
-    policy.touch("a")
-    assert policy.victim() == "b"
-    policy.remove("b")
-    policy.insert("e")
-    assert policy.victim() == "c"
-
-
-def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
-    policy: Sieve[int] = Sieve()
-    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
-    assert len(evicted) > 500
-    assert evicted == evictions_of_a_trace(NaiveSieve(), seed=1, accesses=5000, capacity=64)
+TestSieveAgainstNaive = against_naive(Sieve, NaiveSieve)

@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, PolicyMachine
-from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
+from kvstore.tiers.policies.interface import ObservedCapacity
 from kvstore.tiers.policies.tinylfu import MAX_COUNT, WTinyLFU
 
 
@@ -64,20 +63,10 @@ class NaiveTinyLFU(NaivePolicy):
 
 
 class TestWTinyLFU(PolicyConformance):
-    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
-        return WTinyLFU(max_scan=max_scan)
+    policy = WTinyLFU
 
 
-class WTinyLFUAgainstNaive(PolicyMachine):
-    def make_policy(self) -> EvictionPolicy[int]:
-        return WTinyLFU()
-
-    def make_naive(self) -> NaivePolicy:
-        return NaiveTinyLFU()
-
-
-TestWTinyLFUAgainstNaive = WTinyLFUAgainstNaive.TestCase
-TestWTinyLFUAgainstNaive.settings = MACHINE_SETTINGS
+TestWTinyLFUAgainstNaive = against_naive(WTinyLFU, NaiveTinyLFU)
 
 
 def full(count: int) -> WTinyLFU[int]:
@@ -121,14 +110,3 @@ def test_a_window_in_use_leaves_main_to_give_way_and_the_reverse() -> None:
     policy = full(100)
     assert policy.victim(lambda key: key != 99) == 0
     assert policy.victim(lambda key: key == 99) == 99
-
-
-def test_main_gives_way_while_the_window_is_below_its_share() -> None:
-    policy = full(1000)
-    for key in range(985, 1000):
-        policy.remove(key)
-    for _ in range(1100):
-        policy.victim()
-    policy.remove(984)
-    assert policy.victim() is not None
-    policy.check_integrity()

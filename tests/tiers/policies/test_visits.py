@@ -50,17 +50,3 @@ def test_what_is_watched_adds_up() -> None:
     assert len(cohorts) == len(log)
     assert sum(log.hazard._watched) == pytest.approx(sum(cohort.unread for cohort in cohorts))
     assert sum(cohort.unread for cohort in cohorts) == pytest.approx(50 - 17 / 3)
-
-
-def test_many_first_visits_of_a_block_each_end_as_one_by_one() -> None:
-    together: VisitLog[str] = VisitLog()
-    singly: VisitLog[str] = VisitLog()
-    cohort = together.end_alone(3, 5.0)
-    for _ in range(3):
-        last = visit(blocks=1, new_blocks=1)
-        singly.end(last, 5.0)
-        assert last.cohort is not None
-        assert (last.cohort.klass, last.cohort.time_s) == (cohort.klass, cohort.time_s)
-    assert last.cohort is not None
-    assert cohort.unread == last.cohort.unread == 3
-    assert together.hazard.worth(9.0).tolist() == singly.hazard.worth(9.0).tolist()
