@@ -26,7 +26,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.address import parse_address
 from kvstore.security.actor import Actor
-from kvstore.telemetry.http.access import by_any_of, this_host_only, why_unknown
+from kvstore.telemetry.http.access import LocalAccess, TokenAccess
 from kvstore.telemetry.http.server import HttpServer
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     """
     key = secrets.token_urlsafe(24) if settings.token or not _is_local(listen) else ""
     source = Outside(settings)
-    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only, explain=why_unknown)
+    server = HttpServer(listen, access_control=TokenAccess([key]) if key else LocalAccess())
     watch = Watch(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     ending = ending_signals()

@@ -12,11 +12,11 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.protocol.errors import Unavailable
 from kvstore.security.authenticator import Guard
-from kvstore.telemetry.http.access import Access, by_token, why_by_token
+from kvstore.telemetry.http.access import Access, OperatorAccess
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
-from tests.console.serving import Clock, Served, served, simulated
+from tests.console.serving import Clock, HeaderAccess, Served, served, simulated
 from tests.console.simulated import Simulated
 
 expect.set_options(timeout=WAIT_MS)
@@ -359,8 +359,8 @@ def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: Bro
     source = Simulated(1, clock)
     watch = Watch(source, ConsoleSettings(), clock=clock)
     watch.look()
-    accesses = {"Bearer looks": Access.READ, "Bearer operates": Access.ADMIN}
-    with served(source, watch, authorize=lambda request: accesses.get(request.headers.get("Authorization", ""), Access.NONE)) as found:
+    accesses = HeaderAccess({"Bearer looks": Access.READ, "Bearer operates": Access.ADMIN})
+    with served(source, watch, access_control=accesses) as found:
         for token, buttons in (("looks", 0), ("operates", 1)):
             with Watched(browser, found.address) as watched:
                 watched.page.goto(found.address)
@@ -378,12 +378,12 @@ def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: Bro
 def test_a_token_that_is_refused_is_said_to_be_so_and_is_no_lost_connection(browser: BrowserContext, tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text('[tenants]\nred = "tenants"\n[nodes]\n"*" = "nodes"\n[admins]\nops = "operators"\n')
-    clock, guard = Clock(), Guard(str(file))
+    clock = Clock()
     source = Simulated(1, clock)
     watch = Watch(source, ConsoleSettings(), clock=clock)
     watch.look()
     with (
-        served(source, watch, authorize=by_token(guard), explain=why_by_token(guard)) as found,
+        served(source, watch, access_control=OperatorAccess(Guard(str(file)))) as found,
         Watched(browser, found.address) as watched,
     ):
         page = watched.page

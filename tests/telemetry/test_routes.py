@@ -16,6 +16,7 @@ from kvstore.telemetry.logs import JsonLines
 from kvstore.telemetry.metrics.metric import Kind, Metric
 from kvstore.telemetry.routes import LevelChange, add_debug, add_health, add_log_level, add_metrics
 from tests.telemetry.http.asking import Answer, ask
+from tests.telemetry.http.served import FixedAccess
 
 BLOCKS = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
 
@@ -24,7 +25,7 @@ LOGGER = logging.getLogger("kvstore.of_this_test")
 
 @contextlib.contextmanager
 def health(unready: Callable[[], Sequence[str]], alive: Callable[[], None] = lambda: None) -> Iterator[str]:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.NONE)
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(Access.NONE))
     add_health(server, alive, unready)
     server.start()
     try:
@@ -64,7 +65,7 @@ def test_one_whose_loop_hangs_is_neither() -> None:
 
 @pytest.mark.parametrize("has", Access)
 def test_who_may_read_gets_them(has: Access) -> None:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: has)
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(has))
     add_metrics(server, (BLOCKS,), lambda: {"kvstore_x_blocks": 7})
     server.start()
     try:
@@ -130,7 +131,7 @@ def test_what_cannot_be_is_refused(server: HttpServer, body: object) -> None:
 
 
 def test_it_is_for_operators() -> None:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(Access.READ))
     add_log_level(server)
     server.start()
     try:
@@ -155,7 +156,7 @@ def test_threads_and_profiles_are_texts(debugged: HttpServer) -> None:
 
 
 def test_only_operators_see_them() -> None:
-    debugged = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
+    debugged = HttpServer("127.0.0.1:0", access_control=FixedAccess(Access.READ))
     add_debug(debugged)
     debugged.start()
     try:

@@ -18,7 +18,7 @@ from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import aiohttp_server as module
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import Access, TokenAccess
 from kvstore.telemetry.http.aiohttp_server import Connections
 from kvstore.telemetry.http.server import Handler, HttpServer, asked
 from kvstore.testing.transfer.waiting import eventually
@@ -135,18 +135,14 @@ async def long(_request: web.Request) -> web.Response:
 
 
 LONG_BYTES = 32 << 20
-ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %b\r\n\r\n"
+ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n\r\n"
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """Six connections are the most; who shows a token of an operator is let in."""
     monkeypatch.setattr(module, "Connections", lambda runner: Connections(runner, most=6))
-
-    def authorize(request: web.Request) -> Access:
-        return Access.ADMIN if request.headers.get("X-Token") == "ours" else Access.NONE
-
-    made = HttpServer("127.0.0.1:0", authorize=authorize)
+    made = HttpServer("127.0.0.1:0", access_control=TokenAccess(["ours"]))
     made.add("GET", "/mine", fine, needs=Access.ADMIN)
     made.add("GET", "/long", long, needs=Access.NONE)
     made.add("GET", "/health", health, needs=Access.NONE)

@@ -17,7 +17,7 @@ from kvstore.security.identity import Identity, Kind
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import Access, LocalAccess
 from kvstore.telemetry.http.server import HTTP_DEFAULT, HttpServer, asked, open_http
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
@@ -90,7 +90,7 @@ def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch)
         await asyncio.Event().wait()
         raise AssertionError
 
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.ADMIN)
+    server = HttpServer("127.0.0.1:0")
     server.add("GET", "/it", handler, needs=Access.READ)
     server.start()
     host, _, port = server.address.rpartition(":")
@@ -168,8 +168,11 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
 
 
 def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
-    alice = Identity(Kind.OPERATOR, name="alice")
-    server = HttpServer("127.0.0.1:0", identify=lambda _request: alice)
+    class Alice(LocalAccess):
+        def identify(self, _request: web.Request) -> Identity:
+            return Identity(Kind.OPERATOR, name="alice")
+
+    server = HttpServer("127.0.0.1:0", access_control=Alice())
 
     async def who(request: web.Request) -> web.Response:
         return web.Response(text=str(server.actor(request, "http")))
