@@ -1,4 +1,4 @@
-"""Promises of docs/make_site.py: the pages are made without a link to nowhere, every page is in the navigation, and none needs another host."""
+"""Tests of make_site.py: no link leads nowhere, every page is in the navigation, none loads anything from another host."""
 
 import re
 import subprocess

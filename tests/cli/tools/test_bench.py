@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +10,7 @@ from rich.console import Console
 from kvstore.cli import bench as cli_bench
 from kvstore.cli.main import kvstore
 from kvstore.cli.tools import bench
-from kvstore.cli.tools.bench import Row, at_least, at_most, huge_pages, measure, table, write
+from kvstore.cli.tools.bench import Row, at_least, huge_pages, measure, table
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client
 from kvstore.protocol import control_pb2 as pb
@@ -113,11 +112,3 @@ def test_the_table_says_what_was_met_missed_or_had_no_aim() -> None:
     assert slow.rstrip().endswith("missed")
     assert "41,23" in plain
     assert plain.rstrip().endswith("blocks/s")
-
-
-def test_rows_are_written_as_json_into_a_new_folder(tmp_path: Path) -> None:
-    write([at_most("time", 1, "us", 2), Row("plain", 3, "x")], tmp_path / "out" / "name.json")
-    assert json.loads((tmp_path / "out" / "name.json").read_text()) == [
-        {"name": "time", "value": 1, "unit": "us", "aim": "<= 2", "met": True},
-        {"name": "plain", "value": 3, "unit": "x", "aim": "", "met": None},
-    ]
