@@ -42,16 +42,16 @@ def test_what_waits_and_what_is_decoded_counts_as_load() -> None:
     served = Served()
     served.give_at(0.0, job(0, tokens=1024, output=5, expected_s=1.0))
     served.give_at(0.5, job(1, tokens=512, output=5, expected_s=0.5))
-    seen: list[tuple[float, int, int, int]] = []
+    seen: list[tuple[float, int, int]] = []
 
     def look() -> None:
         server = served.server
-        seen.append((server.queue_s(), server.waiting, server.sequences, server.context_tokens()))
+        seen.append((server.queue_s(), server.sequences, server.context_tokens()))
 
     for at_s in (0.75, 1.25, 1.51):
         served.events.at(at_s, look)
     served.events.run()
-    assert seen == [(0.75, 1, 1, 512), (0.25, 0, 1, 1025), (0.0, 0, 2, 1025 + 513)]
+    assert seen == [(0.75, 1, 512), (0.25, 1, 1025), (0.0, 2, 1025 + 513)]
     assert (served.server.sequences, served.server.context_tokens(), served.server.used_tokens) == (0, 0, 0)
 
 
