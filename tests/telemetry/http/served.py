@@ -21,15 +21,21 @@ class FixedAccess(LocalAccess):
 
 
 @contextlib.contextmanager
-def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
-    """With `handler` at /it."""
-    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(has))
-    server.add("GET", "/it", handler, needs=needs)
+def running(server: HttpServer) -> Iterator[HttpServer]:
     server.start()
     try:
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
+    """With `handler` at /it."""
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(has))
+    server.add("GET", "/it", handler, needs=needs)
+    with running(server):
+        yield server
 
 
 async def fine(_request: web.Request) -> web.Response:

@@ -25,6 +25,7 @@ from kvstore.telemetry.http.access import (
     is_foreign,
 )
 from kvstore.telemetry.http.server import HttpServer
+from tests.telemetry.http.served import running
 
 TIMEOUT_S = 60.0
 TOKENS = '[tenants]\nred = "tenants"\n[admins]\nboss = "operators"\n[nodes]\n"*" = "nodes"\n'
@@ -78,11 +79,8 @@ def serving(access_control: LocalAccess) -> Iterator[str]:
         return web.Response(text=server.access_control.allowed(asked).name)
 
     server.add("GET", "/", told, needs=Access.NONE)
-    server.start()
-    try:
+    with running(server):
         yield f"http://{server.address}/"
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -194,15 +192,12 @@ def refused(access_control: LocalAccess, token: str | None) -> str:
         return web.Response()
 
     server.add("GET", "/", fine, needs=Access.READ)
-    server.start()
-    try:
+    with running(server):
         asked = urllib.request.Request(f"http://{server.address}/", headers={"Authorization": f"Bearer {token}"} if token else {})
         with pytest.raises(urllib.error.HTTPError) as refusal:
             urllib.request.urlopen(asked, timeout=TIMEOUT_S)
         assert refusal.value.code == 401
         return str(json.loads(refusal.value.read())["error"])
-    finally:
-        server.close()
 
 
 def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:

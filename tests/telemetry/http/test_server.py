@@ -22,7 +22,7 @@ from kvstore.telemetry.http.server import HTTP_DEFAULT, HttpServer, asked, open_
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
-from tests.telemetry.http.served import fine, serving
+from tests.telemetry.http.served import fine, running, serving
 
 
 def test_what_has_to_wait_waits_in_another_thread() -> None:
@@ -130,12 +130,9 @@ def test_routes_may_be_added_when_the_first_connects_and_once() -> None:
 
     server = HttpServer("127.0.0.1:0")
     server.later(add)
-    server.start()
-    try:
+    with running(server):
         assert not added
         assert [ask(server.address, "/that").status for _ in range(2)] == [200, 200]
-    finally:
-        server.close()
     assert added == ["http"]
 
 
@@ -178,11 +175,8 @@ def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
         return web.Response(text=str(server.actor(request, "http")))
 
     server.add("GET", "/it", who, needs=Access.NONE)
-    server.start()
-    try:
+    with running(server):
         assert ask(server.address, "/it").text == "operator alice from 127.0.0.1"
-    finally:
-        server.close()
 
 
 @dataclass(frozen=True)
@@ -203,11 +197,8 @@ def answer(server: HttpServer | None, **headers: str) -> Answer:
         return web.Response(text="yes")
 
     server.add("GET", "/it", handler, needs=Access.ADMIN)
-    server.start()
-    try:
+    with running(server):
         return ask(server.address, "/it", headers=headers)
-    finally:
-        server.close()
 
 
 def test_with_tokens_who_shows_one_is_let_in_and_nobody_else(tmp_path: Path) -> None:
