@@ -4,24 +4,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import find_control
-from tests.client.embedded import embedded
 from tests.ports import free_ports
 from tests.system.running import System, stopped, until
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 def output(master: str, *arguments: str) -> str:
