@@ -61,11 +61,6 @@ def test_a_port_of_the_master_that_is_not_for_clients_is_named(master: str) -> N
         assert said in result.stderr
 
 
-def test_nodes_shows_each_node(master: str) -> None:
-    assert "node-0" in output(master, "nodes")
-    assert json.loads(output(master, "nodes", "--json"))[0]["name"] == "node-0"
-
-
 def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
     assert "0 B" in output(master, "tiers")
     tiers = json.loads(output(master, "tiers", "--json"))

@@ -1,4 +1,4 @@
-"""Promises of docs/topology.md: its JSON is read by the code, and its limits and names are the code's."""
+"""Promises of docs/topology.md: its JSON is read by the code."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Promises of docs/transfer.md: its examples run as they stand there, and its bytes and limits are the code's."""
+"""Promises of docs/transfer.md: its examples run as they stand there, and its bytes are those of the code."""
 
 import re
 import subprocess
