@@ -4,18 +4,20 @@ Arguments of a benchmark in parts name those to run, without them it is all. Eac
 """
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import redis
 from rich.console import Console
 
-from kvstore.cli.tools.bench import Row, table, write
+from kvstore.cli.tools.bench import Row, table
 
 START_DEADLINE_S: Final = 10.0
 
@@ -31,6 +33,12 @@ def run(parts: Mapping[str, Callable[[], Iterable[Row]]], out: Path, *, may_lack
                 print(f"{name}: left out, {trouble}", file=sys.stderr)
 
     return report(rows(), out)
+
+
+def write(rows: Iterable[Row], path: Path) -> None:
+    """Write the rows as JSON. The folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def report(rows: Iterable[Row], out: Path) -> int:

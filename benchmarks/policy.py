@@ -17,8 +17,9 @@ from typing import Final
 
 from rich.console import Console
 
+from benchmarks.harness import write
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_least, at_most, table, write
+from kvstore.cli.tools.bench import Row, at_least, at_most, table
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.cli.tools.replay import Replay as LiveReplay
 from kvstore.client import Client

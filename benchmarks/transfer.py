@@ -13,9 +13,10 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import remote
+from benchmarks.harness import write
 from benchmarks.peer_child import BLOCKS
 from benchmarks.transfer_peers import BLOCK_SIZES, ROUNDS, STREAMS, WAYS, Peer, paired, peers, take_turns
-from kvstore.cli.tools.bench import Row, at_least, table, write
+from kvstore.cli.tools.bench import Row, at_least, table
 from kvstore.transfer.config import TransferSettings
 
 OUT: Final = Path(__file__).parent / "out" / "transfer.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.options import client_options, console, echo_json, json_option, names_master
+from kvstore.cli.options import client_options, json_option, names_master, show
 from kvstore.cli.replay import show_trouble
 from kvstore.cli.tools.bench import NEEDED_DRAM_BYTES, measure, table
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
@@ -27,10 +27,7 @@ def bench(as_json: bool, settings: ClientSettings) -> None:
     """
     with _cluster(settings) as chosen, Client(settings=chosen) as client, Control.find(chosen) as control:
         rows = list(measure(client, control))
-    if as_json:
-        echo_json([row.as_json() for row in rows])
-    else:
-        console().print(table(rows))
+    show([dataclasses.asdict(row) for row in rows], lambda: table(rows), as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ or could not be removed.
 import binascii
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import click
 from kvstore.cli.options import client_options, console, echo_json, json_option
 from kvstore.cli.tools.tables import new_table
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.locations import Location
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -192,7 +191,7 @@ def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
     with Client(settings=settings) as client:
         found = client.locate(keys)
     if as_json:
-        echo_json({show_key(key): [_plain(location) for location in locations] for key, locations in zip(keys, found, strict=True)})
+        echo_json({show_key(key): [asdict(location) for location in locations] for key, locations in zip(keys, found, strict=True)})
     else:
         table = new_table("key", "node", "tiers", "size", "checksum", "generation")
         for key, locations in zip(keys, found, strict=True):
@@ -233,17 +232,6 @@ def _answer(keys: Sequence[bytes], found: Sequence[bool], as_json: bool, words: 
             click.echo(f"{show_key(key)}: {words[0] if yes else words[1]}")
     if not all(found):
         sys.exit(ABSENT_STATUS)
-
-
-def _plain(location: Location) -> dict[str, Any]:
-    return {
-        "node": location.node,
-        "node_id": location.node_id,
-        "tiers": list(location.tiers),
-        "size_bytes": location.size_bytes,
-        "checksum": location.checksum,
-        "generation": location.generation,
-    }
 
 
 def _is_text(value: bytes) -> bool:

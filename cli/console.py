@@ -3,7 +3,6 @@
 Its source is the master's control plane, and a client where blocks are pinned or removed.
 """
 
-import ipaddress
 import secrets
 import signal
 import threading
@@ -26,7 +25,8 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.address import parse_address
 from kvstore.security.actor import Actor
-from kvstore.telemetry.http.access import by_any_of, this_host_only, why_unknown
+from kvstore.security.binding import is_loopback
+from kvstore.telemetry.http.access import LocalAccess, TokenAccess
 from kvstore.telemetry.http.server import HttpServer
 
 T = TypeVar("T")
@@ -149,9 +149,9 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     reach. It acts with the rights of --token: where there is one, or others than this host can connect, the address that is printed ends
     with a key, without which nobody is let in.
     """
-    key = secrets.token_urlsafe(24) if settings.token or not _is_local(listen) else ""
+    key = secrets.token_urlsafe(24) if settings.token or not is_loopback(parse_address(listen).host) else ""
     source = Outside(settings)
-    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only, explain=why_unknown)
+    server = HttpServer(listen, access_control=TokenAccess([key]) if key else LocalAccess())
     watch = Watch(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     ending = ending_signals()
@@ -165,11 +165,3 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
         watch.close(wait_s=0)
         server.close()
         source.close()
-
-
-def _is_local(listen: str) -> bool:
-    host = parse_address(listen).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -12,8 +12,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.options import client_options, config_file, console, echo_json, json_option
+from kvstore.cli.options import client_options, config_file, json_option, show
 from kvstore.cli.tools import cluster_checks, host_checks
+from kvstore.cli.tools.tables import new_table
 from kvstore.cli.tools.transport_checks import Check, Verdict, examine
 from kvstore.client.config import ClientSettings
 
@@ -46,19 +47,15 @@ def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
         *(host_checks.certificate(file, now, whose) for whose, file in host_checks.certificate_files(config_file()).items()),
     ]
     checks = [*examine(), *host, *cluster_checks.checks(settings), *cluster_checks.shared_memory_checks(settings)]
-    if as_json:
-        echo_json([{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks])
-    else:
-        console().print(doctor_table(checks))
+    found = [{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks]
+    show(found, lambda: doctor_table(checks), as_json=as_json)
     if not cluster_checks.are_well(checks):
         sys.exit(WRONG_STATUS)
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:
     """One row a check."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("check", "verdict", "found", "what to do"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("check", "verdict"))
+    table = new_table("check", "verdict", "found", "what to do", no_wrap=("check", "verdict"))
     for check in checks:
         table.add_row(check.name, Text(check.verdict.value, style=_STYLES[check.verdict]), Text(check.found), Text(check.advice))
     return table

@@ -4,7 +4,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, json_option, show
 from kvstore.cli.tools.tables import new_table
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict
@@ -24,17 +24,13 @@ def instances(as_json: bool, settings: ClientSettings) -> None:
     """
     with SchedulerClient(settings) as client:
         found = client.instances()
-    if as_json:
-        echo_json(as_dict(found))
-    else:
-        console().print(instances_view(found))
+    show(as_dict(found), lambda: instances_view(found), as_json=as_json)
 
 
 def instances_view(found: pb.InstancesReply) -> RenderableType:
     """A row an instance, prefill before decode, by name; then what was decided, and how times are foreseen."""
-    table = new_table("instance", "role", "address", "node")
-    for name in ("queue", "batch", "own blocks", "sent", "reported"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("queue", "batch", "own blocks", "sent", "reported")
+    table = new_table("instance", "role", "address", "node", *figures, right=figures, no_wrap=figures)
     for status in sorted(found.instances, key=lambda each: (each.report.role, each.report.name)):
         report = status.report
         # Of one that does both the requests on their way are in its queue.

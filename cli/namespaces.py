@@ -8,7 +8,8 @@ import click
 from rich.console import RenderableType
 from rich.table import Table
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, echo_json, json_option
+from kvstore.cli.options import show as show_result
 from kvstore.cli.tools.tables import new_table
 from kvstore.cli.weights import age, weights_text
 from kvstore.client.config import ClientSettings
@@ -183,10 +184,7 @@ def namespaces(context: click.Context, as_json: bool, settings: ClientSettings) 
         return
     with Control.find(settings) as control:
         reply = control.contents()
-    if as_json:
-        echo_json(contents(reply)["namespaces"])
-    else:
-        console().print(namespaces_table(reply))
+    show_result(contents(reply)["namespaces"], lambda: namespaces_table(reply), as_json=as_json)
 
 
 @namespaces.command(short_help="Show all fields of a namespace's identity.")
@@ -196,10 +194,7 @@ def namespaces(context: click.Context, as_json: bool, settings: ClientSettings) 
 def show(id: str, as_json: bool, settings: ClientSettings) -> None:
     """Show what the namespace ID is made of, with its figures. The beginning of an id is enough."""
     one = find(id, _known(settings), settings.tenant)
-    if as_json:
-        echo_json(details(one))
-    else:
-        console().print(details_table(one))
+    show_result(details(one), lambda: details_table(one), as_json=as_json)
 
 
 @namespaces.command(short_help="Say why engines of two namespaces do not share.")

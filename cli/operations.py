@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, json_option, show_each
 from kvstore.cli.tools.tables import duration, new_table
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
@@ -62,11 +62,7 @@ def audit(
     with Control.find(settings) as control:
         entries = control.audit()
     found = matching(entries, since_s=since, by=by, action=action, result=REFUSED if refused else None)[-lines:]
-    if as_json:
-        for entry in found:
-            echo_json(as_dict(entry))
-    else:
-        console().print(audit_table(found))
+    show_each(map(as_dict, found), lambda: audit_table(found), as_json=as_json)
 
 
 def matching(
@@ -123,11 +119,7 @@ def sessions(end: str | None, as_json: bool, settings: ClientSettings) -> None:
             click.echo(f"session {end} is closed")
             return
         found = control.sessions()
-    if as_json:
-        for one in found:
-            echo_json(as_dict(one))
-    else:
-        console().print(sessions_table(found))
+    show_each(map(as_dict, found), lambda: sessions_table(found), as_json=as_json)
 
 
 @click.command(short_help="Show the slowest requests by tenant and kind.")
@@ -142,11 +134,7 @@ def slow(of_tenant: str | None, lines: int, as_json: bool, settings: ClientSetti
     """
     with Control.find(settings) as control:
         found = [one for one in control.slow_requests() if of_tenant in (None, one.tenant)][:lines]
-    if as_json:
-        for one in found:
-            echo_json(as_dict(one))
-    else:
-        console().print(slow_table(found))
+    show_each(map(as_dict, found), lambda: slow_table(found), as_json=as_json)
 
 
 def session_ids(sessions: Sequence[pb.SessionStatus]) -> list[str]:

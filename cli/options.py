@@ -7,11 +7,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, Final, TypeVar, cast
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from kvstore.client.config import SECTION, ClientSettings
 from kvstore.protocol.settings import flag_name, given_settings, load_settings
@@ -84,6 +84,23 @@ class Unfilled(io.TextIOBase):
 
     def flush(self) -> None:
         sys.stdout.flush()
+
+
+def show(value: Any, view: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """Print a result: `value` as JSON, or its view for people."""
+    if as_json:
+        echo_json(value)
+    else:
+        console().print(view())
+
+
+def show_each(values: Iterable[Any], view: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """As `show`, with JSON of one object a line."""
+    if as_json:
+        for value in values:
+            echo_json(value)
+    else:
+        console().print(view())
 
 
 def echo_json(value: Any) -> None:

@@ -21,6 +21,15 @@ CONTEXTS: Final = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens, of the chart of sequences."""
 
 
+OVER_USERS: Final[dict[str, tuple[Callable[[Outcome], float], str, str]]] = {
+    "ttft": (lambda each: each.ttft.mean_s, "Time to first token of completed requests", "mean TTFT (s)"),
+    "latency": (lambda each: each.latency.mean_s, "Time to last token of completed requests", "mean latency (s)"),
+    "goodput": (lambda each: each.goodput_tokens_per_s, "Tokens of complete answers", "goodput (tokens/s)"),
+    "failed": (lambda each: (each.rejected + each.evicted) / max(each.requests, 1), "Requests rejected or evicted", "share of requests"),
+}
+"""Charts over the number of users: figure, title and label of the vertical axis of each."""
+
+
 def plan_table(plan: Plan, hits: Sequence[TraceHits] = ()) -> RenderableType:
     """All of it, in two screenfuls."""
     parts: list[RenderableType] = [_summary(plan), Text(), _tiers(plan)]
@@ -159,10 +168,8 @@ def draw(plan: Plan, outcomes: Mapping[int, Sequence[Outcome]], hits: Sequence[T
     figures = {"memory": _memory_chart(plan), "sequences": _sequences_chart(plan)}
     if not plan.no_times:
         figures["reuse"] = _reuse_chart(plan)
-        figures["ttft"] = _over_users(outcomes, _ttft, "Time to first token of completed requests", "mean TTFT (s)")
-        figures["latency"] = _over_users(outcomes, _latency, "Time to last token of completed requests", "mean latency (s)")
-        figures["goodput"] = _over_users(outcomes, _goodput, "Tokens of complete answers", "goodput (tokens/s)")
-        figures["failed"] = _over_users(outcomes, _failed, "Requests rejected or evicted", "share of requests")
+        for name, (figure, title, y_label) in OVER_USERS.items():
+            figures[name] = _over_users(outcomes, figure, title, y_label)
     if hits:
         figures["hits"] = _hits_chart(hits)
     return save_all({f"{name}.{suffix}": figure for name, figure in figures.items()}, folder)
@@ -224,22 +231,6 @@ def _over_users(outcomes: Mapping[int, Sequence[Outcome]], figure: Callable[[Out
     names = [outcome.strategy for outcome in outcomes[users[0]]]
     lines = [Series(name, users, [figure(outcomes[count][index]) for count in users]) for index, name in enumerate(names)]
     return line_chart(lines, title=title, x_label="users", y_label=y_label)
-
-
-def _ttft(outcome: Outcome) -> float:
-    return outcome.ttft.mean_s
-
-
-def _latency(outcome: Outcome) -> float:
-    return outcome.latency.mean_s
-
-
-def _goodput(outcome: Outcome) -> float:
-    return outcome.goodput_tokens_per_s
-
-
-def _failed(outcome: Outcome) -> float:
-    return (outcome.rejected + outcome.evicted) / outcome.requests if outcome.requests else 0.0
 
 
 def _hits_chart(hits: Sequence[TraceHits]) -> "Figure":

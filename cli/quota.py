@@ -9,7 +9,8 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, json_option
+from kvstore.cli.options import show as show_result
 from kvstore.cli.tools.status_tables import NOT_SHOWN, is_whole
 from kvstore.cli.tools.tables import names_shown, new_table
 from kvstore.client.config import ClientSettings
@@ -146,10 +147,7 @@ def show(as_json: bool, settings: ClientSettings) -> None:
     found = cluster_status(settings)
     if not is_whole(found):
         raise Denied(NOT_SHOWN)
-    if as_json:
-        echo_json([asdict(row) for row in rows(found)])
-    else:
-        console().print(quota_table(rows(found)))
+    show_result([asdict(row) for row in rows(found)], lambda: quota_table(rows(found)), as_json=as_json)
 
 
 def _limit_options(function: Callable[..., Any]) -> Callable[..., Any]:

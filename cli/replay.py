@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from kvstore.cli.options import client_options, console, echo_json, json_option, names_master
+from kvstore.cli.options import client_options, json_option, names_master, show
 from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.cli.tools.replay import run_replay
 from kvstore.client.config import ClientSettings
@@ -54,10 +54,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
     requests = read_requests(trace, limit=limit)
     with _cluster(settings, own, size) as (chosen, cluster):
         report = run_replay(chosen, requests, total=total, block_bytes=size, cluster=cluster)
-    if as_json:
-        echo_json(report.as_dict())
-    else:
-        console().print(report.as_table())
+    show(report.as_dict(), report.as_table, as_json=as_json)
     if report.counts.wrong_bytes:
         raise Corrupt(f"{report.counts.wrong_block}: {report.counts.wrong_bytes} wrong bytes")
 

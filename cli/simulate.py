@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.options import console, echo_json, json_option
+from kvstore.cli.options import json_option, show
 from kvstore.cli.tools.tables import duration, figures_table, percent, progress, seconds
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
@@ -199,11 +199,11 @@ def simulate(trace: str, limit: int | None, compare_modes: bool, plots: str | No
     if plots is not None:
         for path in draw({mode.value: report for mode, report in reports.items()}, scenario.plan.slo, plots):
             click.echo(f"wrote {path}", err=True)
-    if as_json:
-        found = {mode.value: report.as_dict() for mode, report in reports.items()}
-        echo_json(found if compare_modes else found[scenario.plan.mode.value])
+    if compare_modes:
+        show({mode.value: report.as_dict() for mode, report in reports.items()}, lambda: modes_table(reports), as_json=as_json)
     else:
-        console().print(modes_table(reports) if compare_modes else report_table(reports[scenario.plan.mode]))
+        (report,) = reports.values()
+        show(report.as_dict(), lambda: report_table(report), as_json=as_json)
 
 
 def _scenario(options: dict[str, Any]) -> Scenario:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, console, echo_json, json_option, show
 from kvstore.cli.tools.cluster_report import (
     ask_masters,
     exit_status,
@@ -79,10 +79,7 @@ def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool
 def nodes(as_json: bool, settings: ClientSettings) -> None:
     """Show the nodes: where they are, whether they live, what they hold."""
     found = cluster_status(settings)
-    if as_json:
-        echo_json([as_dict(node) for node in found.nodes])
-    else:
-        console().print(nodes_table(found))
+    show([as_dict(node) for node in found.nodes], lambda: nodes_table(found), as_json=as_json)
 
 
 @click.command(short_help="Show how full each tier is, and its hit ratio.")
@@ -97,10 +94,7 @@ def tiers(as_json: bool, settings: ClientSettings) -> None:
     what is encoded.
     """
     found = cluster_status(settings)
-    if as_json:
-        echo_json([_tier(node, tier) for node in found.nodes for tier in node.tiers])
-    else:
-        console().print(tiers_table(found))
+    show([_tier(node, tier) for node in found.nodes for tier in node.tiers], lambda: tiers_table(found), as_json=as_json)
 
 
 def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, echo_json, json_option, show_each
 from kvstore.cli.tools.tables import duration, new_table
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
@@ -98,11 +98,8 @@ def ls(as_json: bool, settings: ClientSettings) -> None:
     is known to its owner only. With --json one object a line."""
     with Control.find(settings) as control:
         found = control.tokens()
-    if as_json:
-        for one in found:
-            echo_json(as_dict(one) | ({} if one.HasField("expires_s") else {"expires_s": None}))
-    else:
-        console().print(tokens_table(found, now_s=time.time()))
+    values = [as_dict(one) | ({} if one.HasField("expires_s") else {"expires_s": None}) for one in found]
+    show_each(values, lambda: tokens_table(found, now_s=time.time()), as_json=as_json)
 
 
 def tokens_table(tokens: Sequence[pb.TokenStatus], *, now_s: float) -> RenderableType:

@@ -5,7 +5,7 @@ from typing import Final
 import click
 from rich.console import RenderableType
 
-from kvstore.cli.options import client_options, console, echo_json, json_option
+from kvstore.cli.options import client_options, json_option, show
 from kvstore.cli.tools.tables import new_table
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
@@ -21,18 +21,14 @@ def weights_table(found: pb.WeightsTable, *, tenants: bool) -> RenderableType:
     columns = ("weights", "adapter", "state", "used", "namespaces", "engines")
     table = new_table(*(("tenant",) if tenants else ()), *columns, right=("namespaces",))
     for one in found.versions:
-        engines = ", ".join(one.users) or "-"
-        row = (text(one), shortened(one.adapter) or "-", state(one), age(one.used_age_s), str(one.namespaces), engines)
+        engines, name = ", ".join(one.users) or "-", weights_text(one.base, one.version)
+        row = (name, shortened(one.adapter) or "-", state(one), age(one.used_age_s), str(one.namespaces), engines)
         table.add_row(*((one.tenant or "-", *row) if tenants else row))
     return table
 
 
-def text(one: pb.WeightsVersion) -> str:
-    """`BASE` or `BASE@VERSION`, its base shortened."""
-    return weights_text(one.base, one.version)
-
-
 def weights_text(base: str, version: str) -> str:
+    """`BASE` or `BASE@VERSION`, its base shortened."""
     return f"{shortened(base) or '(no base)'}@{version}" if version else shortened(base) or "(no base)"
 
 
@@ -67,10 +63,8 @@ def weights(context: click.Context, as_json: bool, settings: ClientSettings) -> 
         return
     with Control.find(settings) as control:
         found = control.weights()
-    if as_json:
-        echo_json([as_dict(one) for one in found.versions])
-    else:
-        console().print(weights_table(found, tenants=len({one.tenant for one in found.versions}) > 1))
+    tenants = {one.tenant for one in found.versions}
+    show([as_dict(one) for one in found.versions], lambda: weights_table(found, tenants=len(tenants) > 1), as_json=as_json)
 
 
 @weights.command(short_help="Have blocks of a version evicted first.")

@@ -97,7 +97,7 @@ class _Api:
 
     async def access(self, request: web.Request) -> web.Response:
         """What whoever asks may do: none, read, admin."""
-        return _json({"access": self._server.access(request).name.lower()})
+        return _json({"access": self._server.access_control.allowed(request).name.lower()})
 
     async def state(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._watch.state(), content_type="application/json", headers=SECURITY)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
-from kvstore.lab.replay import check_capacity
 from kvstore.protocol.errors import InvalidArgument
 
 Indices = NDArray[np.int64]
@@ -140,9 +139,8 @@ def belady_hits(accesses: Accesses, capacity_blocks: int) -> int:
 
     A missing block is stored if it is used again sooner than the resident one used again last, which leaves for it.
     Source: Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966, with the newcomer among
-    those that may leave. Raises InvalidArgument for no capacity.
+    those that may leave.
     """
-    check_capacity(capacity_blocks)
     never = len(accesses)
     next_use = np.where(accesses.next < 0, never, accesses.next).tolist()
     blocks = accesses.blocks.tolist()

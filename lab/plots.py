@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvstore.lab.plot_theme import SETTINGS, adapt, colour, marker, series_colour, series_index
-from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.extras import install_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES: Final = (".svg", ".png")
 SIZE_INCHES: Final = (8.4, 4.7)
 PNG_DOTS_PER_INCH: Final = 160
 CDF_POINTS: Final = 400
@@ -84,11 +83,8 @@ def line_chart(
 ) -> "Figure":
     """A line a series, each with its own colour and marker and its name at its right end. Labels name the units.
 
-    The vertical axis begins at 0 unless it is logarithmic. Raises InvalidArgument for no series or one without points or of unequal
-    lengths, ConfigError without matplotlib.
+    The vertical axis begins at 0 unless it is logarithmic. Raises ConfigError without matplotlib.
     """
-    if not series or not all(len(line.x) == len(line.y) > 0 for line in series):
-        raise InvalidArgument("a line chart needs one series at least, each with as many x as y and one point at least")
     figure, axes = _chart(title, x_label, y_label)
     keys = []
     coloured = 0
@@ -121,13 +117,10 @@ def cdf(
 ) -> "Figure":
     """For each name the share of its samples that are at most x. Infinite samples count, but no x reaches them.
 
-    On a logarithmic axis samples below 1 of x's unit are drawn at the least positive one. Raises as `line_chart` does, and InvalidArgument
-    for a name without a finite sample.
+    On a logarithmic axis samples below 1 of x's unit are drawn at the least positive one. Raises as `line_chart` does.
     """
     ordered = {name: np.sort(np.asarray(values, dtype=float)) for name, values in samples.items()}
     finite = {name: values[np.isfinite(values)] for name, values in ordered.items()}
-    if not all(values.size for values in finite.values()):
-        raise InvalidArgument("a distribution needs one finite sample at least of each name")
     end = max((float(values[-1]) for values in finite.values()), default=0.0)
     return line_chart(
         [_distribution(name, values, ordered[name].size, end, log_x) for name, values in finite.items()],
@@ -148,11 +141,8 @@ def stacked_bars(
 ) -> "Figure":
     """A bar each of `bars`, of the parts laid on one another in their order: `parts` gives each part's value in every bar.
 
-    Labels name the units. Raises InvalidArgument for no bar, no part, or a part with another number of values, ConfigError without
-    matplotlib.
+    Labels name the units. Raises ConfigError without matplotlib.
     """
-    if not bars or not parts or not all(len(values) == len(bars) for values in parts.values()):
-        raise InvalidArgument("stacked bars need one bar and one part at least, and of each part a value for every bar")
     figure, axes = _chart(title, x_label, y_label)
     below = np.zeros(len(bars))
     keys = []
@@ -178,11 +168,9 @@ def stacked_bars(
 def save(figure: "Figure", path: str | Path) -> None:
     """Write the chart as its file's suffix says: .svg readable on light and on dark ground, .png on white.
 
-    Raises InvalidArgument for another suffix, ConfigError when the file cannot be written.
+    Raises ConfigError when the file cannot be written.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise InvalidArgument(f"cannot save a plot as {path.name}: name a file that ends in {' or '.join(SUFFIXES)}")
     import matplotlib
 
     drawn = io.BytesIO()

@@ -34,17 +34,12 @@ class HitCounts:
     def prefix_hit_ratio(self) -> float:
         return self.prefix_hits / self.blocks if self.blocks else 0.0
 
-    @property
-    def hit_ratio(self) -> float:
-        return self.hits / self.blocks if self.blocks else 0.0
-
 
 class Replay:
     """One cold cache of `capacity_blocks` blocks under one policy. `counts` may be read at any time."""
 
     def __init__(self, policy: str, capacity_blocks: int) -> None:
-        """`policy` is a name that tiers/policies/by_name.py knows. Raises ConfigError for another, InvalidArgument for no capacity."""
-        check_capacity(capacity_blocks)
+        """`policy` is a name that tiers/policies/by_name.py knows. Raises ConfigError for another."""
         self.counts = HitCounts()
         self._capacity = capacity_blocks
         self._now_s = 0.0

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, Row
-from kvstore.protocol.errors import Broken, InvalidArgument, KVStoreError
+from kvstore.protocol.errors import Broken, KVStoreError
 
-MAX_PROCESSES: Final = 256
 SIGNAL_INTERVAL_S: Final = 1.0
 """A signal that comes in just before a wait begins is looked at after it: none is longer."""
 
@@ -35,11 +34,9 @@ def run_jobs(
     """The jobs' rows, in the order of the jobs, over the requests with their ids spread (keys.py).
 
     With 0 processes as many as there are processors, with 1 in the caller's own. `on_done` is called in the caller's process as jobs
-    end, in any order. Raises InvalidArgument for too many processes, what a job raises of kvstore's errors, and Broken, with the job's
+    end, in any order. Raises what a job raises of kvstore's errors, and Broken, with the job's
     policy, for any other exception or a process that died. All processes are gone then.
     """
-    if not 0 <= processes <= MAX_PROCESSES:
-        raise InvalidArgument(f"{processes} processes: there can be from 1 to {MAX_PROCESSES}, or 0 for one a processor")
     requests = spread(requests)
     count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
     return _in_turn(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)

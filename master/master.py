@@ -60,7 +60,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.subjects import Subject
-from kvstore.telemetry.http.access import by_token, named_by_token, why_by_token
+from kvstore.telemetry.http.access import OperatorAccess
 from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import MASTER
@@ -304,9 +304,7 @@ class Master:
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
-        authorize, identify = by_token(self._guard, self._trail.denied), named_by_token(self._guard)
-        explain = why_by_token(self._guard)
-        return HttpServer(self._settings.http, authorize=authorize, explain=explain, identify=identify, https=https)
+        return HttpServer(self._settings.http, access_control=OperatorAccess(self._guard, self._trail.denied), https=https)
 
     def _add_console(self, http: HttpServer) -> None:
         from kvstore.console.web import add_console  # with what serves it, once somebody connects

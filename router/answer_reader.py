@@ -5,7 +5,7 @@ Source: WHATWG HTML, section 9.2 (server-sent events).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvstore.protocol.errors import ProtocolError
@@ -142,11 +142,5 @@ def error_message(answer: Any) -> str:
 
 
 def _first_count(values: Mapping[str, Any], *names: str) -> int | None:
-    return next(_counts(values, names), None)
-
-
-def _counts(values: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[int]:
-    for name in names:
-        value = values.get(name)
-        if isinstance(value, int) and value >= 0:
-            yield value
+    """The first of these members that is a whole number, not negative."""
+    return next((value for name in names if isinstance(value := values.get(name), int) and value >= 0), None)

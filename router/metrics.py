@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
@@ -17,19 +17,8 @@ from kvstore.telemetry.tracing.config import spans_told
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
-SAME = {
-    "requests": "requests",
-    "active": "active_requests",
-    "completed": "completed",
-    "failed": "failures",
-    "hung_up": "hang_ups",
-    "retries": "retries",
-    "token_mismatches": "token_mismatches",
-    "prompt_tokens": "prompt_tokens",
-    "prefix_tokens": "prefix_tokens",
-    "output_tokens": "output_tokens",
-}
-"""From the counters to the metrics' names, less `kvstore_router_`."""
+RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "hang_ups"}
+"""Metrics, less `kvstore_router_`, of the counters that have another name."""
 
 
 @dataclass(slots=True)
@@ -59,9 +48,12 @@ class Counters:
     first_tokens: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
     """Of streamed answers, from the request to their first part."""
 
+    def counts(self) -> dict[str, int]:
+        """The plain numbers, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
+
     def as_dict(self) -> dict[str, Any]:
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
-        return values | {"rejected": dict(self.rejected), "routed_by_load": dict(self.routed_by_load)}
+        return self.counts() | {"rejected": dict(self.rejected), "routed_by_load": dict(self.routed_by_load)}
 
 
 def add_router_signals(
@@ -91,7 +83,7 @@ def add_router_signals(
 
 
 def readings(counters: Counters, trace_spans: Reading) -> Readings:
-    return {f"kvstore_router_{metric}": getattr(counters, field) for field, metric in SAME.items()} | {
+    return {f"kvstore_router_{RENAMED.get(name, name)}": count for name, count in counters.counts().items()} | {
         "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()},
         "kvstore_router_routed_by_load": {(reason,): count for reason, count in dict(counters.routed_by_load).items()},
         "kvstore_router_request_duration_seconds": {(): counters.durations.counts()},

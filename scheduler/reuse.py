@@ -14,19 +14,14 @@ MATRIX_FLOPS: Final = 22
 """b: of all matrices of a layer, in units of hidden^2."""
 
 
-def flops(tokens: int, model: ModelFacts) -> float:
-    """Floating point operations of the prefill of a prompt: l (a n^2 d + b n d^2); in attention d is the width of all query heads.
-
-    Raises:
-        ConfigError: the model has experts, latent attention or a sliding window, which the formula does not describe.
-    """
-    return tokens * _flops_per_token(tokens, model)
-
-
 def break_even(prefix_tokens: int, model: ModelFacts) -> float:
     """Bytes a second over operations a second, B / G, above which fetching a prefix beats computing it: 2 d s / (gqa (a p d + b d^2)).
 
-    It is the prefix's bytes over its operations, so it holds for any speed of either. Raises ConfigError as flops does.
+    It is the prefix's bytes over its operations, so it holds for any speed of either. The operations of the prefill of n tokens are
+    l (a n^2 d + b n d^2); in attention d is the width of all query heads.
+
+    Raises:
+        ConfigError: the model has experts, latent attention or a sliding window, which the formula does not describe.
     """
     return model.kv_bytes_per_token / _flops_per_token(prefix_tokens, model)
 

@@ -4,14 +4,13 @@ Ratios are of medians of rounds that alternate, so that a machine whose speed dr
 like any engine would; the daemons are other processes.
 """
 
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -48,9 +47,6 @@ class Row:
     aim: str = ""
     met: bool | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def at_least(name: str, value: float, unit: str, aim: float) -> Row:
     return Row(name, value, unit, f">= {aim:g}", value >= aim)
@@ -67,12 +63,6 @@ def table(rows: Sequence[Row]) -> Table:
         verdict = Text("") if row.met is None else Text("met", "green") if row.met else Text("missed", "red")
         found.add_row(row.name, f"{row.value:,.0f}" if row.value >= 1000 else f"{row.value:.3g}", row.unit, row.aim, verdict)
     return found
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """The rows as JSON, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
 def measure(client: Client, control: Control) -> Iterator[Row]:
@@ -127,11 +117,11 @@ def small_batches(client: Client) -> Iterator[Row]:
     rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
     keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
     with forgotten(client, keys):
-        put_s = [seconds(lambda part=part: put_all(client, part, rows)) for part in keys]  # type: ignore[misc]
+        put_s = [seconds(partial(put_all, client, part, rows)) for part in keys]
         into = np.zeros_like(rows)
         for part in keys:
             get_all(client, part, into)  # slabs are mapped on first use
-        got_s = [seconds(lambda part=part: get_all(client, part, into)) for part in keys]  # type: ignore[misc]
+        got_s = [seconds(partial(get_all, client, part, into)) for part in keys]
         assert bool((into == rows).all())
         many = keys[0] + keys[1]
         client.match_prefix(many)
@@ -175,34 +165,23 @@ def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes
 
 def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[list[float], list[float]]:
     """Seconds of each round of both, in turn."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for i in range(ROUNDS):
-        for function, taken in zip((ours, peer), times, strict=True):
-            begun = time.perf_counter()
-            function(i)
-            taken.append(time.perf_counter() - begun)
-    return times
+    taken = [(seconds(partial(ours, i)), seconds(partial(peer, i))) for i in range(ROUNDS)]
+    return [ours_s for ours_s, _ in taken], [peer_s for _, peer_s in taken]
 
 
-def microseconds(function: Callable[[], object], *, calls: int | None = None) -> float:
-    """The median of `calls` calls (default: CALLS)."""
+def microseconds(function: Callable[[], object], *, calls: int | None = None, pause_s: float = 0.0) -> float:
+    """The median of `calls` calls (default: CALLS), each after a pause."""
     taken = []
     for _ in range(calls or CALLS):
-        begun = time.perf_counter_ns()
-        function()
-        taken.append(time.perf_counter_ns() - begun)
-    return statistics.median(taken) / 1000
+        if pause_s:
+            time.sleep(pause_s)
+        taken.append(seconds(function))
+    return statistics.median(taken) * 1e6
 
 
 def after_sleep(function: Callable[[], object]) -> float:
     """The median of calls that each follow 2 ms of sleep: what is in no cache then."""
-    taken = []
-    for _ in range(SLEEPS):
-        time.sleep(0.002)
-        begun = time.perf_counter_ns()
-        function()
-        taken.append(time.perf_counter_ns() - begun)
-    return statistics.median(taken) / 1000
+    return microseconds(function, calls=SLEEPS, pause_s=0.002)
 
 
 def of_size(size_bytes: int) -> str:
@@ -215,15 +194,11 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: int | None = None) -> tuple[float, float]:
-    """Medians of two functions called in turn."""
-    taken: tuple[list[int], list[int]] = ([], [])
-    for _ in range(calls or CALLS):
-        for function, times in zip((first, second), taken, strict=True):
-            begun = time.perf_counter_ns()
-            function()
-            times.append(time.perf_counter_ns() - begun)
-    return statistics.median(taken[0]) / 1000, statistics.median(taken[1]) / 1000
+def alternate(first: Callable[[], None], second: Callable[[], None]) -> tuple[float, float]:
+    """Medians in microseconds of two functions called in turn."""
+    taken = [(seconds(first), seconds(second)) for _ in range(CALLS)]
+    medians = [statistics.median(times) * 1e6 for times in zip(*taken, strict=True)]
+    return medians[0], medians[1]
 
 
 def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes] | Bytes) -> None:

@@ -239,19 +239,17 @@ def blocks_of(plan: Plan) -> dict[str, int]:
     return {tier.name: tier.total_bytes // block_bytes for tier in plan.tiers}
 
 
-def trace_hits(
-    plan: Plan, requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[], None] = lambda: None
-) -> list[TraceHits]:
+def trace_hits(plan: Plan, requests: Sequence[TraceRequest], *, on_done: Callable[[], None] = lambda: None) -> list[TraceHits]:
     """The trace through a cold cache as large as HBM, as HBM and the next tier, and so on, under the policy that a node has by default.
 
     Tiers in turn are taken for one cache that keeps what is used most in its fastest part. All of HBM's room for KV cache counts, as if
-    no request were being served. `processes` and `on_done` as in lab's run_jobs. Raises what run_jobs raises.
+    no request were being served. `on_done` as in lab's run_jobs. Raises what run_jobs raises.
     """
     blocks = blocks_of(plan)
     # A cache with room for all is as good as one with more, and one without room for a block has no hit.
     unique = len({block for request in requests for block in request.hash_ids})
     sizes = {min(count, unique) for count in blocks.values()} - {0}
-    rows = run_jobs([PolicyJob(DEFAULT_POLICY, size) for size in sorted(sizes)], requests, processes=processes, on_done=on_done)
+    rows = run_jobs([PolicyJob(DEFAULT_POLICY, size) for size in sorted(sizes)], requests, on_done=on_done)
     ratios = {row.capacity_blocks: row.prefix_hit_ratio for row in rows if isinstance(row, PolicyRow)}
     found: list[TraceHits] = []
     above = 0.0

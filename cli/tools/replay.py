@@ -3,20 +3,18 @@
 Every block's bytes derive from its id, so nothing has to be remembered to check them. The first wrong byte ends the replay.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kvstore.cli.tools.cluster import Cluster
 from kvstore.cli.tools.status_tables import tiers_table
-from kvstore.cli.tools.tables import duration, percent, rate
+from kvstore.cli.tools.tables import duration, percent, progress, rate
 from kvstore.client.block_bytes import BlockArena, block_key
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
@@ -93,11 +91,11 @@ class Replay:
         self._expected = BlockArena(blocks, block_bytes)
         self.counts = ReplayCounts()
 
-    def run(self, requests: Iterable[TraceRequest], on_request: Callable[[ReplayCounts], None] = lambda counts: None) -> ReplayCounts:
+    def run(self, requests: Iterable[TraceRequest], on_request: Callable[[], None] = lambda: None) -> ReplayCounts:
         """Replay until the end, or until bytes are wrong (`counts.wrong_bytes`). Raises what the store and the trace raise."""
         for request in requests:
             self.request(request.hash_ids)
-            on_request(self.counts)
+            on_request()
             if self.counts.wrong_bytes:
                 break
         return self.counts
@@ -253,7 +251,7 @@ def run_replay(
         engine = Replay(client, block_bytes=block_bytes)
         begin = time.perf_counter()
         try:
-            with progress(total) as on_request:
+            with progress("replaying", total) as on_request:
                 counts = engine.run(requests, on_request)
         except Retry:
             if cluster is not None:
@@ -262,23 +260,3 @@ def run_replay(
         seconds = time.perf_counter() - begin
         after = settled_status(control)
         return ReplayReport(counts, client.stats().hits_by_tier, before, after, block_bytes, seconds)
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[ReplayCounts], None]]:
-    """A bar on standard error; gives what is to be called with the counts after each request."""
-    columns = (
-        TextColumn("replaying"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("prefix hit ratio {task.fields[ratio]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replay", total=total, ratio=0.0)
-
-        def on_request(counts: ReplayCounts) -> None:
-            bar.update(task, completed=counts.requests, ratio=counts.prefix_hit_ratio)
-
-        yield on_request

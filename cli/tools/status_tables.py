@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.tools.tables import bar, duration, names_shown, percent
+from kvstore.cli.tools.tables import bar, duration, names_shown, new_table, percent
 from kvstore.console.model import shares
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import AWAY
@@ -126,9 +126,8 @@ def _encoded_line(status: pb.StatusReply) -> str:
 
 def nodes_table(status: pb.StatusReply) -> RenderableType:
     """One row a node, by name."""
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=None if is_whole(status) else NOT_SHOWN)
-    for name in ("node", "id", "state", "address", "transfer", "blocks", "block table", "tiers", "heartbeat"):
-        table.add_column(name, justify="right" if name in ("id", "blocks", "block table", "heartbeat") else "left")
+    columns = ("node", "id", "state", "address", "transfer", "blocks", "block table", "tiers", "heartbeat")
+    table = new_table(*columns, right=("id", "blocks", "block table", "heartbeat"), caption=None if is_whole(status) else NOT_SHOWN)
     for node in _by_name(status):
         tiers = ", ".join(f"{tier.name} {format_size(tier.capacity_bytes)}" for tier in node.tiers)
         table.add_row(
@@ -172,12 +171,9 @@ def _block_table(node: pb.NodeStatus) -> str:
 def tiers_table(status: pb.StatusReply) -> RenderableType:
     """One row a tier of a node: how full it is, its share of all blocks that were asked for (so the column sums to the cluster's hit
     ratio), what had to leave."""
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=None if is_whole(status) else NOT_SHOWN)
-    table.add_column("node", overflow="fold")
-    table.add_column("tier", overflow="fold")
-    table.add_column("occupancy", no_wrap=True)
-    for name in ("used", "of", "blocks", "hit ratio", "evicted"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("used", "of", "blocks", "hit ratio", "evicted")
+    caption = None if is_whole(status) else NOT_SHOWN
+    table = new_table("node", "tier", "occupancy", *figures, right=figures, no_wrap=("occupancy", *figures), caption=caption)
     absent: list[str] = []
     reads = _reads(status)
     for node in _by_name(status):
@@ -204,9 +200,8 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
 def encoded_table(status: pb.StatusReply) -> RenderableType:
     """One row a tier with a codec or with values that were encoded by one: what all that it holds is worth to readers, what the encoded
     values take, and how many bits an element of theirs comes to."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("node", "tier", "codec", "worth", "encoded", "payload", "metadata", "bits an element"):
-        table.add_column(name, justify="left" if name in ("node", "tier", "codec") else "right", no_wrap=name != "node", overflow="fold")
+    figures = ("worth", "encoded", "payload", "metadata", "bits an element")
+    table = new_table("node", "tier", "codec", *figures, right=figures, no_wrap=("tier", "codec", *figures))
     for node in _by_name(status):
         for tier in filter(_has_codec, node.tiers):
             stored = _encoded_bytes(tier)

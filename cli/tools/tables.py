@@ -17,21 +17,18 @@ MAX_NAMES: Final = 10
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
-def new_table(*columns: str, right: Collection[str] = (), **options: Any) -> Table:
-    """A table without lines. Columns of `right` are aligned right; `options` are those of rich's Table."""
+def new_table(*columns: str, right: Collection[str] = (), no_wrap: Collection[str] = (), **options: Any) -> Table:
+    """A table without lines. Columns of `right` are aligned right, those of `no_wrap` are one line high; `options` are those of rich's
+    Table."""
     found = Table(box=None, header_style="bold", pad_edge=False, **options)
     for name in columns:
-        found.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        found.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in no_wrap)
     return found
 
 
 def figures_table(first: str, *titles: str) -> Table:
     """A table of names in the first column and figures in all others."""
-    found = Table(box=None, header_style="bold", pad_edge=False)
-    found.add_column(first, no_wrap=True)
-    for title in titles:
-        found.add_column(title, justify="right")
-    return found
+    return new_table(first, *titles, right=titles, no_wrap=(first,))
 
 
 @contextlib.contextmanager

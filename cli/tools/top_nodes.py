@@ -51,10 +51,6 @@ def count_text(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def latency_text(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
-
-
 def spark_lines(values: Sequence[float], lines: int) -> list[str]:
     """Bars of `lines` characters at most, the highest value filling them, a line of characters each from the top down. A bar has a level
     at least, so that a value of 0 is told from one that is not known."""

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.tools.tables import BAR_WIDTH, bar, duration, percent
-from kvstore.cli.tools.top_nodes import SORTS, count_text, heading_of, latency_text, nodes_of, nodes_table, spark_lines
+from kvstore.cli.tools.tables import BAR_WIDTH, bar, duration, new_table, percent, seconds
+from kvstore.cli.tools.top_nodes import SORTS, count_text, heading_of, nodes_of, nodes_table, spark_lines
 from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol.settings import format_size
 
@@ -166,12 +166,10 @@ def _trend(view: View, name: str, label: str, width: int, lines: int) -> list[Te
 
 def _operations(operations: list[Document], width: int) -> Table:
     """All operations, as the page's table of them, where there are lines left."""
-    table = _table(width)
-    for name in OPERATION_COLUMNS:
-        table.add_column(name, justify="right" if name in OPERATION_COLUMNS[2:5] else "left", no_wrap=True)
+    table = new_table(*OPERATION_COLUMNS, right=OPERATION_COLUMNS[2:5], no_wrap=OPERATION_COLUMNS, width=width)
     for one in operations:
-        mean = latency_text(one["mean_s"]) if one["mean_s"] is not None else "-"
-        slowest = latency_text(one["slowest_s"])
+        mean = seconds(one["mean_s"]) if one["mean_s"] is not None else "-"
+        slowest = seconds(one["slowest_s"])
         name = one["operation"].replace("_", " ")
         table.add_row(name, one["where"], count_text(one["per_s"]), mean, slowest, one["slowest_at"])
     return table
@@ -182,17 +180,15 @@ def _latencies(operations: list[Document], width: int) -> Text | None:
     asked = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
     if not asked:
         return None
-    told = (f"{one['operation'].replace('_', ' ')} {latency_text(one['mean_s'])} ({latency_text(one['slowest_s'])})" for one in asked)
+    told = (f"{one['operation'].replace('_', ' ')} {seconds(one['mean_s'])} ({seconds(one['slowest_s'])})" for one in asked)
     text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(told), ("   in brackets the slowest of the last minute", "dim"))
     text.truncate(width, overflow="ellipsis")
     return text
 
 
 def _tiers(tiers: list[Document], width: int) -> Table:
-    table = _table(width)
-    for name, least in TIER_COLUMNS:
-        if width >= least:
-            table.add_column(name, justify="left" if name in ("tier", "full") else "right", no_wrap=True)
+    names = [name for name, least in TIER_COLUMNS if width >= least]
+    table = new_table(*names, right=names[2:], no_wrap=names, width=width)
     for tier in tiers:
         cells: tuple[str | Text, ...] = (
             tier["name"],
@@ -215,7 +211,3 @@ def _keys(view: View, shown: tuple[int, int, int], width: int) -> Text:
     text = Text(f"{where}   q quit   ↑ ↓ PgUp PgDn   s sort: {heading_of(view.sort)}", style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _table(width: int) -> Table:
-    return Table(box=None, header_style="bold", pad_edge=False, width=width)

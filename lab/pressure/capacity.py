@@ -85,11 +85,9 @@ def hbm_capacity(
     """Of `tp` x `pp` GPUs with `hbm_bytes` each; `weight_bytes`: of the whole model, divided evenly.
 
     Raises:
-        InvalidArgument: heads or layers cannot be divided so, or a size is negative.
+        InvalidArgument: heads or layers cannot be divided so.
         ConfigError: weights and reserve leave no room for a token; the message says how many GPUs there must be at least.
     """
-    if weight_bytes < 0 or reserve_bytes < 0:
-        raise InvalidArgument(f"weight_bytes is {weight_bytes} and reserve_bytes {reserve_bytes}: neither may be negative")
     share = _largest_share(spec, tp, pp)
     own_weight_bytes = -(-weight_bytes // (tp * pp))
     found = HbmCapacity(
@@ -128,9 +126,7 @@ def tokens_in(spec: CacheSpec, size_bytes: int) -> int:
 
 
 def sequences_in(spec: CacheSpec, size_bytes: int, context_tokens: int) -> int:
-    """Sequences of `context_tokens` that fit into `size_bytes`, nothing shared between them. Raises InvalidArgument for no token."""
-    if context_tokens < 1:
-        raise InvalidArgument(f"context_tokens is {context_tokens}: it must be at least 1")
+    """Sequences of `context_tokens` that fit into `size_bytes`, nothing shared between them."""
     return int(size_bytes / spec.sequence_bytes(context_tokens))
 
 

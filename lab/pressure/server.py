@@ -109,9 +109,6 @@ class Work:
     offloaded_bytes: int = 0
     fetched_bytes: int = 0
     copying_s: float = 0.0
-    decode_s: float = 0.0
-    decoded_tokens: int = 0
-    """By decode steps; each prefill gives a token, too."""
 
 
 class PressedServer:
@@ -229,10 +226,7 @@ class PressedServer:
         """A token for each of the batch, once there is room for all of them."""
         while not self._reserves and self._batch.cached_tokens + len(self._batch) > self._server.cache_tokens:
             self._displace_youngest()
-        took_s = self._server.times.tbt_s(len(self._batch), self._batch.cached_tokens)
-        self.now_s += took_s
-        self.work.decode_s += took_s
-        self.work.decoded_tokens += len(self._batch)
+        self.now_s += self._server.times.tbt_s(len(self._batch), self._batch.cached_tokens)
         for member in self._batch.step():
             self._end(member.request, FinishReason.COMPLETED)
 

@@ -78,7 +78,7 @@ class LowerTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What serves the users. Raises InvalidArgument for a figure that cannot be."""
+    """What serves the users."""
 
     times: Times
     cache_tokens: int
@@ -87,18 +87,11 @@ class Server:
     lower_tiers: Sequence[LowerTier] = ()
     """In the order in which they are filled."""
 
-    def __post_init__(self) -> None:
-        if self.cache_tokens < 1 or not self.kv_bytes_per_token > 0:
-            raise InvalidArgument("a server must have room for a token of KV cache, and a token must have bytes")
-
 
 class QuantisedTimes:
     """Times (strategies.py) of `times` with a cache of `share` as many bytes."""
 
     def __init__(self, times: Times, share: float) -> None:
-        """Raises InvalidArgument unless the share is above 0 and finite."""
-        if not 0 < share < float("inf"):
-            raise InvalidArgument(f"share is {share:g}: it must be above 0 and finite")
         self._times, self._share = times, share
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:

@@ -53,10 +53,6 @@ class CoupledServer(ABC):
         return running_s + sum(job.expected_prefill_s for job in self._queue)
 
     @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    @property
     def sequences(self) -> int:
         """In the batch and waiting for their prefill."""
         return len(self.loop.batch) + len(self._queue)

@@ -118,7 +118,6 @@ class DecodeLoop:
         self.batch: RunningBatch[Job] = RunningBatch()
         self.busy_s = 0.0
         self.flops = 0.0
-        self.tokens = 0
         self._machine = machine
         self._events = events
         self._gaps = gaps
@@ -176,7 +175,6 @@ class DecodeLoop:
         assert stretch is not None
         duration_s = stretch.duration_s(steps)
         self.busy_s += duration_s * self._share
-        self.tokens += steps * size
         self.flops += steps * self._machine.times.decode_flops(size, self.batch.context_tokens + (steps - 1) * size // 2)
         self._count_gaps(stretch, steps, size, duration_s)
         self._stretch, self._end, self._stopped_s = None, None, self._events.now_s
@@ -217,10 +215,6 @@ class DecodeServer:
     def context_tokens(self) -> int:
         """Of all of these, now."""
         return self.loop.context_tokens() + self._coming_tokens
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
 
     def promise(self, job: Job) -> None:
         """It will be given, or broken off."""

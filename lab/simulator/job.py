@@ -106,10 +106,6 @@ class EventQueue:
                 self.now_s = at_s
                 event.action()
 
-    def __len__(self) -> int:
-        """What is still to happen, the cancelled included."""
-        return len(self._heap)
-
 
 class Pools:
     """Each job is taken, then decoded, then ended; or rejected in between."""

@@ -67,11 +67,8 @@ class Plan:
                 raise InvalidArgument(f"{name} is {value}: it must be from {low:,} to {high:,}")
         if self.cache_blocks < 0:
             raise InvalidArgument(f"cache_blocks is {self.cache_blocks}: it must be 0 or more")
-        for name in ("rate", "sample_s"):
-            if not 1 / MAX_FACTOR <= getattr(self, name) <= MAX_FACTOR:
-                raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
-        if not 0 <= self.decision_s <= MAX_FACTOR:
-            raise InvalidArgument(f"decision_s is {self.decision_s:g}: it must be from 0 to {MAX_FACTOR:g} seconds")
+        if not 1 / MAX_FACTOR <= self.rate <= MAX_FACTOR:
+            raise InvalidArgument(f"rate is {self.rate:g}: it must be from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
 
     @property
     def instances(self) -> int:

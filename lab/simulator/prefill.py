@@ -49,12 +49,6 @@ class LocalCache:
             self._policy.insert(key, keys[number - 1] if number else None)
             self._index.add(self._instance, (key,))
 
-    def __len__(self) -> int:
-        return len(self._policy)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._policy
-
     def _evict(self) -> None:
         victim = self._policy.victim()
         assert victim is not None, "nothing is pinned here, so a full cache has a victim"
@@ -67,7 +61,6 @@ class Rails:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        self.sent_bytes = 0
         self._free_at_s = 0.0
 
     def backlog_bytes(self, now_s: float) -> int:
@@ -77,7 +70,6 @@ class Rails:
     def send(self, size_bytes: int, *, now_s: float) -> float:
         """When the last of `size_bytes`, asked for now, has arrived."""
         self._free_at_s = max(self._free_at_s, now_s) + size_bytes / self.bytes_per_s
-        self.sent_bytes += size_bytes
         return self._free_at_s
 
 
@@ -111,10 +103,6 @@ class PrefillServer:
     def queue_s(self) -> float:
         """Expected seconds until it could start on something new."""
         return max(0.0, self._all_done_s - self._events.now_s)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
 
     def give(self, job: Job) -> None:
         """A prompt, with `ready_s` and `expected_prefill_s` filled in."""

@@ -35,7 +35,6 @@ class Sample:
     at_s: float
     prefill_queue_s: float
     """Until an instance could start on something new."""
-    decode_sequences: float
     decode_tbt_s: float
     """Of the batches as they are; 0 for an empty one."""
 

@@ -152,7 +152,6 @@ class Simulation:
             Sample(
                 self.events.now_s,
                 sum(waits) / len(waits),
-                sum(size for size, _ in batches) / len(batches),
                 sum(steps_s) / len(steps_s),
             )
         )

@@ -8,8 +8,6 @@ Source: Qin et al., Mooncake, FAST 2025, section 5 and Algorithm 1.
 
 from typing import Protocol
 
-from kvstore.protocol.errors import InvalidArgument
-
 
 class PrefillTime(Protocol):
     """EstimatePrefillExecutionTime."""
@@ -40,27 +38,16 @@ class TransferTime(Protocol):
 
 
 class BandwidthTransfer:
-    """TransferTime (interface.py): `latency_s` + (size_bytes + backlog_bytes) / bytes_per_s, and 0 where there is nothing to send.
+    """TransferTime (interface.py): (size_bytes + backlog_bytes) / bytes_per_s, and 0 where there is nothing to send.
 
     Where the pair's rate was measured, that takes the place of the sender's for `size_bytes`.
     """
-
-    def __init__(self, *, latency_s: float = 0.0) -> None:
-        """`latency_s`: from the decision to the first byte.
-
-        Raises:
-            InvalidArgument: it is negative.
-        """
-        if not latency_s >= 0:
-            raise InvalidArgument(f"latency_s is {latency_s:g}: it must be 0 or more")
-        self._latency_s = latency_s
 
     def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
         """Infinite from a sender that sends nothing, and where nothing was measured to arrive."""
         if not size_bytes:
             return 0.0
-        if bytes_per_s <= 0 or (measured_bytes_per_s is not None and measured_bytes_per_s <= 0):
+        pair_bytes_per_s = bytes_per_s if measured_bytes_per_s is None else measured_bytes_per_s
+        if min(bytes_per_s, pair_bytes_per_s) <= 0:
             return float("inf")
-        if measured_bytes_per_s is None:
-            return self._latency_s + (size_bytes + backlog_bytes) / bytes_per_s
-        return self._latency_s + backlog_bytes / bytes_per_s + size_bytes / measured_bytes_per_s
+        return backlog_bytes / bytes_per_s + size_bytes / pair_bytes_per_s

@@ -1,8 +1,8 @@
 """Who may ask what on a daemon's HTTP port.
 
-A route says what it needs, an `Authorize` what a request has. Without credentials only this host is let in, and a browser's page only if
-the daemon itself served it: a page of elsewhere could send requests to the loopback in its reader's name. With credentials an operator's
-token is needed.
+A route says what it needs, an access control (`LocalAccess`) what a request has. Without credentials only this host is let in, and a
+browser's page only if the daemon itself served it: a page of elsewhere could send requests to the loopback in its reader's name. With
+credentials an operator's token is needed.
 """
 
 import enum
@@ -46,30 +46,27 @@ class Access(enum.IntEnum):
     """Whatever changes something, and stacks and profiles, which show code and names."""
 
 
-Authorize = Callable[["web.Request"], Access]
-"""What a request may. Called in the HTTP server's thread; it may neither block nor raise."""
-Explain = Callable[["web.Request"], str]
-"""Why the credential of a request that was refused is not enough; "" for one without. As `Authorize` it neither blocks nor raises."""
-
-Identify = Callable[["web.Request"], Identity]
-"""The identity of a request that was let in, for the audit trail. Called in the HTTP server's thread."""
 OWN_NAMES: Final = ("localhost",)
 
 
-def this_host_only(request: "web.Request") -> Access:
-    """ADMIN for a request from the loopback, NONE for all others, and for one to a name of elsewhere: a page of that site, whose name was
-    made to mean this host, could send it."""
-    return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
+class LocalAccess:
+    """Access control of a port without credentials: this host may do all. Others decide by credentials, and inherit from it.
 
+    Methods are called in the HTTP server's thread; they neither block nor raise.
+    """
 
-def unexplained(_request: "web.Request") -> str:
-    """The `Explain` of a port that asks for no credential."""
-    return ""
+    def allowed(self, request: "web.Request") -> Access:
+        """Return what a request may do: ADMIN from the loopback, else NONE. A request by a foreign host name gets NONE as well: a page of
+        that site, whose name was made to mean this host, could send it."""
+        return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
 
+    def explain(self, request: "web.Request") -> str:
+        """Return why the credential of a refused request is not enough; "" for a request without one."""
+        return UNKNOWN if _bearer(request) is not None else ""
 
-def anybody(_request: "web.Request") -> Identity:
-    """Of a daemon whose credentials have no names."""
-    return EVERYBODY
+    def identify(self, request: "web.Request") -> Identity:
+        """Return the identity of a request that was let in, for the audit trail."""
+        return EVERYBODY
 
 
 def is_foreign(request: "web.Request") -> bool:
@@ -99,76 +96,73 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def by_token(guard: Guard, denied: Denied = lambda _actor, _error: None) -> Authorize:
-    """ADMIN for `Authorization: Bearer TOKEN` with a token of [admins]; NONE for all others, on this host too. The console shows what all
-    tenants have, so a tenant's token is not enough. `denied` is called for each token that is refused."""
+class OperatorAccess(LocalAccess):
+    """Access by the cluster's credentials: a token of [admins] may do all, every other request nothing, on this host too. The console shows
+    what all tenants have, so a tenant's token is not enough. `denied` is called for each token that is refused."""
 
-    def authorize(request: "web.Request") -> Access:
-        if guard.lets_everybody_in:
-            return this_host_only(request)
+    def __init__(self, guard: Guard, denied: Denied = lambda _actor, _error: None) -> None:
+        self._guard, self._denied = guard, denied
+
+    def allowed(self, request: "web.Request") -> Access:
+        if self._guard.lets_everybody_in:
+            return super().allowed(request)
         token = _bearer(request)
         if token is None:
             return Access.NONE
         try:
-            identity = guard.identify("", token)
+            identity = self._guard.identify("", token)
             if identity.operates:
                 return Access.ADMIN
             raise NotAllowed(f"{kind_of(identity)} is no operator: the console and metrics need a token of [admins]")
         except KVStoreError as error:
-            denied(Actor.of(STRANGER, peer=request.remote or "", via=HTTP), error)
+            self._denied(Actor.of(STRANGER, peer=request.remote or "", via=HTTP), error)
             return Access.NONE
 
-    return authorize
-
-
-def why_by_token(guard: Guard) -> Explain:
-    """Why `by_token` refused a token. Only who has a token learns whose it is."""
-
-    def explain(request: "web.Request") -> str:
+    def explain(self, request: "web.Request") -> str:
+        """Only who has a token learns whose it is."""
         token = _bearer(request)
-        owner = guard.owner(token) if token is not None else None
+        owner = self._guard.owner(token) if token is not None else None
         if owner is None:
-            return why_unknown(request)
+            return super().explain(request)
         return f"That token is {OWNERS[owner.kind]}'s; the console needs an operator's" if owner.kind in OWNERS else EXPIRED
 
-    return explain
-
-
-def why_unknown(request: "web.Request") -> str:
-    """Why `by_file` or `by_any_of` refused a token."""
-    return UNKNOWN if _bearer(request) is not None else ""
-
-
-def named_by_token(guard: Guard) -> Identify:
-    """The operator whose token a request shows, which `by_token` let in; anybody, where there are no credentials."""
-
-    def identify(request: "web.Request") -> Identity:
+    def identify(self, request: "web.Request") -> Identity:
         try:
-            return guard.identify("", _bearer(request) or "")
+            return self._guard.identify("", _bearer(request) or "")
         except KVStoreError:  # revoked in between
             return STRANGER
 
-    return identify
+
+class TokenAccess(LocalAccess):
+    """Access by any of some tokens: a request that shows one may do all, every other request nothing."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = frozenset(map(digest_of, tokens))
+
+    def allowed(self, request: "web.Request") -> Access:
+        token = _bearer(request)
+        # What is looked up is a digest: how long that takes tells nothing of a token.
+        return Access.ADMIN if token is not None and digest_of(token) in self._digests else Access.NONE
 
 
-def by_file(path: str) -> Authorize:
-    """As `by_token`, for a daemon that has no credentials of the cluster: with the tokens of the file at `path`, one a line, read again
-    when it has changed. A file that has none any more changes nothing: who exchanges it is not to lock everybody out, nor to let anybody
-    in. Raises ConfigError: it cannot be read, or has none."""
-    read, authorize = signature(path), by_any_of(_tokens(path))
+class TokenFileAccess(TokenAccess):
+    """Access by the tokens of a file, one a line, for a daemon that has no credentials of the cluster. The file is read again when it has
+    changed. A file that has none any more changes nothing: who exchanges it is not to lock everybody out, nor to let anybody in."""
 
-    def look_and_authorize(request: "web.Request") -> Access:
-        nonlocal read, authorize
-        now = signature(path)
-        if now != read:
-            read = now
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError: the file cannot be read, or has no token."""
+        self._path, self._read = path, signature(path)
+        super().__init__(_tokens(path))
+
+    def allowed(self, request: "web.Request") -> Access:
+        now = signature(self._path)
+        if now != self._read:
+            self._read = now
             try:
-                authorize = by_any_of(_tokens(path))
+                super().__init__(_tokens(self._path))
             except ConfigError as error:
                 log.error("%s; the tokens of before are good until it has some", error)  # noqa: TRY400 - the text says all
-        return authorize(request)
-
-    return look_and_authorize
+        return super().allowed(request)
 
 
 def _tokens(path: str) -> list[str]:
@@ -181,18 +175,6 @@ def _tokens(path: str) -> list[str]:
     if not tokens:
         raise ConfigError(f"{path} has no token for the HTTP port: write one, or several, a line each")
     return tokens
-
-
-def by_any_of(tokens: Iterable[str]) -> Authorize:
-    """ADMIN for whoever shows one of these tokens, NONE for all others."""
-    digests = frozenset(map(digest_of, tokens))
-
-    def authorize(request: "web.Request") -> Access:
-        token = _bearer(request)
-        # What is looked up is a digest: how long that takes tells nothing of a token.
-        return Access.ADMIN if token is not None and digest_of(token) in digests else Access.NONE
-
-    return authorize
 
 
 def _bearer(request: "web.Request") -> str | None:

@@ -186,9 +186,9 @@ class _Guard:
             needs = self._server.needs.get(request.match_info.handler, Access.NONE)
             if needs > Access.NONE and is_foreign(request):
                 return refusal(403, "this is not for pages of other sites")
-            access = self._server.access(request)
+            access = self._server.access_control.allowed(request)
             if access < needs:
-                why = self._server.explain(request) or f"this needs a credential that may {needs.name.lower()}"
+                why = self._server.access_control.explain(request) or f"this needs a credential that may {needs.name.lower()}"
                 return refusal(401, why, {"WWW-Authenticate": "Bearer"})
             if access > Access.NONE:
                 self.connections.is_let_in(request)

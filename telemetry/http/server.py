@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from kvstore.protocol.errors import Full
 from kvstore.security.actor import Actor
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, anybody, by_file, this_host_only, unexplained, why_unknown
+from kvstore.telemetry.http.access import Access, LocalAccess, TokenFileAccess
 from kvstore.telemetry.http.listener import host_port, listening, reached_at
 
 if TYPE_CHECKING:
@@ -38,16 +38,9 @@ log = logging.getLogger("kvstore.telemetry")
 class HttpServer:
     """See the module. `add`, `later`, `start` and `close` are for the daemon's thread; `add` for what `later` calls too."""
 
-    def __init__(
-        self,
-        listen: str,
-        *,
-        authorize: Authorize = this_host_only,
-        explain: Explain = unexplained,
-        identify: Identify = anybody,
-        https: HttpsCertificate | None = None,
-    ) -> None:
-        """Takes the address; nobody is answered before `start`. With `https` it speaks nothing else.
+    def __init__(self, listen: str, *, access_control: LocalAccess | None = None, https: HttpsCertificate | None = None) -> None:
+        """Takes the address; nobody is answered before `start`. `access_control` decides what a request may do; None: only this host is
+        let in. With `https` it speaks nothing else.
 
         Raises ConfigError, InvalidArgument.
         """
@@ -55,7 +48,7 @@ class HttpServer:
         self.address = host_port(self._listener)
         """HOST:PORT at which it listens."""
         self._https = https
-        self._authorize, self.explain, self._identify = authorize, explain, identify
+        self.access_control = access_control or LocalAccess()
         self._later: list[Callable[[HttpServer], None]] = []
         self.routes: list[tuple[str, str, Handler]] = []
         """Method, path and handler of each."""
@@ -74,13 +67,9 @@ class HttpServer:
         """Have `add` add routes when the first connects, in the server's thread: so it imports what they need only then."""
         self._later.append(add)
 
-    def access(self, request: "web.Request") -> Access:
-        """What the request may."""
-        return self._authorize(request)
-
     def actor(self, request: "web.Request", via: str) -> Actor:
         """Who asks for a change, for the audit trail."""
-        return Actor.of(self._identify(request), peer=request.remote or "", via=via)
+        return Actor.of(self.access_control.identify(request), peer=request.remote or "", via=via)
 
     def told(self, host: str | None = None) -> str:
         """The address as it is told to others, who may reach this machine at `host`: see `reached_at`. https:// goes before that of a port
@@ -180,6 +169,6 @@ class HttpSettings(Protocol):
 
 def open_http(settings: HttpSettings) -> HttpServer | None:
     """The server of a daemon with these settings; None where they want none. Raises ConfigError, InvalidArgument."""
-    authorize = by_file(settings.http_token_file) if settings.http_token_file else this_host_only
+    access_control = TokenFileAccess(settings.http_token_file) if settings.http_token_file else LocalAccess()
     https = HttpsCertificate.of(settings.http_tls_cert, settings.http_tls_key)
-    return HttpServer(settings.http, authorize=authorize, explain=why_unknown, https=https) if settings.http else None
+    return HttpServer(settings.http, access_control=access_control, https=https) if settings.http else None

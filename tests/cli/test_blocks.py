@@ -202,12 +202,6 @@ def test_a_key_of_a_wrong_length_is_refused(text: str, complaint: str) -> None:
         parse_key(text)
 
 
-@pytest.mark.parametrize("text", ["hex:0", "hex:zz"])
-def test_bad_hexadecimal_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="hexadecimal"):
-        parse_key(text)
-
-
 def test_as_an_argument_a_bad_key_is_a_usage_error() -> None:
     with pytest.raises(click.BadParameter, match="hexadecimal"):
         KEY.convert("hex:0", None, None)

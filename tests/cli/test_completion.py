@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
@@ -36,10 +35,3 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     assert completed(tmp_path, "stat") == ["status"]
     assert sorted(completed(tmp_path, "quota", "s")) == ["set", "show"]
     assert completed(tmp_path, "drain", "--wa") == ["--wait-s"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script(shell: str) -> None:
-    result = CliRunner().invoke(kvstore, ["completion", shell], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "_KVSTORE_COMPLETE=" in result.stdout

@@ -6,7 +6,6 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,10 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.security.actor import THIS_MASTER
 from kvstore.testing.transfer.waiting import eventually
-from tests.client.embedded import embedded
 from tests.forked import COMMAND, Forked
 from tests.ports import free_ports
 
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 class Running:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
@@ -21,9 +20,9 @@ def output(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_the_table_has_a_line_for_each_check(name: str) -> None:
-    assert name in output()
+def test_the_table_has_a_line_for_each_check() -> None:
+    shown = output()
+    assert [name for name in CHECKS if name not in shown] == []
 
 
 def test_json_has_each_check_with_its_verdict() -> None:

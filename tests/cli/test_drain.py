@@ -1,6 +1,5 @@
 """Promises of drain.py: what it says of each state a drain may be in, and when it ends. The way through: system/test_leaving.py."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,10 @@ from kvstore.cli.drain import progress
 from kvstore.cli.main import kvstore
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Drop
-from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
 from tests.master.blocks import Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 from tests.rpc.stub_masters import stub_masters
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 def run(master: str, *arguments: str) -> tuple[int, str]:

@@ -104,16 +104,12 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
         (("--policies", "lru,fifo"), "no eviction policy is called 'fifo': choose "),
         (("--policies", ","), "--policies names none"),
         (("--capacities", "10,many"), "--capacities: 'many' is not a number of blocks"),
-        (("--capacities", "1e3"), "--capacities: '1e3' is not a number of blocks"),
-        (("--capacities", "-5"), "--capacities: '-5' is not a number of blocks"),
         (("--capacities", "0"), "a capacity of 0 blocks: it must be from 1 to "),
         (("--capacities", ""), "--capacities names 0 capacities: name 1 to 64"),
         (("--capacities", ",".join(map(str, range(1, 66)))), "--capacities names 65 capacities"),
         (("--tiers", "100"), "'100' is not of the form DRAM:NVME, two whole numbers"),
-        (("--tiers", "0:5"), "a capacity of 0 blocks"),
         (("--pools", "4:"), "'4:' is not of the form N:BLOCKS"),
         (("--pools", "0:5"), "0 instances: there must be from 1 to "),
-        (("--pools", "9999:5"), "9999 instances"),
     ],
 )
 def test_misuse_is_one_line(trace: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -137,15 +133,6 @@ def test_a_trace_without_blocks_or_malformed_is_named(tmp_path: Path, content: s
     assert message in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("trace", "message"), [("/nowhere/t.jsonl", "cannot read the trace /nowhere/t.jsonl: No such file"), ("/tmp", "director")]
-)
-def test_a_trace_that_cannot_be_read_is_named(trace: str, message: str) -> None:
-    result = lab(trace)
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
 def test_a_folder_that_cannot_be_made_is_named_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_lab, "run_jobs", None)
     result = lab(trace, "--plots", f"{trace}/plots")
@@ -159,11 +146,3 @@ def test_without_matplotlib_plots_name_the_extra_and_tables_need_none(trace: Pat
     assert result.exit_code == 2
     assert result.stderr == "kvstore: error: plots need matplotlib: pip install '.[plots]' in the checkout of kvstore\n"
     assert lab(trace, "--policies", "lru").exit_code == 0
-
-
-def test_an_interrupt_is_status_130(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli_lab, "run_jobs", interrupted)
-    assert lab(trace).exit_code == 130

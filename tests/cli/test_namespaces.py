@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console, RenderableType
@@ -15,8 +14,6 @@ from rich.console import Console, RenderableType
 from kvstore.cli.main import kvstore
 from kvstore.cli.namespaces import Known, compared, find, known
 from kvstore.client.instances.weights import WeightsReporter
-from kvstore.client.tensors.cache import TensorCache
-from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
@@ -87,19 +84,6 @@ def test_an_operator_sees_all_tenants_and_a_tenant_its_own(tmp_path: Path) -> No
                 client.put(b"k", bytes(100), namespace=f"of {tenant}")
         assert set(listed(system, "--token", OPERATOR)) == {"of red", "of blue"}
         assert set(listed(system, "--tenant", "red", "--token", "r")) == {"of red"}
-
-
-def test_a_tensor_cache_is_known_by_its_model_once_its_program_reports(started: System) -> None:
-    spec = CacheSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4)
-    with started.client() as client, closing(WeightsReporter(client, "my-program")) as reporter:
-        cache = TensorCache(client, spec, Namespace(model="tiny", dtype="float32", block_tokens=4))
-        assert cache.put_tensor(list(range(8)), np.zeros((2, 2, 2, 2, 4, 8), np.float32)) > 0
-        reporter.use("my-weights", namespaces=[cache.namespace.canonical()])
-        name = cache.namespace.id.hex()
-        until(lambda: listed(started).get(name, {}).get("is_used", False), "the program has reported")
-        until(lambda: listed(started)[name]["blocks"] > 0, "its blocks are in that namespace")
-        found = listed(started)[name]
-        assert (found["model"], found["layout"], found["users"]) == ("tiny", "float32, 4 tokens a block", ["my-program"])
 
 
 def printed(shown: RenderableType) -> str:

@@ -97,18 +97,12 @@ def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--model", "none"), "no model is named 'none'"),
-        (("--gpu", "none"), "no GPU is named 'none'"),
         (("--scheme", "int3"), "no scheme 'int3'"),
         (("--scheme", "int4/64", "--block-tokens", "16"), "needs block_tokens to be a multiple of 64"),
-        (("--dtype", "int3"), "int3"),
-        (("--dram", "much"), "'much' is not a size"),
         (("--tp", "1"), "it takes at least 2 such GPUs"),
-        (("--tp", "3"), "tp is 3"),
-        (("--users", "0"), "users is 0: it must be from 1 to 10,000"),
         (("--nic", "0"), "nic_bytes_per_s is 0"),
         (("--nvme-bandwidth", "0"), "the tier NVMe must have a capacity of 0 or more and a bandwidth above 0"),
         (("--trace", "/nowhere"), "cannot read the trace /nowhere"),
-        (("--mfu", "2"), "mfu is 2"),
     ],
 )
 def test_misuse_is_one_line_that_says_what_to_change(arguments: tuple[str, ...], message: str) -> None:

@@ -69,11 +69,6 @@ def test_every_chart_has_its_labels_and_names(tmp_path: Path) -> None:
     assert ">DRAM<" in found["hits"]
 
 
-def test_without_times_or_a_trace_charts_of_them_are_left_out(tmp_path: Path) -> None:
-    paths = draw(make_plan(setup("gemma-3-27b", load=LOAD)), {}, [], tmp_path, "png")
-    assert [path.name for path in paths] == ["memory.png", "sequences.png"]
-
-
 def test_a_tier_that_never_holds_a_sequence_has_no_line(tmp_path: Path) -> None:
     """A thousandth of a GB for KV cache is room for a few tokens."""
     draw(make_plan(setup("gemma-3-27b", weight_bytes=156 * 10**9 - 2_000_000, load=LOAD)), {}, [], tmp_path, "svg")

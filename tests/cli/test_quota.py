@@ -180,11 +180,6 @@ def test_what_lies_above_a_new_limit_is_told_by_living_node() -> None:
     ]
 
 
-def test_a_limit_that_evicts_nothing_has_no_excess() -> None:
-    assert excesses(HELD, "red", {"connections": 1, "dram_bytes": 3 << 20}) == []
-    assert excesses(HELD, "blue", {"dram_bytes": 0}) == []
-
-
 def test_tenants_are_known_by_what_they_hold_and_by_their_limits() -> None:
     assert known_tenants(HELD) == ["blue", "green", "red"]
     assert [is_known(HELD, name) for name in ("green", "purple")] == [True, False]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,7 @@ from kvstore.client import Client
 from kvstore.client.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
 from kvstore.store.block_table.event_log import RING_EVENTS
-from tests.client.embedded import embedded
 from tests.forked import COMMAND, Forked
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
-
-
-@pytest.fixture(autouse=True)
-def hangup_ends() -> Iterator[None]:
-    """Whoever began the tests may have had SIGHUP ignored, as nohup does, and processes begun here would inherit that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 def run(*arguments: str) -> Result:

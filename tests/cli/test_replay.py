@@ -1,7 +1,6 @@
 """Promises of replay.py, through the command line, with clusters of real processes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,8 @@ from kvstore.cli.main import kvstore
 from kvstore.cli.replay import table_share
 from kvstore.client import Client
 from kvstore.client.block_bytes import block_key
-from tests.client.embedded import embedded
 
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]]
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 @pytest.fixture

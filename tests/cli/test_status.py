@@ -4,24 +4,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import find_control
-from tests.client.embedded import embedded
 from tests.ports import free_ports
 from tests.system.running import System, stopped, until
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 def output(master: str, *arguments: str) -> str:
@@ -68,11 +59,6 @@ def test_a_port_of_the_master_that_is_not_for_clients_is_named(master: str) -> N
         result = CliRunner().invoke(kvstore, ["status", "--master", place])
         assert result.exit_code == 2
         assert said in result.stderr
-
-
-def test_nodes_shows_each_node(master: str) -> None:
-    assert "node-0" in output(master, "nodes")
-    assert json.loads(output(master, "nodes", "--json"))[0]["name"] == "node-0"
 
 
 def test_tiers_shows_each_tier_of_each_node(master: str) -> None:

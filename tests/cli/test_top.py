@@ -11,24 +11,15 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from types import TracebackType
 
 import pyte
-import pytest
 from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
-from tests.client.embedded import embedded
 from tests.ports import free_ports
 
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 class Terminal:

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,17 +17,10 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.json_form import as_json, parse_topology
 from kvstore.transfer.topology.model import Nic, NumaNode, Topology
-from tests.client.embedded import embedded
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 from tests.transfer.topology.machines import Machine, dgx, laptop, server
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with embedded() as cluster:
-        yield cluster.address
 
 
 def run(*arguments: str) -> Result:
@@ -123,15 +115,6 @@ def test_nics_gpus_and_rails_of_a_host_are_listed(tmp_path: Path) -> None:
     assert "cuda:7 mlx5_7 mlx5_4, mlx5_5, mlx5_6, eno1, mlx5_0, mlx5_1, mlx5_2, mlx5_3" in lines
 
 
-def test_a_node_without_a_topology_says_why() -> None:
-    assert shown(Subject("n", None, "dead", "it has not told its topology"))[:2] == ["n (dead)", "it has not told its topology"]
-
-
-def test_markup_in_names_is_text() -> None:
-    topology = replace(Topology("h"), nics=(Nic("[red]a"),))
-    assert any(line.startswith("[red]a - ethernet") for line in shown(Subject("[bold]n", topology)))
-
-
 def elements(svg: str, tag: str, style: str = "") -> list[ElementTree.Element]:
     found = ElementTree.fromstring(svg).iter(SVG + tag)
     return [element for element in found if style in (element.get("class") or "").split() or not style]
@@ -160,11 +143,6 @@ def test_a_link_that_is_down_is_dashed_says_so_and_has_no_line() -> None:
     assert len(elements(svg, "rect", "down")) == 1
     assert texts(svg).count("down") == texts(svg).count("25 Gbit/s") == 1
     assert len(elements(svg, "path")) == 1
-
-
-def test_a_node_without_a_topology_is_a_panel_with_the_reason() -> None:
-    svg = draw([Subject("n", None, "dead", "it has not told its topology")])
-    assert texts(svg)[:2] == ["n (dead)", "it has not told its topology"]
 
 
 def test_names_of_any_characters_and_lengths_leave_the_document_whole() -> None:

@@ -135,11 +135,9 @@ def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
         (["--dram", "1KiB"], "node-0: dram is 1 KiB: give at least 4 KiB"),
         (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at is not there: mount its disk"),
         (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
-        (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),
         (["--nodes", "0"], "an embedded cluster has 1 to 64"),
         (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),
         (["--policy", "fifo"], "--policy: 'fifo' is not one of default, arc, gdsf"),
-        (["--listen", "nowhere"], "master: "),
     ],
 )
 def test_what_cannot_be_met_is_one_clear_line_and_status_2(arguments: list[str], complaint: str) -> None:

@@ -11,7 +11,6 @@ from kvstore.cli.weights import state, weights_table
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
-from tests.credentials import OPERATOR, tokens_file
 from tests.master.running import Places, master_in_thread
 
 
@@ -35,19 +34,6 @@ def test_versions_are_listed_and_retired(tmp_path: Path) -> None:
         assert "in use, retired" in run(places).stdout
         wrong = run(places, "retire", "other")
         assert (wrong.exit_code, "ever reported the weights other" in wrong.stderr) == (2, True)
-
-
-def test_an_operator_sees_all_tenants_and_a_tenant_its_own(tmp_path: Path) -> None:
-    tokens = tokens_file(tmp_path, {"red": "r", "blue": "b"})
-    with master_in_thread(tmp_path / "run", tokens=tokens) as places:
-        report(places, "red", "v1", "r")
-        report(places, "blue", "v2", "b")
-        seen = run(places, "--token", OPERATOR).stdout
-        assert "red" in seen
-        assert "blue" in seen
-        own = run(places, "--tenant", "red", "--token", "r").stdout
-        assert "base@v1" in own
-        assert "base@v2" not in own
 
 
 def printed(*versions: pb.WeightsVersion, tenants: bool = False) -> str:

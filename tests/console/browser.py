@@ -53,9 +53,13 @@ def chromium() -> Iterator[BrowserContext]:
 
 
 class Watched:
-    """A page, and all that went wrong on it: errors of scripts, what its policy refused, requests to elsewhere."""
+    """A page. At its end nothing has gone wrong on it: no error of a script, nothing its policy refused, no request to elsewhere."""
 
-    def __init__(self, browser: BrowserContext, address: str, *, theme: str = "light", width: int = 1280, height: int = 900) -> None:
+    def __init__(
+        self, browser: BrowserContext, address: str, *, theme: str = "light", width: int = 1280, height: int = 900, refused: str = "no text"
+    ) -> None:
+        """`refused`: of the messages, those with this in them are not wrong."""
+        self._refused = refused
         self.address = address
         self.wrong: list[str] = []
         self.page: Page = browser.new_page()
@@ -71,9 +75,10 @@ class Watched:
     def __enter__(self) -> "Watched":
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self.page.evaluate("localStorage.clear()")  # the next server may have this one's port
         self.page.close()
+        assert kind is not None or [text for text in self.wrong if self._refused not in text] == []
 
     def show(self, view: str = "overview") -> Page:
         """The page with this view, drawn."""

@@ -1,14 +1,16 @@
 """A console on a free port of the loopback, of a simulated cluster or a real one, with a history that was there before."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from aiohttp import web
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.source import Source
 from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
-from kvstore.telemetry.http.access import Authorize, Explain, this_host_only, unexplained
+from kvstore.telemetry.http.access import Access, LocalAccess
 from kvstore.telemetry.http.server import HttpServer
 from tests.console.simulated import Simulated
 
@@ -29,9 +31,19 @@ class Served:
     watch: Watch
 
 
+class HeaderAccess(LocalAccess):
+    """What a request may do by its header Authorization."""
+
+    def __init__(self, accesses: Mapping[str, Access]) -> None:
+        self._accesses = accesses
+
+    def allowed(self, request: web.Request) -> Access:
+        return self._accesses.get(request.headers.get("Authorization", ""), Access.NONE)
+
+
 @contextlib.contextmanager
-def served(source: Source, watch: Watch, *, authorize: Authorize = this_host_only, explain: Explain = unexplained) -> Iterator[Served]:
-    server = HttpServer("127.0.0.1:0", authorize=authorize, explain=explain)
+def served(source: Source, watch: Watch, *, access_control: LocalAccess | None = None) -> Iterator[Served]:
+    server = HttpServer("127.0.0.1:0", access_control=access_control)
     try:
         add_console(server, watch)
         server.start()

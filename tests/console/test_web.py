@@ -12,7 +12,7 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.protocol.audit_lines import line_of
 from kvstore.telemetry.http.access import Access
-from tests.console.serving import Clock, Served, served, simulated
+from tests.console.serving import Clock, HeaderAccess, Served, served, simulated
 from tests.console.simulated import Simulated
 
 TIMEOUT_S = 60.0
@@ -182,10 +182,9 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
 def test_who_may_only_look_changes_nothing_and_who_may_not_sees_nothing() -> None:
     clock = Clock()
     source = Simulated(1, clock)
-    accesses = {"": Access.NONE, "Bearer looks": Access.READ}
     watch = Watch(source, ConsoleSettings(), clock=clock)
     watch.look()
-    with served(source, watch, authorize=lambda request: accesses[request.headers.get("Authorization", "")]) as found:
+    with served(source, watch, access_control=HeaderAccess({"Bearer looks": Access.READ})) as found:
         assert ask(found, "/api/access") == {"access": "none"}
         assert ask(found, "/")[0] == 200
         assert refused(found, "/api/state")[0] == 401

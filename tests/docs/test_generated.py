@@ -18,7 +18,6 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("make_alerts.py", "alerts.md"),
         ("make_metrics.py", "metrics.md"),
-        ("make_remapping.py", "remapping.svg"),
         ("make_settings.py", "settings.md"),
     ],
 )

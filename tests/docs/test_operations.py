@@ -22,13 +22,6 @@ SCRIPTS = {
 }
 
 
-def test_each_question_of_an_operator_has_an_answer_with_commands() -> None:
-    wanted = ["A node is slow", "The hit ratio fell", "etcd has no quorum", "etcd is full", "A disk died", "A tenant needs more"]
-    wanted += ["A token leaked", "Upgrade", "Grow by ten nodes"]
-    assert list(SCRIPTS) == wanted
-    assert all("kvstore " in script for script in SCRIPTS.values())
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Of a shell on a cluster with the nodes n1 and n2, its catalog in an etcd of its own, and some blocks."""

@@ -15,25 +15,10 @@ from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.sglang.settings import SGLangSettings
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.protocol.settings import load_settings
-from tests.docs.programs import ENGINES, MODULES, check, flags_of, sections, variables
-from tests.docs.shell_blocks import PAGES, ROOT, SHELL, Block, Command, all_commands, blocks, code, commands
+from tests.docs.programs import ENGINES, check, flags_of, sections, variables
+from tests.docs.shell_blocks import PAGES, ROOT, SHELL, Command, all_commands, blocks, code, commands
 
 TRACE = '{"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [0]}\n'
-NEEDED = {
-    ("kvstore-sidecar",): "sidecar",
-    ("kvstore-publisher",): "sidecar",
-    ("kvstore", "certs", "master"): "certs",
-    ("kvstore", "--plots"): "plots",
-}
-"""Words of a command that needs an extra."""
-
-
-def block(text: str, language: str = SHELL) -> Block:
-    return Block(ROOT / "README.md", 1, language, text)
-
-
-def words(text: str) -> list[tuple[str, ...]]:
-    return sorted(command.words for command in commands(block(text)))
 
 
 @pytest.fixture
@@ -59,13 +44,6 @@ def _check(command: Command, folder: Path) -> None:
         check(command, folder)
     except Exception as error:
         raise AssertionError(f"{command.block.name}: {shlex.join(command.words)}: {error}") from error
-
-
-def test_a_command_of_ours_stands_in_a_shell_block() -> None:
-    """Only there it is checked and run."""
-    begins = re.compile(rf"^ *(?:{'|'.join(MODULES)}|python3? -m|pip install|make [a-z]) ", re.MULTILINE)
-    others = [each for page in PAGES for each in blocks(page) if each.language not in (SHELL, "python")]
-    assert [each.name for each in others if begins.search(each.code)] == []
 
 
 def spans() -> Iterator[tuple[Path, str]]:
@@ -151,29 +129,3 @@ def test_settings_of_plugins_exist() -> None:
             load_settings(kind, section, flags=given, environ={})
             checked.add(module)
     assert checked == set(PLUGINS)
-
-
-def test_engines_that_load_compute_what_they_lose() -> None:
-    """vLLM's default gives an empty answer where a block was evicted since the lookup; our connector refuses to start with it."""
-    connectors = [
-        (name, found) for name, found in given_to_engines() if found.get("kv_connector") in ("KVStoreConnector", "MooncakeStoreConnector")
-    ]
-    assert len(connectors) >= 6
-    for name, found in connectors:
-        assert found.get("kv_load_failure_policy") == "recompute", name
-
-
-def section_before(each: Block) -> str:
-    """The page from the heading above the block to the block's end."""
-    lines = each.page.read_text(encoding="utf-8").splitlines()[: each.line - 1 + each.code.count("\n")]
-    fences = {at for other in blocks(each.page) for at in range(other.line - 1, other.line - 1 + other.code.count("\n"))}
-    first = max((at for at, line in enumerate(lines) if line.startswith("#") and at not in fences), default=0)
-    return "\n".join(lines[first:])
-
-
-def test_a_section_says_which_extra_its_commands_need() -> None:
-    needed = [(command, extra) for command in all_commands() for wanted, extra in NEEDED.items() if set(wanted) <= set(command.words)]
-    assert {extra for _, extra in needed} >= {"certs", "plots", "sidecar"}
-    for command, extra in needed:
-        installed = re.findall(r"pip install '?\.\[([\w,]+)\]", section_before(command.block))
-        assert extra in ",".join(installed).split(","), f"{command.block.name}: {shlex.join(command.words)} needs the extra {extra}"

@@ -1,11 +1,11 @@
-"""Promises of docs/topology.md: its JSON is read by the code, and its limits and names are the code's."""
+"""Promises of docs/topology.md: its JSON is read by the code."""
 
 import json
 import re
 from pathlib import Path
 
-from kvstore.transfer.topology.json_form import MAX_ENTRIES, MAX_TEXT_BYTES, MAX_TOPOLOGY_BYTES, as_json, override_from_file, parse_topology
-from kvstore.transfer.topology.model import KINDS, Rails
+from kvstore.transfer.topology.json_form import as_json, override_from_file, parse_topology
+from kvstore.transfer.topology.model import Rails
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
 
@@ -25,8 +25,3 @@ def test_the_matrix_is_read_as_an_override(tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(next(block for block in blocks() if '"version"' not in block))
     assert override_from_file(path).matrix == {"cpu:0": Rails(("mlx5_0",), ("mlx5_1",)), "cuda:0": Rails(("mlx5_0",), ("mlx5_1",))}
-
-
-def test_the_kinds_and_limits_are_those_of_the_code() -> None:
-    assert all(f"`{kind}`" in DOCUMENT for kind in KINDS)
-    assert f"At most {MAX_TOPOLOGY_BYTES >> 10} KiB, {MAX_ENTRIES:,} entries a list, {MAX_TEXT_BYTES} bytes a text" in DOCUMENT

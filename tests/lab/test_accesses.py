@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvstore.lab.accesses import belady_hits, flatten, infinite_hits, reuse_distances, reuse_gaps_s, used_once_share, working_set
 from kvstore.lab.replay import Replay
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.tiers.policies.by_name import POLICIES
 from tests.lab.prompts import prompts, public_trace, requests
 
@@ -115,11 +114,6 @@ def test_no_policy_has_more_prefix_hits(found: list[list[int]], capacity: int, p
 def test_with_room_for_all_belady_is_the_infinite_cache(found: list[list[int]]) -> None:
     accesses = flatten(requests(found))
     assert belady_hits(accesses, max(1, accesses.unique)) == infinite_hits(accesses)
-
-
-def test_a_bound_needs_a_capacity() -> None:
-    with pytest.raises(InvalidArgument, match="0 blocks"):
-        belady_hits(flatten([]), 0)
 
 
 def test_the_public_traces_bounds_are_the_published_ones() -> None:

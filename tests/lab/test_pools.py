@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.lab.pools import PREFILL_S_PER_BLOCK, Routing, compare
 from kvstore.lab.replay import Replay
-from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.errors import InvalidArgument
 from tests.lab.prompts import conversations, public_trace, requests
 
 TALK = [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
@@ -55,8 +55,3 @@ def test_the_public_traces_pool_gains_about_what_was_published() -> None:
 def test_the_number_of_instances_is_bounded(instances: int) -> None:
     with pytest.raises(InvalidArgument, match="instances"):
         compare([], policy="lru", instances=instances, blocks_per_instance=1, routing=Routing.RANDOM)
-
-
-def test_an_unknown_policy_is_named() -> None:
-    with pytest.raises(ConfigError, match="'fifo'"):
-        compare([], policy="fifo", instances=1, blocks_per_instance=1, routing=Routing.RANDOM)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.runs import run_jobs, spread
-from kvstore.protocol.errors import Broken, ConfigError, InvalidArgument
+from kvstore.protocol.errors import Broken, ConfigError
 from tests.lab.prompts import requests
 
 TALK = requests([[1, 2], [1, 2, 3], [4], [1, 2, 3, 5]])
@@ -75,12 +75,6 @@ def test_a_process_that_dies_is_an_error_and_not_a_wait_for_ever() -> None:
 def test_misuse_stays_what_it_is(processes: int) -> None:
     with pytest.raises(ConfigError, match="'fifo'"):
         run_jobs([PolicyJob("fifo", 1), JOBS[0]], TALK, processes=processes)
-
-
-@pytest.mark.parametrize("processes", [-1, 257])
-def test_the_number_of_processes_is_bounded(processes: int) -> None:
-    with pytest.raises(InvalidArgument, match="processes"):
-        run_jobs(JOBS, TALK, processes=processes)
 
 
 def test_an_interrupt_ends_every_process() -> None:

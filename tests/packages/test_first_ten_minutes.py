@@ -153,7 +153,6 @@ def look_around(browser: BrowserContext, console: str) -> None:
         page = watched.show()
         expect(page.locator(".tile", has_text="Nodes alive")).to_contain_text("1of 1", timeout=WAIT_MS)
         expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("All is well", timeout=WAIT_MS)
-        assert watched.wrong == []
 
 
 def await_trouble(browser: BrowserContext, console: str, text: str) -> None:

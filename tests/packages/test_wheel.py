@@ -1,6 +1,5 @@
 """Promises of the distribution: what it is called, what it has, and that what documents and messages name can be installed."""
 
-import re
 import sys
 import tarfile
 import tomllib
@@ -15,7 +14,6 @@ from tests.packages.installed import ROOT, copied, installed, ran
 pytestmark = pytest.mark.slow
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRA = re.compile(r"""(?:['"]\.|kvstore-llm)\[([\w,]+)\]|install_line\("(\w+)"\)""")
 
 
 def names_in_wheel(dist: Path) -> list[str]:
@@ -62,11 +60,6 @@ def test_an_empty_environment_imports_the_clients_from_the_package(commands: Pat
     assert Path(file).is_relative_to(commands.parent)
 
 
-def test_the_package_loads_neither_client_before_it_is_asked_for(commands: Path) -> None:
-    loaded = ran(str(commands / "python"), "-I", "-c", "import kvstore, sys; print('kvstore.client' in sys.modules)")
-    assert loaded == "False\n"
-
-
 @pytest.mark.parametrize("command", sorted(PYPROJECT["project"]["scripts"]))
 def test_every_command_is_there_and_explains_itself(commands: Path, command: str) -> None:
     assert "--help" in ran(str(commands / command), "--help")
@@ -97,16 +90,3 @@ def test_an_editable_installation_shows_its_sources_to_type_checkers(types_cache
     sources = copied(tmp_path / "sources")
     environment = installed(tmp_path / "env", "--config-settings", "editable_mode=strict", "--editable", str(sources))
     assert "bytes | None" in revealed(environment / "python", tmp_path, types_cache)
-
-
-def test_every_extra_that_is_named_anywhere_is_one() -> None:
-    """Its line is `pip install '.[EXTRA]'` in a checkout: pip warns of an extra that is none, and installs without it."""
-    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"), *(ROOT / "deploy").rglob("*")]
-    for folder in PYPROJECT["tool"]["setuptools"]["package-dir"].values():
-        files += (ROOT / folder).rglob("*.py")
-    named: dict[str, Path] = {}
-    for path in files:
-        for several, one in EXTRA.findall(path.read_text()) if path.is_file() and path.suffix != ".pyc" else ():
-            named |= dict.fromkeys((several or one).split(","), path)
-    assert {"ucx", "nixl", "plots", "sidecar", "hbm"} <= set(named)
-    assert set(named) <= set(PYPROJECT["project"]["optional-dependencies"])

@@ -1,11 +1,23 @@
-"""Fixtures of the router's tests: a store of two nodes."""
+"""What the router's tests share: coroutines as tests, and a store of two nodes."""
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
 
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from tests.forked import Forked
+from tests.router.scripted import run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from kvstore.client.instances.client import Placement
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
 from kvstore.router import engines as module
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
@@ -115,25 +114,19 @@ def test_a_prefill_that_fails_says_if_another_may_do_better(act: Act, error: typ
         (hangs_up, Unavailable),
     ],
 )
-def test_an_engine_that_does_not_tokenise_is_an_error(act: Act, error: type[KVStoreError]) -> None:
-    async def test() -> None:
-        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, _):
-            engine.tokenizing.append(act)
-            with pytest.raises(error):
-                await engines.tokenize(engine.address, b'{"prompt": "ab"}', {})
-
-    run(test())
+async def test_an_engine_that_does_not_tokenise_is_an_error(act: Act, error: type[KVStoreError]) -> None:
+    async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, _):
+        engine.tokenizing.append(act)
+        with pytest.raises(error):
+            await engines.tokenize(engine.address, b'{"prompt": "ab"}', {})
 
 
-def test_an_engine_sends_a_prompt_nowhere_else() -> None:
-    async def test() -> None:
-        async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
-            async with asked(engine.address, SETTINGS) as (engines, where):
-                with pytest.raises(EngineFailed, match="answers 307: elsewhere"):
-                    await engines.prefill(completion(), where)
-            assert (len(engine.bodies), other.bodies) == (1, [])
-
-    run(test())
+async def test_an_engine_sends_a_prompt_nowhere_else() -> None:
+    async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
+        async with asked(engine.address, SETTINGS) as (engines, where):
+            with pytest.raises(EngineFailed, match="answers 307: elsewhere"):
+                await engines.prefill(completion(), where)
+        assert (len(engine.bodies), other.bodies) == (1, [])
 
 
 def moved_to(address: str) -> Act:
@@ -155,76 +148,51 @@ def pours(status: int = 200, **headers: str) -> Act:
     return act
 
 
-def test_an_answer_without_an_end_is_not_held_back() -> None:
-    async def test() -> None:
-        async with ScriptedEngine(pours(), pours()) as engine, asked(engine.address, SETTINGS) as (engines, where):
-            with pytest.raises(Unavailable, match="no JSON object"):
-                await engines.prefill(completion(), where)
-            answer = await engines.serve(completion(), where)
-            size = 0
-            async for chunk in answer.chunks():
-                size += len(chunk)
-                if size > 2 * MAX_BUFFERED_BYTES:
-                    break
-            answer.close()
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (streams(event(choice([97])), then=hangs_up), "hung up"),
-        (streams(event({"error": {"message": "CUDA error"}}), done()), "failed: CUDA error"),
-        (streams(event({"error": "text"}), done()), "failed: text"),
-        (streams(event(choice([], "abort")), done()), "gave the request up: abort"),
-        (streams(), "ended its stream before the first event"),
-        (answers(500, "no room"), "answers 500: no room"),
-    ],
-)
-def test_a_decode_that_fails_is_unavailable(act: Act, message: str) -> None:
-    with pytest.raises(Unavailable, match=message):
-        run(decode(act))
+async def test_an_answer_without_an_end_is_not_held_back() -> None:
+    async with ScriptedEngine(pours(), pours()) as engine, asked(engine.address, SETTINGS) as (engines, where):
+        with pytest.raises(Unavailable, match="no JSON object"):
+            await engines.prefill(completion(), where)
+        answer = await engines.serve(completion(), where)
+        size = 0
+        async for chunk in answer.chunks():
+            size += len(chunk)
+            if size > 2 * MAX_BUFFERED_BYTES:
+                break
+        answer.close()
 
 
 @pytest.mark.parametrize("what", ["prefill", "tokenize", "whole", "first", "next"])
-def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
-    async def test() -> None:
-        settings = replace(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
-        async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
-            engine.tokenizing.append(engine.silent)
-            engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
-            with pytest.raises(DeadlineExceeded, match="takes too long"):
-                match what:
-                    case "prefill":
-                        await engines.prefill(completion(), where)
-                    case "tokenize":
-                        await engines.tokenize(engine.address, b"{}", {})
-                    case "whole":
-                        await engines.serve(completion(), where)
-                    case _:
-                        await drained(await engines.decode(STREAMED, where, FIRST))
-            if engine.entered.is_set():  # a machine that stalls for longer than the deadline may not have begun
-                await engine.cancelled.wait()
-
-    run(test())
-
-
-def test_cancelling_and_closing_hang_up_on_the_engine() -> None:
-    async def test() -> None:
-        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, where):
-            engine.script += [engine.silent, streams(event(choice([97])), then=engine.silent)]
-            asking = asyncio.create_task(engines.prefill(completion(), where))
-            await engine.entered.wait()
-            asking.cancel()
-            await engine.cancelled.wait()
-            engine.cancelled.clear()
-            answer = await engines.decode(STREAMED, where, FIRST)
-            assert await anext(answer.chunks()) == event(choice([97]))
-            answer.close()
+async def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
+    settings = replace(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
+    async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
+        engine.tokenizing.append(engine.silent)
+        engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
+        with pytest.raises(DeadlineExceeded, match="takes too long"):
+            match what:
+                case "prefill":
+                    await engines.prefill(completion(), where)
+                case "tokenize":
+                    await engines.tokenize(engine.address, b"{}", {})
+                case "whole":
+                    await engines.serve(completion(), where)
+                case _:
+                    await drained(await engines.decode(STREAMED, where, FIRST))
+        if engine.entered.is_set():  # a machine that stalls for longer than the deadline may not have begun
             await engine.cancelled.wait()
 
-    run(test())
+
+async def test_cancelling_and_closing_hang_up_on_the_engine() -> None:
+    async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, where):
+        engine.script += [engine.silent, streams(event(choice([97])), then=engine.silent)]
+        asking = asyncio.create_task(engines.prefill(completion(), where))
+        await engine.entered.wait()
+        asking.cancel()
+        await engine.cancelled.wait()
+        engine.cancelled.clear()
+        answer = await engines.decode(STREAMED, where, FIRST)
+        assert await anext(answer.chunks()) == event(choice([97]))
+        answer.close()
+        await engine.cancelled.wait()
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")
@@ -256,7 +224,7 @@ def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
         run(test(listener))
 
 
-def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
+async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
     hung_up = asyncio.Event()
 
     async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -266,33 +234,11 @@ def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
             await asyncio.sleep(0.1)
         hung_up.set()
 
-    async def test() -> None:
-        engine = await asyncio.start_server(drips, "127.0.0.1", 0)
-        async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
-            with pytest.raises(DeadlineExceeded, match="takes too long"):
-                await engines.prefill(completion(), where)
-            await hung_up.wait()
-
-    run(test())
-
-
-def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go = threading.Event()
-
-    def looks_up(*_: Any, **__: Any) -> list[Any]:
-        let_go.wait()
-        return []
-
-    async def test() -> None:
-        monkeypatch.setattr(socket, "getaddrinfo", looks_up)
-        try:
-            async with asked("http://engine.example", replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
-                with pytest.raises(Unreachable, match="cannot be reached"):
-                    await engines.prefill(completion(), where)
-        finally:
-            let_go.set()
-
-    run(test())
+    engine = await asyncio.start_server(drips, "127.0.0.1", 0)
+    async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
+        with pytest.raises(DeadlineExceeded, match="takes too long"):
+            await engines.prefill(completion(), where)
+        await hung_up.wait()
 
 
 def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,43 +281,34 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("parts", [(b"zz\r\n",), (chunked(event(choice([97]))), b"zz\r\n"), (chunked(event(choice([97]))) + b"zz\r\n",)])
-def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
-    async def test() -> None:
-        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
-            with pytest.raises(Unavailable, match="which is no HTTP"):
-                await drained(await engines.decode(STREAMED, where, FIRST))
-
-    run(test())
+async def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
+    async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
+        with pytest.raises(Unavailable, match="which is no HTTP"):
+            await drained(await engines.decode(STREAMED, where, FIRST))
 
 
 @pytest.mark.parametrize("then", [(), (b"zz\r\n",), (chunked(event(choice([98]))),)])
-def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
+async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
     """Whatever becomes of the body, whose end does not come."""
 
-    async def test() -> None:
-        async with (
-            raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
-            asked(address, SETTINGS) as (engines, where),
-        ):
-            await drained(await engines.decode(STREAMED, where, FIRST))
-
-    run(test())
+    async with (
+        raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
+        asked(address, SETTINGS) as (engines, where),
+    ):
+        await drained(await engines.decode(STREAMED, where, FIRST))
 
 
-def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
+async def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
     opened = []
 
     async def notes(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         opened.append(request.transport)
         return await well(request, body)
 
-    async def test() -> None:
-        async with ScriptedEngine(notes, notes) as engine, asked(engine.address, SETTINGS) as (engines, where):
-            for _ in range(2):
-                assert (await drained(await engines.decode(STREAMED, where, FIRST))).endswith(done())
-        assert len(set(opened)) == 1
-
-    run(test())
+    async with ScriptedEngine(notes, notes) as engine, asked(engine.address, SETTINGS) as (engines, where):
+        for _ in range(2):
+            assert (await drained(await engines.decode(STREAMED, where, FIRST))).endswith(done())
+    assert len(set(opened)) == 1
 
 
 def test_a_compressed_answer_passes_as_it_is() -> None:

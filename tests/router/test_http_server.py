@@ -12,7 +12,6 @@ from aiohttp import web
 from kvstore.router.http_server import hang_up, serve
 from kvstore.telemetry.http import aiohttp_server as http_serving
 from kvstore.telemetry.http.listener import listening
-from tests.router.scripted import run
 
 
 class Waiting:
@@ -67,70 +66,58 @@ async def served(drain_s: float = 10.0, max_connections: int = 100) -> AsyncIter
     await serving
 
 
-def test_a_handler_whose_client_hangs_up_is_cancelled() -> None:
-    async def test() -> None:
-        async with served() as (waiting, _):
-            _reader, writer = await waiting.ask()
-            await waiting.entered.wait()
-            writer.close()
-            await writer.wait_closed()
-            await waiting.cancelled.wait()
-
-    run(test())
+async def test_a_handler_whose_client_hangs_up_is_cancelled() -> None:
+    async with served() as (waiting, _):
+        _reader, writer = await waiting.ask()
+        await waiting.entered.wait()
+        writer.close()
+        await writer.wait_closed()
+        await waiting.cancelled.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal.Signals) -> None:
-    async def test() -> None:
-        async with served() as (waiting, serving):
-            reader, writer = await waiting.ask()
-            await waiting.entered.wait()
-            os.kill(os.getpid(), number)
-            while True:
-                try:
-                    (await asyncio.open_connection(*waiting.listener.getsockname()))[1].close()
-                except OSError:
-                    break
-                await asyncio.sleep(0.001)
-            assert waiting.stopped_by == number.name
-            assert not serving.done()
-            waiting.end.set()
-            assert (await reader.read()).endswith(b"the end")
-            writer.close()
-            await serving
-
-    run(test())
+async def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal.Signals) -> None:
+    async with served() as (waiting, serving):
+        reader, writer = await waiting.ask()
+        await waiting.entered.wait()
+        os.kill(os.getpid(), number)
+        while True:
+            try:
+                (await asyncio.open_connection(*waiting.listener.getsockname()))[1].close()
+            except OSError:
+                break
+            await asyncio.sleep(0.001)
+        assert waiting.stopped_by == number.name
+        assert not serving.done()
+        waiting.end.set()
+        assert (await reader.read()).endswith(b"the end")
+        writer.close()
+        await serving
 
 
-def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with served() as (waiting, _):
-            asking, writer = await waiting.ask()
-            await waiting.entered.wait()
-            monkeypatch.setattr(http_serving, "FIRST_REQUEST_S", 0.05)
-            silent, other = await asyncio.open_connection(*waiting.listener.getsockname())
-            with suppress(ConnectionResetError):
-                assert await silent.read() == b""
-            other.close()
-            waiting.end.set()
-            assert (await asking.read()).endswith(b"the end")
-            writer.close()
-
-    run(test())
+async def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as (waiting, _):
+        asking, writer = await waiting.ask()
+        await waiting.entered.wait()
+        monkeypatch.setattr(http_serving, "FIRST_REQUEST_S", 0.05)
+        silent, other = await asyncio.open_connection(*waiting.listener.getsockname())
+        with suppress(ConnectionResetError):
+            assert await silent.read() == b""
+        other.close()
+        waiting.end.set()
+        assert (await asking.read()).endswith(b"the end")
+        writer.close()
 
 
-def test_of_more_connections_than_there_may_be_those_that_have_asked_stay() -> None:
-    async def test() -> None:
-        async with served(max_connections=2) as (waiting, _):
-            asking, writer = await waiting.ask()
-            await waiting.entered.wait()
-            first, one = await asyncio.open_connection(*waiting.listener.getsockname())
-            _, two = await asyncio.open_connection(*waiting.listener.getsockname())
-            with suppress(ConnectionResetError):
-                assert await first.read() == b""
-            waiting.end.set()
-            assert (await asking.read()).endswith(b"the end")
-            for each in (writer, one, two):
-                each.close()
-
-    run(test())
+async def test_of_more_connections_than_there_may_be_those_that_have_asked_stay() -> None:
+    async with served(max_connections=2) as (waiting, _):
+        asking, writer = await waiting.ask()
+        await waiting.entered.wait()
+        first, one = await asyncio.open_connection(*waiting.listener.getsockname())
+        _, two = await asyncio.open_connection(*waiting.listener.getsockname())
+        with suppress(ConnectionResetError):
+            assert await first.read() == b""
+        waiting.end.set()
+        assert (await asking.read()).endswith(b"the end")
+        for each in (writer, one, two):
+            each.close()

@@ -46,27 +46,24 @@ def test_the_masters_answer_is_handed_on(two_nodes: Cluster) -> None:
         run(test(client, threads))
 
 
-def test_a_question_that_waits_for_a_thread_beyond_its_deadline_is_not_asked() -> None:
+async def test_a_question_that_waits_for_a_thread_beyond_its_deadline_is_not_asked() -> None:
     """Else one behind another would wait for a master that is silent, each for a deadline of its own."""
 
-    async def test() -> None:
-        asked = []
-        master = await asyncio.start_server(lambda _reader, writer: asked.append(writer), "127.0.0.1", 0)
-        settings = ClientSettings(master=f"127.0.0.1:{master.sockets[0].getsockname()[1]}", deadline_s=0.05)
-        let_go = threading.Event()
-        with SchedulerClient(settings) as client, ThreadPoolExecutor(1) as threads:
-            threads.submit(let_go.wait)
-            asking = asyncio.create_task(
-                AsyncScheduler(client, threads, block_tokens=4).schedule(KEYS, input_tokens=14, output_tokens=5, slo=Slo())
-            )
-            await asyncio.sleep(0)  # it has begun, and waits
-            its = Deadline(0.05)  # is over later than its own
-            while its.up_to_s(1.0):
-                await asyncio.sleep(0.01)
-            let_go.set()
-            with pytest.raises(DeadlineExceeded, match=r"no answer within the deadline of 0\.05 s"):
-                await asking
-        assert asked == []
-        master.close()
-
-    run(test())
+    asked = []
+    master = await asyncio.start_server(lambda _reader, writer: asked.append(writer), "127.0.0.1", 0)
+    settings = ClientSettings(master=f"127.0.0.1:{master.sockets[0].getsockname()[1]}", deadline_s=0.05)
+    let_go = threading.Event()
+    with SchedulerClient(settings) as client, ThreadPoolExecutor(1) as threads:
+        threads.submit(let_go.wait)
+        asking = asyncio.create_task(
+            AsyncScheduler(client, threads, block_tokens=4).schedule(KEYS, input_tokens=14, output_tokens=5, slo=Slo())
+        )
+        await asyncio.sleep(0)  # it has begun, and waits
+        its = Deadline(0.05)  # is over later than its own
+        while its.up_to_s(1.0):
+            await asyncio.sleep(0.01)
+        let_go.set()
+        with pytest.raises(DeadlineExceeded, match=r"no answer within the deadline of 0\.05 s"):
+            await asking
+    assert asked == []
+    master.close()

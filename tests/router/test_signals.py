@@ -15,7 +15,6 @@ from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import ROUTER
 from tests.credentials import tokens_file
 from tests.master.running import master_in_thread
-from tests.router.scripted import run
 from tests.telemetry.http.asking import ask
 
 
@@ -30,41 +29,35 @@ class Scheduler:
             raise Unavailable("no master can be reached")
 
 
-def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        scheduler, server = Scheduler(), HttpServer("127.0.0.1:0")
-        add_router_signals(server, Counters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
-        server.start()
-        try:
-            for is_there, status in ((True, 200), (False, 503)):
-                scheduler.is_there = is_there
-                assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
-            assert (await asyncio.to_thread(ask, server.address, "/healthz")).status == 200
-            monkeypatch.setattr(signals, "ALIVE_S", 0.05)
-            assert ask(server.address, "/healthz").status == 503, "this is the loop's own thread, which waits for the answer"
-        finally:
-            await asyncio.to_thread(server.close)
-
-    run(test())
+async def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, server = Scheduler(), HttpServer("127.0.0.1:0")
+    add_router_signals(server, Counters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
+    server.start()
+    try:
+        for is_there, status in ((True, 200), (False, 503)):
+            scheduler.is_there = is_there
+            assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
+        assert (await asyncio.to_thread(ask, server.address, "/healthz")).status == 200
+        monkeypatch.setattr(signals, "ALIVE_S", 0.05)
+        assert ask(server.address, "/healthz").status == 503, "this is the loop's own thread, which waits for the answer"
+    finally:
+        await asyncio.to_thread(server.close)
 
 
 @pytest.mark.parametrize("role", ["read", "write", "admin"])
-def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and_with_no_other(tmp_path: Path, role: str) -> None:
+async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and_with_no_other(tmp_path: Path, role: str) -> None:
     tenants = tokens_file(tmp_path, {"blue": "other"}, f'[[tenants.red]]\ntoken = "secret"\nrole = "{role}"')
 
-    async def test() -> None:
-        with master_in_thread(tmp_path / "run", tokens=tenants) as places:
-            for token, status in (("secret", 200), ("guess", 503)):
-                server = HttpServer("127.0.0.1:0")
-                with SchedulerClient(ClientSettings(master=places.listen, tenant="red", token=token)) as client:
-                    add_router_signals(server, Counters(), client, asyncio.get_running_loop())
-                    server.start()
-                    try:
-                        assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
-                    finally:
-                        await asyncio.to_thread(server.close)
-
-    run(test())
+    with master_in_thread(tmp_path / "run", tokens=tenants) as places:
+        for token, status in (("secret", 200), ("guess", 503)):
+            server = HttpServer("127.0.0.1:0")
+            with SchedulerClient(ClientSettings(master=places.listen, tenant="red", token=token)) as client:
+                add_router_signals(server, Counters(), client, asyncio.get_running_loop())
+                server.start()
+                try:
+                    assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
+                finally:
+                    await asyncio.to_thread(server.close)
 
 
 def test_what_is_told_is_what_is_listed() -> None:

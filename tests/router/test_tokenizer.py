@@ -87,28 +87,22 @@ async def tokenizer(*, learn: bool = True) -> AsyncIterator[tuple[PromptTokenize
             await engines.close()
 
 
-def test_a_chat_has_the_tokens_that_the_engine_gives() -> None:
-    async def test() -> None:
-        async with tokenizer() as (tokens, engine, counters):
-            tools = [{"type": "function", "function": {"name": "f"}}]
-            asked = chat(temperature=0, tools=tools, chat_template_kwargs={"enable_thinking": False}, stream=True)
-            expected = prompt_tokens(dict(asked.members))
-            assert await tokens.prompt(asked) == Prompt(len(expected), NAMING.block_keys(expected), is_by_engine=True)
-            [body] = engine.tokenized
-            assert body == {name: asked.members[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
-            assert counters.routed_by_load == {}
-
-    run(test())
+async def test_a_chat_has_the_tokens_that_the_engine_gives() -> None:
+    async with tokenizer() as (tokens, engine, counters):
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        asked = chat(temperature=0, tools=tools, chat_template_kwargs={"enable_thinking": False}, stream=True)
+        expected = prompt_tokens(dict(asked.members))
+        assert await tokens.prompt(asked) == Prompt(len(expected), NAMING.block_keys(expected), is_by_engine=True)
+        [body] = engine.tokenized
+        assert body == {name: asked.members[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
+        assert counters.routed_by_load == {}
 
 
-def test_the_whole_request_is_remembered_and_no_part_of_it() -> None:
-    async def test() -> None:
-        async with tokenizer() as (tokens, engine, _):
-            for asked in (chat(), chat(seed=1), chat(tools=[]), chat({"role": "user", "content": "Hi!"}), chat(stream=True)):
-                await tokens.prompt(asked)
-            assert len(engine.tokenized) == 3
-
-    run(test())
+async def test_the_whole_request_is_remembered_and_no_part_of_it() -> None:
+    async with tokenizer() as (tokens, engine, _):
+        for asked in (chat(), chat(seed=1), chat(tools=[]), chat({"role": "user", "content": "Hi!"}), chat(stream=True)):
+            await tokens.prompt(asked)
+        assert len(engine.tokenized) == 3
 
 
 @pytest.mark.parametrize(
@@ -124,27 +118,21 @@ def test_the_whole_request_is_remembered_and_no_part_of_it() -> None:
         (says('{"tokens": []}'), 2),
     ],
 )
-def test_without_tokens_of_the_engine_load_decides(act: Act, asked: int) -> None:
-    async def test() -> None:
-        async with tokenizer() as (tokens, engine, counters):
-            engine.tokenizing.extend([act, act])
-            assert (await tokens.prompt(completion())).load_reason is LoadReason.TOKENIZE
-            assert len(engine.tokenized) == asked
-            engine.tokenizing.clear()
-            assert (await tokens.prompt(completion())).load_reason is None
-            assert counters.routed_by_load == {"tokenize": 1}
-
-    run(test())
+async def test_without_tokens_of_the_engine_load_decides(act: Act, asked: int) -> None:
+    async with tokenizer() as (tokens, engine, counters):
+        engine.tokenizing.extend([act, act])
+        assert (await tokens.prompt(completion())).load_reason is LoadReason.TOKENIZE
+        assert len(engine.tokenized) == asked
+        engine.tokenizing.clear()
+        assert (await tokens.prompt(completion())).load_reason is None
+        assert counters.routed_by_load == {"tokenize": 1}
 
 
-def test_another_engine_is_asked_where_one_is_gone() -> None:
-    async def test() -> None:
-        async with tokenizer(learn=False) as (tokens, engine, _):
-            tokens.learn(f"http://127.0.0.1:{free_ports(1)[0]}")
-            tokens.learn(engine.address)
-            assert await tokens.prompt(completion()) == Prompt(len(PROMPT), KEYS, is_by_engine=True)
-
-    run(test())
+async def test_another_engine_is_asked_where_one_is_gone() -> None:
+    async with tokenizer(learn=False) as (tokens, engine, _):
+        tokens.learn(f"http://127.0.0.1:{free_ports(1)[0]}")
+        tokens.learn(engine.address)
+        assert await tokens.prompt(completion()) == Prompt(len(PROMPT), KEYS, is_by_engine=True)
 
 
 def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture) -> None:

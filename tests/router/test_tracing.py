@@ -29,7 +29,6 @@ from tests.router.scripted import (
     choice,
     hangs_up,
     placement,
-    run,
     streams,
     well,
 )
@@ -71,80 +70,65 @@ async def router(tracing: Tracing | None, *script: Act, fails: bool = False) -> 
         await asyncio.to_thread(tracing.close)
 
 
-def test_a_request_is_below_the_span_that_its_header_names_and_engines_are_below_its_own(collector: Collector) -> None:
-    async def test() -> None:
-        async with router(to(collector)) as (client, engine):
-            response = await client.post("/v1/completions", json=BODY, headers={"traceparent": PARENT.text(), "tracestate": "a=1"})
-            assert response.status == 200
-        spans = collector.spans(*(f"kvstore.router.{name}" for name in ("completions", "schedule", "prefill", "decode")))
-        request = spans["kvstore.router.completions"]
-        assert (request.service, request.trace_id, request.parent_id) == (
-            "kvstore-router",
-            f"{PARENT.trace_id:032x}",
-            f"{PARENT.span_id:016x}",
-        )
-        assert request.attributes == {"kvstore.prompt_tokens": len(PROMPT), "kvstore.prefix_blocks": 2, "http.response.status_code": 200}
-        for name in ("schedule", "prefill", "decode"):
-            assert spans[f"kvstore.router.{name}"].parent_id == request.span_id
-            assert spans[f"kvstore.router.{name}"].error == ""
-        assert [spans[f"kvstore.router.{name}"].attributes for name in ("prefill", "decode")] == [
-            {"kvstore.instance": "p"},
-            {"kvstore.instance": "d"},
-        ]
-        told = [TraceParent(PARENT.trace_id, int(spans[f"kvstore.router.{name}"].span_id, 16)).text() for name in ("prefill", "decode")]
-        assert [headers["traceparent"] for headers in engine.headers] == told
-        assert [headers["tracestate"] for headers in engine.headers] == ["a=1", "a=1"]
-
-    run(test())
+async def test_a_request_is_below_the_span_that_its_header_names_and_engines_are_below_its_own(collector: Collector) -> None:
+    async with router(to(collector)) as (client, engine):
+        response = await client.post("/v1/completions", json=BODY, headers={"traceparent": PARENT.text(), "tracestate": "a=1"})
+        assert response.status == 200
+    spans = collector.spans(*(f"kvstore.router.{name}" for name in ("completions", "schedule", "prefill", "decode")))
+    request = spans["kvstore.router.completions"]
+    assert (request.service, request.trace_id, request.parent_id) == (
+        "kvstore-router",
+        f"{PARENT.trace_id:032x}",
+        f"{PARENT.span_id:016x}",
+    )
+    assert request.attributes == {"kvstore.prompt_tokens": len(PROMPT), "kvstore.prefix_blocks": 2, "http.response.status_code": 200}
+    for name in ("schedule", "prefill", "decode"):
+        assert spans[f"kvstore.router.{name}"].parent_id == request.span_id
+        assert spans[f"kvstore.router.{name}"].error == ""
+    assert [spans[f"kvstore.router.{name}"].attributes for name in ("prefill", "decode")] == [
+        {"kvstore.instance": "p"},
+        {"kvstore.instance": "d"},
+    ]
+    told = [TraceParent(PARENT.trace_id, int(spans[f"kvstore.router.{name}"].span_id, 16)).text() for name in ("prefill", "decode")]
+    assert [headers["traceparent"] for headers in engine.headers] == told
+    assert [headers["tracestate"] for headers in engine.headers] == ["a=1", "a=1"]
 
 
 @pytest.mark.parametrize("is_tracing", [False, True])
-def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not(collector: Collector, is_tracing: bool) -> None:
-    async def test() -> None:
-        async with router(to(collector) if is_tracing else None) as (client, engine):
-            for traceparent in (UNSAMPLED, "garbage"):
-                await client.post("/v1/chat/completions", json=CHAT)
-                await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": traceparent})
-            await client.get("/health", headers={"traceparent": PARENT.text()})
-        assert [headers.get("traceparent") for headers in engine.headers] == [None, UNSAMPLED, None, None]
-        assert collector.all() == []
-
-    run(test())
+async def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not(collector: Collector, is_tracing: bool) -> None:
+    async with router(to(collector) if is_tracing else None) as (client, engine):
+        for traceparent in (UNSAMPLED, "garbage"):
+            await client.post("/v1/chat/completions", json=CHAT)
+            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": traceparent})
+        await client.get("/health", headers={"traceparent": PARENT.text()})
+    assert [headers.get("traceparent") for headers in engine.headers] == [None, UNSAMPLED, None, None]
+    assert collector.all() == []
 
 
-def test_chance_begins_traces_of_requests_that_name_none(collector: Collector) -> None:
-    async def test() -> None:
-        async with router(to(collector, sample_ratio=1)) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": UNSAMPLED})
-            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": "garbage"})
-        (request,) = collector.named("kvstore.router.completions", 1)
-        assert request.parent_id == ""
-        assert engine.headers[1]["traceparent"].split("-")[1] == request.trace_id
-
-    run(test())
+async def test_chance_begins_traces_of_requests_that_name_none(collector: Collector) -> None:
+    async with router(to(collector, sample_ratio=1)) as (client, engine):
+        await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": UNSAMPLED})
+        await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": "garbage"})
+    (request,) = collector.named("kvstore.router.completions", 1)
+    assert request.parent_id == ""
+    assert engine.headers[1]["traceparent"].split("-")[1] == request.trace_id
 
 
-def test_what_fails_is_named_by_its_status_and_its_parts_by_their_error(collector: Collector) -> None:
-    async def test() -> None:
-        async with router(to(collector, sample_ratio=1), fails=True) as (client, _engine):
-            assert (await client.post("/v1/completions", json=BODY)).status == 503
-            assert (await client.post("/v1/completions", json={"model": "other", "prompt": PROMPT})).status == 404
-        requests = collector.named("kvstore.router.completions", 2)
-        assert sorted((span.attributes["http.response.status_code"], span.error) for span in requests) == [(404, ""), (503, "503")]
-        parts = collector.named("kvstore.router.schedule", SETTINGS.attempts)
-        assert {span.error for span in parts} == {"Unavailable"}
-
-    run(test())
+async def test_what_fails_is_named_by_its_status_and_its_parts_by_their_error(collector: Collector) -> None:
+    async with router(to(collector, sample_ratio=1), fails=True) as (client, _engine):
+        assert (await client.post("/v1/completions", json=BODY)).status == 503
+        assert (await client.post("/v1/completions", json={"model": "other", "prompt": PROMPT})).status == 404
+    requests = collector.named("kvstore.router.completions", 2)
+    assert sorted((span.attributes["http.response.status_code"], span.error) for span in requests) == [(404, ""), (503, "503")]
+    parts = collector.named("kvstore.router.schedule", SETTINGS.attempts)
+    assert {span.error for span in parts} == {"Unavailable"}
 
 
-def test_a_stream_that_breaks_off_and_an_engine_that_refuses_are_errors(collector: Collector) -> None:
-    async def test() -> None:
-        async with router(to(collector, sample_ratio=1)) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, **WHOLE})
-            engine.script.extend([well, streams(event(choice([1])), then=hangs_up)])
-            response = await client.post("/v1/completions", json={**BODY, "stream": True})
-            assert "error" in (await response.text())
-        errors = {span.error for span in collector.named("kvstore.router.completions", 2)}
-        assert errors == {"", "Unavailable"}
-
-    run(test())
+async def test_a_stream_that_breaks_off_and_an_engine_that_refuses_are_errors(collector: Collector) -> None:
+    async with router(to(collector, sample_ratio=1)) as (client, engine):
+        await client.post("/v1/completions", json={**BODY, **WHOLE})
+        engine.script.extend([well, streams(event(choice([1])), then=hangs_up)])
+        response = await client.post("/v1/completions", json={**BODY, "stream": True})
+        assert "error" in (await response.text())
+    errors = {span.error for span in collector.named("kvstore.router.completions", 2)}
+    assert errors == {"", "Unavailable"}

@@ -180,6 +180,5 @@ def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Pat
             expect(page.get_by_role("list", name="Masters").locator("li")).to_have_count(2)
             for view in VIEWS:
                 watched.show(view)
-            assert watched.wrong == []
         found.act(1, "drain", node="n1")
         until(lambda: found.node(0, "n1")["drain"] == "drained", "what the follower was told is done by the owner")

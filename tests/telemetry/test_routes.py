@@ -16,6 +16,7 @@ from kvstore.telemetry.logs import JsonLines
 from kvstore.telemetry.metrics.metric import Kind, Metric
 from kvstore.telemetry.routes import LevelChange, add_debug, add_health, add_log_level, add_metrics
 from tests.telemetry.http.asking import Answer, ask
+from tests.telemetry.http.served import FixedAccess, running
 
 BLOCKS = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
 
@@ -23,14 +24,25 @@ LOGGER = logging.getLogger("kvstore.of_this_test")
 
 
 @contextlib.contextmanager
+def serving(*adders: Callable[[HttpServer], None], access: Access = Access.ADMIN) -> Iterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(access))
+    for add in adders:
+        add(server)
+    with running(server):
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    yield
+    for logger in (LOGGER, logging.getLogger("kvstore")):
+        logger.setLevel(logging.NOTSET)
+
+
+@contextlib.contextmanager
 def health(unready: Callable[[], Sequence[str]], alive: Callable[[], None] = lambda: None) -> Iterator[str]:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.NONE)
-    add_health(server, alive, unready)
-    server.start()
-    try:
+    with serving(lambda server: add_health(server, alive, unready), access=Access.NONE) as server:
         yield server.address
-    finally:
-        server.close()
 
 
 def hang() -> None:
@@ -64,13 +76,8 @@ def test_one_whose_loop_hangs_is_neither() -> None:
 
 @pytest.mark.parametrize("has", Access)
 def test_who_may_read_gets_them(has: Access) -> None:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: has)
-    add_metrics(server, (BLOCKS,), lambda: {"kvstore_x_blocks": 7})
-    server.start()
-    try:
+    with serving(lambda server: add_metrics(server, (BLOCKS,), lambda: {"kvstore_x_blocks": 7}), access=has) as server:
         answer = ask(server.address, "/metrics", headers={"Accept": "application/openmetrics-text"})
-    finally:
-        server.close()
     if has is Access.NONE:
         assert answer.status == 401
     else:
@@ -81,13 +88,8 @@ def test_who_may_read_gets_them(has: Access) -> None:
 
 @pytest.fixture
 def server() -> Iterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0")
-    add_log_level(server)
-    server.start()
-    yield server
-    server.close()
-    for logger in (LOGGER, logging.getLogger("kvstore")):
-        logger.setLevel(logging.NOTSET)
+    with serving(add_log_level) as server:
+        yield server
 
 
 def post(server: HttpServer, body: object) -> Answer:
@@ -106,15 +108,10 @@ def test_a_loggers_level_changes_and_is_told(server: HttpServer, caplog: pytest.
 
 
 def test_change_of_a_level_is_reported() -> None:
-    server, changes = HttpServer("127.0.0.1:0"), list[LevelChange]()
-    add_log_level(server, changes.append)
-    server.start()
-    try:
+    changes: list[LevelChange] = []
+    with serving(lambda server: add_log_level(server, changes.append)) as server:
         for level in ("debug", "info"):
             assert post(server, {"level": level, "of": LOGGER.name}).status == 200
-    finally:
-        server.close()
-        LOGGER.setLevel(logging.NOTSET)
     assert [(change.of, change.new, change.by.peer) for change in changes] == [
         (LOGGER.name, "debug", "127.0.0.1"),
         (LOGGER.name, "info", "127.0.0.1"),
@@ -129,49 +126,26 @@ def test_what_cannot_be_is_refused(server: HttpServer, body: object) -> None:
     assert post(server, body).status == 400
 
 
-def test_it_is_for_operators() -> None:
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
-    add_log_level(server)
-    server.start()
-    try:
+def test_levels_threads_and_profiles_are_for_operators() -> None:
+    with serving(add_log_level, add_debug, access=Access.READ) as server:
         assert post(server, {"level": "debug"}).status == 401
-    finally:
-        server.close()
+        assert [ask(server.address, path).status for path in ("/debug/threads", "/debug/profile")] == [401, 401]
 
 
 @pytest.fixture
-def debugged() -> HttpServer:
-    return HttpServer("127.0.0.1:0")
+def debugged() -> Iterator[HttpServer]:
+    with serving(add_debug) as server:
+        yield server
 
 
 def test_threads_and_profiles_are_texts(debugged: HttpServer) -> None:
-    add_debug(debugged)
-    debugged.start()
-    try:
-        assert "MainThread (" in ask(debugged.address, "/debug/threads").text
-        assert "MainThread;" in ask(debugged.address, "/debug/profile?seconds=0.05").text
-    finally:
-        debugged.close()
-
-
-def test_only_operators_see_them() -> None:
-    debugged = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
-    add_debug(debugged)
-    debugged.start()
-    try:
-        assert [ask(debugged.address, path).status for path in ("/debug/threads", "/debug/profile")] == [401, 401]
-    finally:
-        debugged.close()
+    assert "MainThread (" in ask(debugged.address, "/debug/threads").text
+    assert "MainThread;" in ask(debugged.address, "/debug/profile?seconds=0.05").text
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "61", "much"])
 def test_seconds_out_of_bounds_are_refused(debugged: HttpServer, seconds: str) -> None:
-    add_debug(debugged)
-    debugged.start()
-    try:
-        answer = ask(debugged.address, f"/debug/profile?seconds={seconds}")
-    finally:
-        debugged.close()
+    answer = ask(debugged.address, f"/debug/profile?seconds={seconds}")
     assert (answer.status, "above 0, 60 at most" in answer.text) == (400, True)
 
 
@@ -184,8 +158,6 @@ def test_a_second_profile_is_refused_while_one_is_taken(debugged: HttpServer, mo
         return "done"
 
     monkeypatch.setattr(routes, "profile", slowly)
-    add_debug(debugged)
-    debugged.start()
     answers: list[Answer] = []
     asking = threading.Thread(target=lambda: answers.append(ask(debugged.address, "/debug/profile")))
     asking.start()
@@ -198,4 +170,3 @@ def test_a_second_profile_is_refused_while_one_is_taken(debugged: HttpServer, mo
         assert ask(debugged.address, "/debug/profile").status == 200
     finally:
         end.set()
-        debugged.close()

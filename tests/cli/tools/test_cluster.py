@@ -134,22 +134,9 @@ token = "{OPERATOR}"
             assert [tier.name for tier in control.status().nodes[0].tiers] == ["dram"]
 
 
-def test_a_setting_that_cannot_be_met_is_told_in_the_daemons_words() -> None:
-    with pytest.raises(ConfigError, match=r"node-0: .*dram"):
-        start(ClusterPlan(dram="1KiB", is_private=True))
-    with pytest.raises(ConfigError, match=r"master: .*catalog"):
-        start(ClusterPlan(catalog="nonsense", is_private=True))
-
-
 def test_a_port_in_use_is_told(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match=r"master: "):
         start(ClusterPlan(listen=cluster.address, is_private=True))
-
-
-@pytest.mark.parametrize("nodes", [0, -1, 65])
-def test_a_number_of_nodes_out_of_range_is_misuse(nodes: int) -> None:
-    with pytest.raises(ConfigError, match="1 to 64"):
-        Cluster(ClusterPlan(nodes=nodes), on_log=lambda name, line: None)
 
 
 def test_an_address_on_all_interfaces_is_told_as_one_that_others_can_reach() -> None:

@@ -71,12 +71,6 @@ def test_each_member_of_etcd_tells_its_version_and_health(answers: Answers, verd
     assert said in found.found
 
 
-def test_a_real_etcd_answers(etcd: EtcdServer) -> None:
-    (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"etcd://{etcd.host_port}"), cluster_checks.fetch)
-    assert found.found.startswith("version 3.")
-    assert "healthy" in found.found or "known faults" in found.found
-
-
 def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_factory: Callable[..., EtcdServer]) -> None:
     member = etcd_server_factory(tls=True).host_port
     for scheme in ("etcds", "etcd"):  # of etcd://…?ca=FILE the status hides what tells that it is asked by TLS
@@ -103,11 +97,6 @@ def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
         assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is Verdict.WARNING, "plainly there is none to be wanted"
     (found,) = cluster_checks.etcd(status, refused(urllib.error.URLError("nobody there")))
     assert (judged(found)[0], found.advice) == (Verdict.WARNING, "curl https://e:1/health, on a master's host too")
-
-
-def test_a_catalog_in_trouble_is_wrong() -> None:
-    assert judged(cluster_checks.catalog(IN_ETCD))[0] is Verdict.OK
-    assert judged(cluster_checks.catalog(pb.StatusReply(catalog="memory:", catalog_health="no space left")))[0] is Verdict.WRONG
 
 
 def test_dead_nodes_are_named() -> None:

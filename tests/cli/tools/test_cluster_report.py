@@ -15,12 +15,10 @@ from kvstore.cli.tools.cluster_report import (
     NEEDS_TENANT,
     MasterTold,
     ask_masters,
-    exit_status,
     health_line,
     healths,
     master_line,
     probe_shared_memory,
-    shared_memory_line,
     trouble_lines,
     troubles,
 )
@@ -140,17 +138,6 @@ def test_nodes_are_by_name_and_a_failed_tier_is_unhealthy() -> None:
     shown = ["node a is unhealthy: nvme: no space left", "node b is unhealthy: dead", "node c is healthy: syncing", "node d is stopped"]
     assert list(map(health_line, found)) == shown
     assert [one.is_healthy for one in found] == [False, False, True, True], "a stop that was asked for is no fault"
-
-
-def test_the_exit_status_is_2_without_an_owner() -> None:
-    well, ill = healths([MasterTold("m:1", "owner"), MasterTold("m:2", trouble="refused")], None)
-    assert [exit_status([well], has_owner=True), exit_status([well, ill], has_owner=True), exit_status([ill], has_owner=False)] == [0, 1, 2]
-
-
-def test_each_node_is_said_to_share_or_why_not() -> None:
-    assert shared_memory_line({}, "") == "no node on this host"
-    assert shared_memory_line({}, "not looked at: late") == "not looked at: late"
-    assert shared_memory_line({"b": "permission denied on /run/x", "a": ""}, "") == "a: yes; b: no, permission denied on /run/x"
 
 
 def test_a_cluster_is_looked_at_as_a_client_would(tmp_path: Path) -> None:

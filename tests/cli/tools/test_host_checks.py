@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from kvstore.cli.tools import host_checks
 from kvstore.cli.tools.host_checks import certificate_files, setting_of
 from kvstore.cli.tools.transport_checks import Check, Verdict
-from kvstore.protocol.ports import PORTS
 from kvstore.security.tls.authority import Validity, issue, make_authority
 from kvstore.security.tls.subjects import Subject
 
@@ -99,13 +97,6 @@ def test_a_port_is_free_or_kvstores_or_somebody_elses(tmp_path: Path) -> None:
     assert "7440 of kvstore-master by nginx -g" in judged(host_checks.ports(tmp_path))[1]
     write(tmp_path / "proc/12/cmdline", "python\0/opt/kvstore/bin/kvstore-master\0")
     assert judged(host_checks.ports(tmp_path)) == (Verdict.OK, "kvstore listens on 7440; the others are free")
-
-
-def test_a_listener_of_this_process_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        number = listener.getsockname()[1]
-        monkeypatch.setattr(host_checks, "PORTS", (*PORTS, type(PORTS[0])(number, "kvstore-test", "a test")))
-        assert f"{number}" in host_checks.ports().found
 
 
 def test_a_certificate_is_told_of_before_it_ends(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Promises of launch.py, in real processes."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +8,6 @@ from pathlib import Path
 from kvstore.cli.tools import launch
 
 LAUNCHER = Path(launch.__file__)
-SLEEPER = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
-STARTER = """
-import os, subprocess, sys, time
-subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), *sys.argv[2:]])
-time.sleep(60)
-"""
 
 
 def run(starter_pid: int, *program: str) -> "subprocess.CompletedProcess[str]":
@@ -30,15 +23,3 @@ def test_it_becomes_the_program_with_its_arguments_and_status() -> None:
 def test_a_program_whose_starter_is_gone_already_does_not_begin() -> None:
     done = run(1, sys.executable, "-c", "print('began')")
     assert (done.stdout, done.returncode) == ("", 1)
-
-
-def test_the_program_ends_when_its_starter_is_killed() -> None:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(LAUNCHER), *SLEEPER], stdout=subprocess.PIPE, text=True)
-    assert starter.stdout is not None
-    with starter.stdout:
-        pid = int(starter.stdout.readline())
-        os.kill(pid, 0)
-        starter.send_signal(signal.SIGKILL)
-        starter.wait(10)
-        # The pipe ends only when the grandchild, which inherited it, has ended too.
-        assert starter.stdout.read() == ""

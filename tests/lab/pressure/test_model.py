@@ -56,12 +56,10 @@ def test_nothing_is_lost_and_nothing_done_for_nobody(
         assert {request.number for request in by_ending[FinishReason.REJECTED]} == too_large
     assert not by_ending[FinishReason.EVICTED] or chosen.name == "evict"
 
-    # Tokens: each prefill gives one and each decode step one a member; prompts are computed once, and again what was lost.
+    # Tokens: prompts are computed once, and again what was lost.
     restarts = work.displacements - len(by_ending[FinishReason.EVICTED])
     if chosen.displaced.value != "offloaded":
         assert work.prefilled_tokens == sum(request.prompt_tokens for request in started) + work.recomputed_tokens + restarts
-    if not by_ending[FinishReason.EVICTED] and not work.offloaded_bytes:
-        assert sum(request.output_tokens for request in started) == work.decoded_tokens + len(started) + restarts
     if not restarts:
         assert work.recomputed_tokens == work.recompute_s == 0
 
@@ -70,7 +68,7 @@ def test_nothing_is_lost_and_nothing_done_for_nobody(
     assert chosen.name == "offload" or work.offloaded_bytes == 0
 
     # Seconds: the server is busy or idle, and the answers came in their order.
-    assert work.prefill_s + work.decode_s + work.copying_s <= pressed.now_s + 1e-6
+    assert work.prefill_s + work.copying_s <= pressed.now_s + 1e-6
     assert 0 <= work.recompute_s <= work.prefill_s
     for request in started:
         assert 0 <= request.wait_s <= request.ttft_s <= request.ended_s - request.arrival_s + 1e-9

@@ -3,10 +3,9 @@
 import pytest
 
 from kvstore.kvcache.models.named import find_model
-from kvstore.lab.pressure.strategies import STRATEGIES, Displaced, LowerTier, Newcomers, QuantisedTimes, Server
+from kvstore.lab.pressure.strategies import STRATEGIES, Displaced, LowerTier, Newcomers, QuantisedTimes
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, find_gpu
-from tests.lab.pressure.pressed import RoundTimes
 
 PLAIN = AnalyticModel(find_model("llama3-8b"), find_gpu("L4"))
 
@@ -24,12 +23,6 @@ def test_the_five_and_their_best_known_combination_differ_in_what_they_do() -> N
 def test_a_tier_that_cannot_be_is_refused(capacity_bytes: int, bytes_per_s: float) -> None:
     with pytest.raises(InvalidArgument, match="the tier NVMe must have a capacity of 0 or more and a bandwidth above 0"):
         LowerTier(name="NVMe", capacity_bytes=capacity_bytes, bytes_per_s=bytes_per_s)
-
-
-@pytest.mark.parametrize(("cache_tokens", "kv_bytes_per_token"), [(0, 1.0), (1, 0.0)])
-def test_a_server_without_a_cache_is_refused(cache_tokens: int, kv_bytes_per_token: float) -> None:
-    with pytest.raises(InvalidArgument, match="room for a token of KV cache"):
-        Server(times=RoundTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=kv_bytes_per_token)
 
 
 def test_half_the_bytes_take_half_the_time_that_the_cache_takes() -> None:
@@ -53,9 +46,3 @@ def test_reading_still_bounds_attention_at_two_bits_with_8_query_heads_a_kv_head
         part for part in times.operations(new_tokens=0, prefix_tokens=0, batch=8, context_tokens=context) if "decode" in part.name
     )
     assert attention.seconds > attention.flops / (16 * gpu.flops_per_s * 0.5) * 8
-
-
-@pytest.mark.parametrize("share", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(InvalidArgument, match="share is"):
-        QuantisedTimes(PLAIN, share)

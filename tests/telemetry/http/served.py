@@ -6,20 +6,36 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import Access, LocalAccess
 from kvstore.telemetry.http.server import Handler, HttpServer
 
 
+class FixedAccess(LocalAccess):
+    """Every request may do the same."""
+
+    def __init__(self, has: Access) -> None:
+        self._has = has
+
+    def allowed(self, _request: web.Request) -> Access:
+        return self._has
+
+
 @contextlib.contextmanager
-def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
-    """With `handler` at /it."""
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: has)
-    server.add("GET", "/it", handler, needs=needs)
+def running(server: HttpServer) -> Iterator[HttpServer]:
     server.start()
     try:
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
+    """With `handler` at /it."""
+    server = HttpServer("127.0.0.1:0", access_control=FixedAccess(has))
+    server.add("GET", "/it", handler, needs=needs)
+    with running(server):
+        yield server
 
 
 async def fine(_request: web.Request) -> web.Response:

@@ -19,16 +19,13 @@ from kvstore.security.credentials import NO_TENANT
 from kvstore.security.identity import STRANGER, Identity
 from kvstore.telemetry.http.access import (
     Access,
-    Authorize,
-    Explain,
-    by_file,
-    by_token,
+    LocalAccess,
+    OperatorAccess,
+    TokenFileAccess,
     is_foreign,
-    named_by_token,
-    this_host_only,
-    why_by_token,
 )
 from kvstore.telemetry.http.server import HttpServer
+from tests.telemetry.http.served import running
 
 TIMEOUT_S = 60.0
 TOKENS = '[tenants]\nred = "tenants"\n[admins]\nboss = "operators"\n[nodes]\n"*" = "nodes"\n'
@@ -40,17 +37,17 @@ def request(remote: str | None = "127.0.0.1", host: str = "127.0.0.1:7442", **he
 
 @pytest.mark.parametrize("remote", ["127.0.0.1", "127.8.9.1", "::1"])
 def test_this_host_may_all(remote: str) -> None:
-    assert this_host_only(request(remote)) is Access.ADMIN
+    assert LocalAccess().allowed(request(remote)) is Access.ADMIN
 
 
 @pytest.mark.parametrize("remote", ["10.0.0.1", "fe80::1%eth0", "::2", "", None, "localhost"])
 def test_others_may_nothing(remote: str | None) -> None:
-    assert this_host_only(request(remote)) is Access.NONE
+    assert LocalAccess().allowed(request(remote)) is Access.NONE
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7442", "localhost:7442", "localhost", "[::1]:7442"])
 def test_who_asks_by_an_address_or_from_a_page_of_this_server_is_not_foreign(host: str) -> None:
-    assert this_host_only(request(host=host)) is Access.ADMIN
+    assert LocalAccess().allowed(request(host=host)) is Access.ADMIN
     assert not is_foreign(request(host=host))
     assert not is_foreign(request(host=host, Origin=f"http://{host}"))
 
@@ -63,36 +60,34 @@ def test_a_page_of_another_site_is_foreign() -> None:
 
 def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
     """A page of evil.example, whose name was changed to 127.0.0.1, is of one origin with it for the browser."""
-    assert this_host_only(request(host="evil.example:7442")) is Access.NONE
-    assert this_host_only(request(host="evil.example:7442", Origin="http://evil.example:7442", Authorization="Bearer any")) is Access.NONE
+    assert LocalAccess().allowed(request(host="evil.example:7442")) is Access.NONE
+    own_page = request(host="evil.example:7442", Origin="http://evil.example:7442", Authorization="Bearer any")
+    assert LocalAccess().allowed(own_page) is Access.NONE
 
 
 def test_what_is_malformed_is_foreign() -> None:
-    assert this_host_only(request(host="[::1")) is Access.NONE
+    assert LocalAccess().allowed(request(host="[::1")) is Access.NONE
     assert is_foreign(request(Origin="http://[x"))
 
 
 @contextmanager
-def serving(authorize: Authorize) -> Iterator[str]:
+def serving(access_control: LocalAccess) -> Iterator[str]:
     """An address that answers with what a request may."""
-    server = HttpServer("127.0.0.1:0", authorize=authorize)
+    server = HttpServer("127.0.0.1:0", access_control=access_control)
 
     async def told(asked: web.Request) -> web.Response:
-        return web.Response(text=server.access(asked).name)
+        return web.Response(text=server.access_control.allowed(asked).name)
 
     server.add("GET", "/", told, needs=Access.NONE)
-    server.start()
-    try:
+    with running(server):
         yield f"http://{server.address}/"
-    finally:
-        server.close()
 
 
 @pytest.fixture
 def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     file = tmp_path / "tokens.toml"
     file.write_text(TOKENS)
-    with serving(by_token(Guard(str(file) if request.param else ""))) as address:
+    with serving(OperatorAccess(Guard(str(file) if request.param else ""))) as address:
         yield address
 
 
@@ -100,7 +95,7 @@ def test_refused_token_is_reported_with_its_address(tmp_path: Path) -> None:
     """A request without any is not: each page of a browser begins with one."""
     file, refused = tmp_path / "tokens.toml", list[tuple[str, str]]()
     file.write_text(TOKENS)
-    with serving(by_token(Guard(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
+    with serving(OperatorAccess(Guard(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
         assert access(address) == access(address, "Bearer wrong") == access(address, "Bearer nodes") == "NONE"
         assert access(address, "Bearer operators") == "ADMIN"
     wrong, node = dict.fromkeys(refused)
@@ -129,7 +124,7 @@ def test_without_credentials_this_host_may_do_all(address: str) -> None:
 def test_any_token_of_a_file_may_do_all_and_nobody_else_anything(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\n\n  two \n")
-    with serving(by_file(str(file))) as address:
+    with serving(TokenFileAccess(str(file))) as address:
         assert access(address, "Bearer one") == access(address, "bearer  one ") == access(address, "Bearer two") == "ADMIN"
         for other in ("", "Bearer", "Bearer ", "Bearer wrong", "Bearer later", "Bearer onetwo", "Basic one", "one"):
             assert access(address, other) == "NONE", other
@@ -140,7 +135,7 @@ def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_chang
 ) -> None:
     file = tmp_path / "tokens"
     file.write_text("leaked\n")
-    with serving(by_file(str(file))) as address:
+    with serving(TokenFileAccess(str(file))) as address:
         assert access(address, "Bearer leaked") == "ADMIN"
         file.write_text("leaked\nits successor\n")
         assert access(address, "Bearer its successor") == access(address, "Bearer leaked") == "ADMIN"
@@ -168,7 +163,7 @@ def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Pat
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=text.format(path=path)):
-        by_file(str(path))
+        TokenFileAccess(str(path))
 
 
 @pytest.mark.parametrize(
@@ -186,36 +181,33 @@ def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, t
     file = tmp_path / "tokens.toml"
     former = 'former = { token = "former", expires = 2020-01-01 }\n'
     file.write_text(TOKENS.replace("[nodes]", former + "[nodes]") + '[instances]\n"*" = "engines"\n')
-    assert refused(by_token(guard := Guard(str(file))), why_by_token(guard), token) == why
+    assert refused(OperatorAccess(Guard(str(file))), token) == why
 
 
-def refused(authorize: Authorize, explain: Explain, token: str | None) -> str:
+def refused(access_control: LocalAccess, token: str | None) -> str:
     """The error of a route that needs READ."""
-    server = HttpServer("127.0.0.1:0", authorize=authorize, explain=explain)
+    server = HttpServer("127.0.0.1:0", access_control=access_control)
 
     async def fine(_request: web.Request) -> web.Response:
         return web.Response()
 
     server.add("GET", "/", fine, needs=Access.READ)
-    server.start()
-    try:
+    with running(server):
         asked = urllib.request.Request(f"http://{server.address}/", headers={"Authorization": f"Bearer {token}"} if token else {})
         with pytest.raises(urllib.error.HTTPError) as refusal:
             urllib.request.urlopen(asked, timeout=TIMEOUT_S)
         assert refusal.value.code == 401
         return str(json.loads(refusal.value.read())["error"])
-    finally:
-        server.close()
 
 
 def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
     """One whose token was revoked in between is a stranger."""
     file = tmp_path / "tokens.toml"
     file.write_text(TOKENS)
-    identify = named_by_token(Guard(str(file)))
+    access_control = OperatorAccess(Guard(str(file)))
 
     def named(token: str) -> Identity:
-        return identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))
+        return access_control.identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))
 
     assert named("operators").name == "boss"
     assert named("wrong") == STRANGER

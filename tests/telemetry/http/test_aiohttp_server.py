@@ -18,13 +18,13 @@ from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import aiohttp_server as module
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import Access, TokenAccess
 from kvstore.telemetry.http.aiohttp_server import Connections
 from kvstore.telemetry.http.server import Handler, HttpServer, asked
 from kvstore.testing.transfer.waiting import eventually
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import TIMEOUT_S, Answer, ask
-from tests.telemetry.http.served import fine, serving
+from tests.telemetry.http.served import fine, running, serving
 
 
 def failing(error: Exception) -> Handler:
@@ -103,8 +103,7 @@ def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown
     cert, key = first.file(Subject(MASTER), hosts=HOSTS)
     server = HttpServer("127.0.0.1:0", https=HttpsCertificate(str(cert), str(key)))
     server.add("GET", "/it", fine, needs=Access.NONE)
-    server.start()
-    try:
+    with running(server):
         assert is_answered(server, first)
         assert not is_answered(server, second)
         with pytest.raises(OSError, match=r"(?i)closed|reset"):
@@ -112,8 +111,6 @@ def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown
         for file, other in zip((cert, key), second.file(Subject(MASTER), hosts=HOSTS), strict=True):
             other.replace(file)
         eventually(lambda: is_answered(server, second), "the new certificate is shown")
-    finally:
-        server.close()
 
 
 def is_answered(server: HttpServer, trusted: Cluster) -> bool:
@@ -135,26 +132,19 @@ async def long(_request: web.Request) -> web.Response:
 
 
 LONG_BYTES = 32 << 20
-ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %b\r\n\r\n"
+ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n\r\n"
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """Six connections are the most; who shows a token of an operator is let in."""
     monkeypatch.setattr(module, "Connections", lambda runner: Connections(runner, most=6))
-
-    def authorize(request: web.Request) -> Access:
-        return Access.ADMIN if request.headers.get("X-Token") == "ours" else Access.NONE
-
-    made = HttpServer("127.0.0.1:0", authorize=authorize)
+    made = HttpServer("127.0.0.1:0", access_control=TokenAccess(["ours"]))
     made.add("GET", "/mine", fine, needs=Access.ADMIN)
     made.add("GET", "/long", long, needs=Access.NONE)
     made.add("GET", "/health", health, needs=Access.NONE)
-    made.start()
-    try:
+    with running(made):
         yield made
-    finally:
-        made.close()
 
 
 @contextlib.contextmanager

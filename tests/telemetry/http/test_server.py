@@ -17,12 +17,12 @@ from kvstore.security.identity import Identity, Kind
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import Access, LocalAccess
 from kvstore.telemetry.http.server import HttpServer, asked, open_http
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
-from tests.telemetry.http.served import fine, serving
+from tests.telemetry.http.served import fine, running, serving
 
 
 def test_what_has_to_wait_waits_in_another_thread() -> None:
@@ -90,7 +90,7 @@ def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch)
         await asyncio.Event().wait()
         raise AssertionError
 
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.ADMIN)
+    server = HttpServer("127.0.0.1:0")
     server.add("GET", "/it", handler, needs=Access.READ)
     server.start()
     host, _, port = server.address.rpartition(":")
@@ -130,12 +130,9 @@ def test_routes_may_be_added_when_the_first_connects_and_once() -> None:
 
     server = HttpServer("127.0.0.1:0")
     server.later(add)
-    server.start()
-    try:
+    with running(server):
         assert not added
         assert [ask(server.address, "/that").status for _ in range(2)] == [200, 200]
-    finally:
-        server.close()
     assert added == ["http"]
 
 
@@ -168,18 +165,18 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
 
 
 def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
-    alice = Identity(Kind.OPERATOR, name="alice")
-    server = HttpServer("127.0.0.1:0", identify=lambda _request: alice)
+    class Alice(LocalAccess):
+        def identify(self, _request: web.Request) -> Identity:
+            return Identity(Kind.OPERATOR, name="alice")
+
+    server = HttpServer("127.0.0.1:0", access_control=Alice())
 
     async def who(request: web.Request) -> web.Response:
         return web.Response(text=str(server.actor(request, "http")))
 
     server.add("GET", "/it", who, needs=Access.NONE)
-    server.start()
-    try:
+    with running(server):
         assert ask(server.address, "/it").text == "operator alice from 127.0.0.1"
-    finally:
-        server.close()
 
 
 @dataclass(frozen=True)
@@ -200,11 +197,8 @@ def answer(server: HttpServer | None, **headers: str) -> Answer:
         return web.Response(text="yes")
 
     server.add("GET", "/it", handler, needs=Access.ADMIN)
-    server.start()
-    try:
+    with running(server):
         return ask(server.address, "/it", headers=headers)
-    finally:
-        server.close()
 
 
 def test_with_tokens_who_shows_one_is_let_in_and_nobody_else(tmp_path: Path) -> None:

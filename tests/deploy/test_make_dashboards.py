@@ -1,4 +1,4 @@
-"""Promises of deploy/make_monitoring.py: the files are those that it makes, promtool takes them, and the alerts fire when they should, and
+"""Promises of deploy/make_dashboards.py: the files are those that it makes, promtool takes them, and the alerts fire when they should, and
 only then, on figures scraped from a real cluster."""
 
 import json
@@ -39,7 +39,7 @@ SLOW = ("kvstore_node_request_duration_seconds_bucket{", "kvstore_master_catalog
 
 
 def load_maker() -> Any:
-    spec = spec_from_file_location("make_monitoring", DEPLOY / "make_monitoring.py")
+    spec = spec_from_file_location("make_dashboards", DEPLOY / "make_dashboards.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -55,7 +55,7 @@ def promtool(*arguments: str) -> str:
 
 def test_the_files_are_those_that_are_made() -> None:
     for path, text in load_maker().files().items():
-        assert path.read_text(encoding="utf-8") == text, "run: python deploy/make_monitoring.py"
+        assert path.read_text(encoding="utf-8") == text, "run: python deploy/make_dashboards.py"
 
 
 def test_promtool_takes_the_alerts() -> None:

@@ -1,4 +1,4 @@
-"""Writes deploy/prometheus/alerts.yml and deploy/grafana/*.json from the lists: `python deploy/make_monitoring.py`."""
+"""Writes deploy/prometheus/alerts.yml and deploy/grafana/*.json from the lists: `python deploy/make_dashboards.py`."""
 
 import json
 import sys
@@ -98,7 +98,7 @@ def files() -> dict[Path, str]:
 
 def alert_rules() -> str:
     """As Prometheus reads them."""
-    head = "# Made by `python deploy/make_monitoring.py` from telemetry/metrics/alerts.py; tested with promtool.\n"
+    head = "# Made by `python deploy/make_dashboards.py` from telemetry/metrics/alerts.py; tested with promtool.\n"
     return head + "groups:\n  - name: kvstore\n    rules:\n" + "".join(map(_rule, ALERTS))
 
 
