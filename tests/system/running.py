@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -225,6 +225,19 @@ class System:
         )
 
 
+@contextlib.contextmanager
+def running_system(
+    folder: Path, node: str, *, catalog: str = "memory:", nodes: Sequence[str] = ("n0",), master: str = ""
+) -> Iterator[System]:
+    """One master and these nodes. `node` and `master` are their flags, "{name}" in the first the node's name; "lmdb:" is a folder of
+    the system's own."""
+    with System(folder, f"lmdb:{folder / 'catalog'}" if catalog == "lmdb:" else catalog) as system:
+        system.start_master(0, *master.split())
+        for name in nodes:
+            system.start_node(name, *node.format(name=name).split())
+        yield system
+
+
 def _moves_of(node: pb.NodeStatus) -> list[tuple[int, int, int]]:
     return [(tier.blocks, tier.demotions, tier.promotions) for tier in node.tiers]
 
@@ -275,9 +288,7 @@ def descriptors(pid: int) -> int:
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
     """One master `memory:` and one node `n0` with 32 MiB of DRAM."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB") as started:
         yield started
 
 

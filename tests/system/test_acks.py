@@ -19,7 +19,7 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.config import TransferSettings
 from tests.system.history import value_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 SIZES = (100, 4096, 200_000)
 """Inline values, and one that goes through shared memory."""
@@ -34,9 +34,7 @@ FAR_PUTS = 400
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "64MiB")
+    with running_system(tmp_path, "--dram 64MiB", catalog="lmdb:") as started:
         yield started
 
 

@@ -36,7 +36,7 @@ from kvstore.transfer.paths.peer import PeerRegion
 from tests.credentials import OPERATOR, tokens_file
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
+from tests.system.running import DEADLINE_S, MIB, System, heard, process, running_system, stopped, until
 from tests.tickets import hello_to_node
 
 BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
@@ -161,9 +161,7 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
 
 
 def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "32MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+    with running_system(tmp_path, f"--dram 32MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         with far_client(system) as far:
             assert far.put_batch(KEYS, VALUES) == [True] * 16
             assert far.get_batch(KEYS) == VALUES
@@ -185,10 +183,7 @@ def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Pa
 def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp_path: Path, others: tuple[str, ...]) -> None:
     keys = [b"large-%d" % number for number in range(12)]
     values = [value_of(key, 0, 2 * MIB) for key in keys]
-    with System(tmp_path) as system:
-        system.start_master()
-        for name in ("n0", *others):
-            system.start_node(name, "--dram", "64MiB")
+    with running_system(tmp_path, "--dram 64MiB", nodes=("n0", *others)) as system:
         with far_client(system, deadline_s=5.0) as far:
             assert all(far.put(key, value) for key, value in zip(keys, values, strict=True))
             places = [found[0].node for found in far.locate(keys)]
@@ -223,9 +218,7 @@ def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[System]:
     """A node with room for one value of 1 MiB, and little time for a put."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "1MiB", "--put-ttl-s", str(TTL_S))
+    with running_system(tmp_path, f"--dram 1MiB --put-ttl-s {TTL_S}") as started:
         yield started
 
 

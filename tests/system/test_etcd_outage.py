@@ -12,7 +12,7 @@ from kvstore.testing.transfer.waiting import within
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, System, refusal, until
+from tests.system.running import DEADLINE_S, System, refusal, running_system, until
 
 ANSWER_MARGIN_S = 0.3
 """A node gives the reason this much before the asker stops listening."""
@@ -28,9 +28,7 @@ def own_etcd(etcd_server_factory: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
-    with System(tmp_path, f"etcd://{own_etcd.host_port}") as started:
-        started.start_master(0, "--lease-ttl-s", "20")
-        started.start_node("n0", "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB", catalog=f"etcd://{own_etcd.host_port}", master="--lease-ttl-s 20") as started:
         yield started
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.etcd_server import EtcdServer
 from tests.system.history import value_of
-from tests.system.running import System
+from tests.system.running import System, running_system
 from tests.system.test_node_crash import is_on_nvme
 
 BLOCK_BYTES = 128 << 10
@@ -97,9 +97,7 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
 
 
 def test_pins_outlive_the_master(tmp_path: Path, etcd_url: str) -> None:
-    with System(tmp_path, f"{etcd_url}/{tmp_path.name}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB")
+    with running_system(tmp_path, "--dram 1MiB", catalog=f"{etcd_url}/{tmp_path.name}") as system:
         with system.client() as client:
             client.put(KEYS[0], VALUES[0])
             assert client.pin([KEYS[0]]) == [True]
@@ -113,9 +111,7 @@ def test_pins_outlive_the_master(tmp_path: Path, etcd_url: str) -> None:
 
 
 def test_a_pin_that_ended_while_the_master_was_away_is_the_nodes_no_more(tmp_path: Path) -> None:
-    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB")
+    with running_system(tmp_path, "--dram 1MiB", catalog="lmdb:") as system:
         with system.client() as client:
             client.put_batch(KEYS[:2], VALUES[:2])
             client.pin(KEYS[:1], ttl_s=0.001)  # it may have ended by the time that it is answered

@@ -11,7 +11,7 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError, Retry
 from tests.system import full_disk_node
 from tests.system.history import value_of, version_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 BLOCK_BYTES = 128 << 10
 DRAM_BLOCKS, ALL_BLOCKS = 32, 96
@@ -28,9 +28,7 @@ def is_on_nvme(client: Client, keys: list[bytes]) -> list[bool]:
 @pytest.fixture
 def tiered(tmp_path: Path) -> Iterator[System]:
     """One node whose NVMe has room for all blocks, its DRAM for a third of them."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+    with running_system(tmp_path, f"--dram {DRAM_BLOCKS * BLOCK_BYTES} --nvme {tmp_path / 'nvme'}:64MiB") as started:
         yield started
 
 

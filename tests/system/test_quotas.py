@@ -18,7 +18,7 @@ from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.system.history import value_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 KIB = 1 << 10
 VALUE_BYTES = 64 * KIB
@@ -57,9 +57,7 @@ class Quotas:
 def quotas(tmp_path: Path) -> Iterator[Quotas]:
     file = tmp_path / "quotas.toml"
     file.write_text(QUOTA)
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file), "--tokens-check-interval-s", "0.05")
-        system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 16MiB --policy lru", master=f"--quotas {file} --tokens-check-interval-s 0.05") as system:
         yield Quotas(system, file)
 
 
@@ -143,9 +141,7 @@ def test_a_tenant_of_values_of_many_sizes_takes_no_more_slabs_than_it_may(tmp_pa
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\ndram_slabs = 4\n")
     keys, wanted = values(HELD_BY_QUOTA, b"b")
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file))
-        system.start_node("n0", "--dram", "4MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 4MiB --policy lru", master=f"--quotas {file}") as system:
         quotas = Quotas(system, file)
         with system.client(tenant="red") as red, system.client(tenant="blue") as blue:
             blue.put_batch(keys, wanted)
@@ -188,9 +184,7 @@ def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> N
 def test_connections_beyond_the_quota_are_refused_by_both_daemons(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\nconnections = 1\n")
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file))
-        system.start_node("n0", "--dram", "16MiB")
+    with running_system(tmp_path, "--dram 16MiB", master=f"--quotas {file}") as system:
         node = Address(unix=system.nodes["n0"].facts("serving", deadline_s=60)["unix"])
         for address in (parse_address(system.address), node):
             red, blue = Hello(ROLE_CLIENT, "red"), Hello(ROLE_CLIENT, "blue")

@@ -10,7 +10,7 @@ import pytest
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unavailable
 from tests.system.history import value_of
-from tests.system.running import MIB, System, until
+from tests.system.running import MIB, System, running_system, until
 
 SIZES = (700, 70_000, MIB)
 KEYS = [b"block-%d" % number for number in range(60)]
@@ -19,10 +19,7 @@ VALUES = [value_of(key, 0, SIZES[number % 3]) for number, key in enumerate(KEYS)
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "64MiB")
-        started.start_node("n1", "--dram", "64MiB")
+    with running_system(tmp_path, "--dram 64MiB", nodes=("n0", "n1")) as started:
         yield started
 
 

@@ -14,7 +14,7 @@ from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.sync import Client
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 BASE = Namespace(model="m", revision="base", dtype="bf16", block_tokens=16)
 V1 = replace(BASE, revision="base@v1")
@@ -50,9 +50,7 @@ def is_retired(system: System, version: str) -> bool:
 
 
 def test_an_older_versions_blocks_leave_first_after_a_masters_restart_too(tmp_path: Path) -> None:
-    with System(tmp_path, catalog=f"lmdb:{tmp_path / 'catalog'}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 1MiB --policy lru", catalog="lmdb:") as system:
         with system.client() as client, engine(client) as reporter:
             reporter.use("base", "", [BASE.canonical()])
             until(lambda: "" in versions(system), "the base is known")
