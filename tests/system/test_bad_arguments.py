@@ -59,12 +59,6 @@ def test_a_value_that_is_not_contiguous_is_refused(client: Client) -> None:
     assert client.exists(b"k") is False
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "host:", "host:70000", "unix:"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(InvalidArgument):
-        Client(address)
-
-
 @contextmanager
 def listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
     """A server of one connection at a time, handled by `serve`: its address."""

@@ -5,7 +5,6 @@ import os
 import signal
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +12,6 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import expect
 
-from kvstore.client.control import Control
-from kvstore.protocol.errors import KVStoreError
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.credentials import OPERATOR, tokens_file
 from tests.etcd_server import EtcdServer
@@ -78,16 +75,11 @@ class Consoles:
         return sorted((one["role"], one["trouble"]) for one in self.ask(index, "/api/masters").json())
 
     def owned(self, index: int, partitions: int) -> int:
-        place = f"127.0.0.1:{self.system._master_ports[index][1]}"
-        with suppress(KVStoreError), Control(place, self.system.settings, *[place] * (partitions - 1)) as control:
-            return sum(control.status_of(partition).role == "owner" for partition in range(partitions))
-        return 0
+        return len(self.system.owned(index, partitions))
 
 
 def put_all(system: System) -> None:
-    for name in ("n0", "n1"):
-        system.start_node(name, "--dram", "32MiB")
-    system.await_alive("n0", "n1")
+    system.start_nodes("--dram", "32MiB")
     with system.client(tenant="red", token="secret") as client:
         keys = [b"block-%d" % number for number in range(BLOCKS)]
         client.put_batch(keys, [b"x" * 100] * BLOCKS, namespace="shown", parents=[None, *keys[:-1]])

@@ -118,25 +118,6 @@ def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch
     assert asyncio.run(work()) > 8 * LARGE
 
 
-def test_a_cancelled_get_leaves_the_client_usable(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
-
-    async def work() -> None:
-        async with AsyncClient(system.address, settings=BY_ENGINE) as client:
-            await client.put_batch(KEYS, VALUES)
-            for rounds in range(10):
-                getting = asyncio.ensure_future(client.get_batch(KEYS))
-                for _ in range(rounds):
-                    await asyncio.sleep(0)
-                getting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await getting
-                assert await client.get_batch(KEYS) == VALUES
-
-    asyncio.run(work())
-    until(lambda: system.node_status().counters["leases"] == 0, "no leases")
-
-
 def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
     def used() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -152,9 +133,6 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
             assert far.get_batch(KEYS) == VALUES
     until(lambda: not is_left(), "neither more descriptors nor more threads than before")
     until(lambda: system.node_status().counters["engine_connections"] == 0, "the node's connections are closed too")
-
-
-# --- without a way ---
 
 
 # --- what dies ---
@@ -177,39 +155,6 @@ def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Pa
                 assert far.get_batch(KEYS) == VALUES
                 assert far.stats().engine_bytes == moved + LARGE
             assert unpack_engine(engine_of(system)).name != unpack_engine(before).name
-
-
-@pytest.mark.parametrize("others", [(), ("n1",)], ids=["no other node", "another node"])
-def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp_path: Path, others: tuple[str, ...]) -> None:
-    keys = [b"large-%d" % number for number in range(12)]
-    values = [value_of(key, 0, 2 * MIB) for key in keys]
-    with running_system(tmp_path, "--dram 64MiB", nodes=("n0", *others)) as system:
-        with far_client(system, deadline_s=5.0) as far:
-            assert all(far.put(key, value) for key, value in zip(keys, values, strict=True))
-            places = [found[0].node for found in far.locate(keys)]
-            outcomes: list[Any] = []
-            ended = threading.Event()
-
-            def read() -> None:
-                while not ended.is_set():
-                    try:
-                        outcomes.append(far.get_batch(keys))
-                    except Retry as error:
-                        outcomes.append(error)
-
-            reader = threading.Thread(target=read)
-            reader.start()
-            until(lambda: len(outcomes) > 2, "the reader reads")
-            system.kill_node()
-            seen = len(outcomes)
-            until(lambda: len(outcomes) > seen + 2, "the reader reads on")
-            ended.set()
-            reader.join(DEADLINE_S)
-            assert outcomes[0] == values
-            for outcome in outcomes:
-                if not isinstance(outcome, Retry):
-                    assert all(one in (None, value) for one, value in zip(outcome, values, strict=True)), "bytes that nobody put"
-            assert outcomes[-1] == [value if place in others else None for value, place in zip(values, places, strict=True)]
 
 
 # --- writers that stall or die ---

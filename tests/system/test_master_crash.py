@@ -96,20 +96,6 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
         assert client.exists_batch(KEYS) == durable
 
 
-def test_pins_outlive_the_master(tmp_path: Path, etcd_url: str) -> None:
-    with running_system(tmp_path, "--dram 1MiB", catalog=f"{etcd_url}/{tmp_path.name}") as system:
-        with system.client() as client:
-            client.put(KEYS[0], VALUES[0])
-            assert client.pin([KEYS[0]]) == [True]
-            system.masters[0].kill()
-            system.start_master()
-            system.await_alive("n0")
-            for key, value in zip(KEYS[1:], VALUES[1:], strict=True):
-                client.put(key, value)
-            assert client.get(KEYS[0]) == VALUES[0]
-            assert client.get(KEYS[1]) is None, "there was no room for all"
-
-
 def test_a_pin_that_ended_while_the_master_was_away_is_the_nodes_no_more(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 1MiB", catalog="lmdb:") as system:
         with system.client() as client:

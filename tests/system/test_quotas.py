@@ -1,7 +1,5 @@
 """Promises about quotas, with real processes: what one tenant may take, and that others do not notice when it wants more."""
 
-import os
-import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,32 +91,6 @@ def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
             return all(red.exists_batch(keys))
 
         until(has_room_for_all, "room for all")
-
-
-def test_the_file_is_read_again_at_a_signal(tmp_path: Path) -> None:
-    file = tmp_path / "quotas.toml"
-    file.write_text("")
-    keys, wanted = values(HELD_BY_QUOTA)
-    with System(tmp_path) as system:
-        master = system.start_master(0, "--quotas", str(file), "--tokens-check-interval-s", "3600")
-        system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
-        with system.client(tenant="red") as red:
-            red.put_batch(keys, wanted)
-            file.write_text("[default]\nblocks = 3\n")
-            os.kill(master.pid, signal.SIGHUP)
-            until(lambda: red.exists_batch(keys).count(True) == 3, "the surplus gone")
-
-
-def test_a_node_keeps_the_quotas_of_a_master_that_is_gone(quotas: Quotas) -> None:
-    with quotas.system.client(ack="node", tenant="red") as red:
-        red.put(b"first", bytes(VALUE_BYTES))
-        quotas.system.masters[0].kill()
-        many, contents = values(2 * HELD_BY_QUOTA)
-        for key, value in zip(many, contents, strict=True):
-            red.put(key, value)
-        quotas.system.start_master(0, "--quotas", str(quotas.file))
-        quotas.system.await_alive("n0")
-        until(lambda: 0 < quotas.use("red").dram_bytes <= 1 << 20, "red's use at the new master")
 
 
 def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> None:
@@ -241,8 +213,7 @@ def test_what_an_operator_sets_is_above_the_file_and_outlives_the_master_until_i
 
 def test_what_an_operator_sets_holds_at_the_master_that_takes_over(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
-        for index in range(2):
-            system.start_master(index, "--lease-ttl-s", "5")
+        system.start_masters("--lease-ttl-s", "5")
         system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
         keys, _wanted = values(HELD_BY_QUOTA)
         with Control.find(system.settings) as control:

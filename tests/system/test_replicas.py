@@ -61,7 +61,7 @@ def test_what_was_there_gets_replicas_too_and_a_master_that_restarts_makes_what_
         assert client.get_batch(KEYS) == VALUES
 
 
-@pytest.mark.parametrize("ack", ["node", "cluster", "replicas"])
+@pytest.mark.parametrize("ack", ["node", "replicas"])
 def test_both_clients_ask_for_replicas(system: System, ack: str) -> None:
     async def put() -> None:
         async with AsyncClient(system.address) as client:

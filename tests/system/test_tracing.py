@@ -166,12 +166,6 @@ def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: Clu
     assert collector.part_of(put.span_id, "kvstore.node.wait_for_master").duration_ns <= put.duration_ns
 
 
-def test_a_large_put_through_shared_memory_shows_its_publication_too(traced: Client, collector: Collector) -> None:
-    with step() as root:
-        assert traced.put(b"large", b"x" * LARGE, ack="cluster")
-    chain(collector, root, "put", "node.commit", "master.publish")
-
-
 @pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit")])
 def test_what_the_cluster_learns_after_a_put_is_below_that_put_and_names_the_flush(
     traced: Client, collector: Collector, size: int, by: str

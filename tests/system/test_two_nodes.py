@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvstore.client.sync import Client
@@ -39,21 +38,6 @@ def test_blocks_of_a_client_that_is_on_no_nodes_host_go_where_there_is_room(tmp_
             assert count.total() == len(KEYS)
             assert count["n1"] > count["n0"] > 0
             assert client.get_batch(KEYS) == VALUES
-
-
-def test_values_over_tcp_are_the_bytes_that_were_put_whoever_put_them(pair: System) -> None:
-    with pair.client() as local, pair.remote_client() as remote, pair.remote_client() as newcomer:
-        assert remote.put_batch(KEYS[::2], VALUES[::2]) == [True] * 30
-        assert local.put_batch(KEYS[1::2], VALUES[1::2]) == [True] * 30
-        assert remote.put_batch(KEYS, VALUES) == [False] * 60
-        for client in (local, remote, newcomer):
-            assert client.get_batch(KEYS) == VALUES
-        buffers = [np.zeros(MIB, np.uint8) for _ in KEYS]
-        assert newcomer.get_batch_into(KEYS, buffers) == [len(value) for value in VALUES]
-        assert all(buffer[: len(value)].tobytes() == value for buffer, value in zip(buffers, VALUES, strict=True))
-        with newcomer.view(KEYS[2]) as memory:
-            assert memory is not None
-            assert bytes(memory) == VALUES[2]
 
 
 def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair: System) -> None:
