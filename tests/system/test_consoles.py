@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import urllib.parse
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,6 @@ from playwright.sync_api import expect
 
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.credentials import OPERATOR, tokens_file
-from tests.etcd_server import EtcdServer
 from tests.security.tls.certified import flags, given_to, shared
 from tests.system.running import STATUS_POLL_S, System, until
 from tests.system.test_standby import LEASE
@@ -86,9 +86,9 @@ def put_all(system: System) -> None:
 
 
 @pytest.fixture
-def three(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[Consoles]:
+def three(tmp_path: Path, etcd_url: str) -> Iterator[Consoles]:
     """Three masters with tokens that have shared four partitions out, and two nodes."""
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=3) as system:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
         system.settings = replace(system.settings, token=OPERATOR)
         found = Consoles(system, "--partitions", "4", "--tokens", tokens_file(tmp_path), *LEASE, count=3)
         until(lambda: system.is_shared_out(4), "shares that stay", every_s=STATUS_POLL_S)
@@ -155,10 +155,10 @@ def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_
     until(lambda: ("owner", "") in three.roles(others[0]) and len(three.roles(others[0])) == 3, "which the others ask again")
 
 
-def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
+def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Path, etcd_url: str) -> None:
     """One partition, and certificates in place of tokens: the master that follows is a master by its own."""
     tls = flags(shared().master())
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=2) as system:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         system.settings = given_to(system.settings, shared().client())
         found = Consoles(system, *tls, *LEASE, count=2)
         for name in ("n0", "n1"):

@@ -18,7 +18,7 @@ FLAGS = ("--lease-ttl-s", "10")
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path)
+    cluster = EtcdCluster(tmp_path, syncs=False)
     cluster.start()
     yield cluster
     cluster.remove()

@@ -3,8 +3,9 @@ partitions wait, until others have them. Nothing that was acknowledged is lost."
 
 import os
 import signal
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from tests.etcd_server import EtcdServer
 from tests.master.running import refusal
 from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, running_system, until
 from tests.system.test_standby import LEASE, Load
@@ -38,9 +38,9 @@ def alone(tmp_path: Path) -> Iterator[System]:
 
 
 @pytest.fixture
-def shared(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[System]:
+def shared(tmp_path: Path, etcd_url: str) -> Iterator[System]:
     """Three masters that have shared the partitions out, and two nodes."""
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=3) as system:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
         system.start_masters(*FLAGS, *LEASE)
         system.start_nodes("--dram", "32MiB")
         until(lambda: system.is_shared_out(PARTITIONS), "shares that stay", every_s=STATUS_POLL_S)
