@@ -23,9 +23,8 @@ def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterato
         system.master_module = "tests.faults.master"
         for index in range(MASTERS):
             system.environments[f"master-{index}"] = points[index].environment
-            system.start_master(index, *LEASE)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+        system.start_masters(*LEASE)
+        system.start_nodes("--dram", "32MiB")
         yield system, points
 
 
