@@ -65,17 +65,6 @@ def test_an_engine_behind_a_firewall_is_done_without_and_used_again_once_it_can_
         until(lambda: client.get(KEYS, MIB)["engine_bytes"] == WHOLE, "the engine is used again")
 
 
-def test_a_client_that_starts_behind_a_firewall_moves_values_by_message(tmp_path: Path) -> None:
-    with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master:
-        hosts.run(0, ["nft", DROP])
-        with FarClient(hosts, 1, master) as client:
-            put = client.put(KEYS, MIB)
-            assert (put["done"], put["engine_bytes"]) == (STORED, 0)
-            assert put["seconds"] < DEADLINE_S
-            got = client.get(KEYS, MIB)
-            assert (got["done"], got["engine_bytes"]) == (RIGHT, 0)
-
-
 def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         await_links(hosts, "rail1")

@@ -3,8 +3,6 @@ dies, restarts, stalls or cannot be reached meanwhile."""
 
 import asyncio
 import dataclasses
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -189,17 +187,6 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
         reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
         connection.send((ending, list(reply.flags)))
         connection.recv()
-
-
-def test_a_client_killed_while_it_writes_leaves_its_room_and_its_key_to_others(small: System) -> None:
-    value = value_of(b"k", 1, MIB)
-    with small.client() as client:
-        with process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
-            assert heard(writer) == "writing"
-            os.kill(pid, signal.SIGKILL)
-            assert client.put(b"k", value, deadline_s=DEADLINE_S), "the killed one's slot was all the room there is"
-            assert client.get(b"k") == value
-    until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")
 
 
 def test_what_a_stopped_client_writes_after_its_put_expired_harms_nobody(small: System) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.etcd_server import EtcdServer
 from tests.system.history import value_of
-from tests.system.running import System, running_system
+from tests.system.running import System
 from tests.system.test_node_crash import is_on_nvme
 
 BLOCK_BYTES = 128 << 10
@@ -94,20 +94,6 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
         assert client.get_batch(KEYS) == [None] * ALL_BLOCKS
         running.start_node()
         assert client.exists_batch(KEYS) == durable
-
-
-def test_a_pin_that_ended_while_the_master_was_away_is_the_nodes_no_more(tmp_path: Path) -> None:
-    with running_system(tmp_path, "--dram 1MiB", catalog="lmdb:") as system:
-        with system.client() as client:
-            client.put_batch(KEYS[:2], VALUES[:2])
-            client.pin(KEYS[:1], ttl_s=0.001)  # it may have ended by the time that it is answered
-            assert client.pin(KEYS[1:2], ttl_s=3600) == [True]
-            system.masters[0].kill()
-            system.start_master()
-            system.await_alive("n0")
-            while not client.remove(KEYS[:1]):
-                pass
-            assert client.remove(KEYS[1:2]) == 0
 
 
 def test_puts_acknowledged_while_etcd_was_killed_and_came_back_are_found(
