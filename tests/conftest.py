@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """The session's etcd. Tests share it: each keeps to a prefix of its own, and none may stop it."""
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), syncs=False)
     server.start()
     yield server
     server.remove()
@@ -62,7 +62,7 @@ def etcd_server_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
     servers: list[EtcdServer] = []
 
     def start(*extra_flags: str, tls: bool = False) -> EtcdServer:
-        servers.append(EtcdServer(tmp_path_factory.mktemp("etcd"), *extra_flags, tls=tls))
+        servers.append(EtcdServer(tmp_path_factory.mktemp("etcd"), *extra_flags, tls=tls, syncs=False))
         servers[-1].start()
         return servers[-1]
 

@@ -17,8 +17,8 @@ LOOPBACK: Final[Place] = ("127.0.0.1", ())
 class EtcdCluster:
     """`start` it, and `remove` it at the end. Its data outlives kills."""
 
-    def __init__(self, folder: Path, *extra_flags: str, places: Sequence[Place] = (LOOPBACK,) * MEMBERS) -> None:
-        """`folder` exists. A member at each of `places`."""
+    def __init__(self, folder: Path, *extra_flags: str, places: Sequence[Place] = (LOOPBACK,) * MEMBERS, syncs: bool = True) -> None:
+        """`folder` exists. A member at each of `places`; `syncs` as EtcdServer's."""
         ports = free_ports(len(places))
         peers = {f"m{index}": f"http://{address}:{port}" for index, ((address, _), port) in enumerate(zip(places, ports, strict=True))}
         everybody = ",".join(f"{name}={url}" for name, url in peers.items())
@@ -31,7 +31,7 @@ class EtcdCluster:
                 f"--initial-advertise-peer-urls={url}",
                 f"--initial-cluster={everybody}",
             )
-            self.members.append(EtcdServer(folder / name, *which, *extra_flags, address=address, prefix=prefix))
+            self.members.append(EtcdServer(folder / name, *which, *extra_flags, address=address, prefix=prefix, syncs=syncs))
 
     @property
     def url(self) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tests.ports import free_ports
@@ -27,9 +28,18 @@ class EtcdServer:
     `host_port` is where clients connect, `log_path` what etcd said. Every wait is bounded; a failure quotes the log.
     """
 
-    def __init__(self, folder: Path, *extra_flags: str, tls: bool = False, address: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *extra_flags: str,
+        tls: bool = False,
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        syncs: bool = True,
+    ) -> None:
         """`folder` exists, and gets the data and the log. `tls`: clients must know and show `certificate`. `prefix` goes before the command
-        line, to run it on another host (tests/namespaces.py), whose `address` is given then."""
+        line, to run it on another host (tests/namespaces.py), whose `address` is given then. Without `syncs` it does
+        not wait for the disk: what a killed process has written is there all the same."""
         self._folder = folder
         self.log_path = folder / "etcd.log"
         self._scheme = "https" if tls else "http"
@@ -39,6 +49,7 @@ class EtcdServer:
             *prefix,
             found("etcd"),
             *self._flags(f"http://{address}:{peer_port}"),
+            *(() if syncs else no_fsync()),
             *(self._make_certificate() if tls else []),
             *extra_flags,
         ]
@@ -135,6 +146,13 @@ class EtcdServer:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+@cache
+def no_fsync() -> list[str]:
+    """The flag by which etcd does not wait for the disk; none for one that does not know it."""
+    flag = "--unsafe-no-fsync"
+    return [flag] if subprocess.run([found("etcd"), flag, "--version"], capture_output=True, check=False).returncode == 0 else []
 
 
 def found(program: str) -> str:

@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 
 
-def collected() -> Counter[str]:
-    """How many objects of each kind there were of that sort; they are freed."""
+def collected(generation: int = 2) -> Counter[str]:
+    """How many objects of each kind there were of that sort, in this generation and those below; they are freed."""
     gc.set_debug(gc.DEBUG_SAVEALL)
-    gc.collect()
+    gc.collect(generation)
     found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
     gc.set_debug(0)
     gc.garbage.clear()
-    gc.collect()
+    gc.collect(min(generation + 1, 2))  # where they have moved to
     return found
 
 
@@ -21,22 +21,13 @@ def ours(found: Counter[str]) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if kind.startswith(("kvstore.", "socket.", "builtins.memoryview"))}
 
 
-TRIES = 3
-"""A master of an earlier test in this process may become garbage meanwhile, once a thread of gRPC's lets it go. `act` leaves what it leaves
-each time."""
-
-
 def assert_no_garbage(act: Callable[[], None]) -> None:
-    """`act` leaves nothing to the collector."""
-    left: dict[str, int] = {}
-    for _try in range(TRIES):
-        gc.collect()
-        gc.disable()
-        try:
-            act()
-            left = ours(collected())
-        finally:
-            gc.enable()
-        if not left:
-            return
-    raise AssertionError(left)
+    """`act` leaves nothing to the collector. What is older than `act` is not looked at: that would be all that the tests have loaded."""
+    gc.collect(1)
+    gc.disable()
+    try:
+        act()
+        left = ours(collected(0))
+    finally:
+        gc.enable()
+    assert not left, left

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import subprocess
-import sys
 
 import click
 from click.testing import CliRunner
@@ -40,13 +38,3 @@ def refused_here(command: click.Command, *flags: str) -> str:
     assert done.stdout == ""
     [line] = [*(line for line in done.stderr.splitlines() if line.strip()), *logged.lines]
     return line
-
-
-def refused_alone(*arguments: str) -> str:
-    """What `kvstore` says as it refuses, in a process and a network of its own, where nobody else listens."""
-    program = 'ip link set lo up; exec "$0" -m kvstore.cli.main "$@"'
-    command = ["unshare", "--net", "sh", "-c", program, sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0
-    assert done.stderr.startswith("kvstore: error: ")
-    return done.stderr

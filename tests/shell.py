@@ -48,6 +48,6 @@ def _answer(listener: socket.socket) -> None:
             text, descriptors, _flags, _place = socket.recv_fds(asking, _MAX_BYTES, 3)
             while more := asking.recv(_MAX_BYTES):
                 text += more
-            template().fork(Request(**json.loads(text)), [*descriptors, asking.fileno()])
+            template(()).fork(Request(**json.loads(text)), [*descriptors, asking.fileno()])
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.protocol.version import VERSION
-from tests.pythons import find, supported
+from tests.pythons import supported
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,12 +64,3 @@ def test_supported_pythons_are_told_alike() -> None:
     told = f"Python {', '.join(releases[:-1])} or {releases[-1]}"
     assert all(told in (ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
     assert f"each Python from {releases[0]} to {releases[-1]}" in (ROOT / "Makefile").read_text()
-
-
-def test_an_interpreter_of_a_release_is_found() -> None:
-    """The one that runs this has what is looked for; none has a release that does not exist."""
-    release = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    found = find(release)
-    assert found is not None
-    assert found.is_absolute()
-    assert find("3.99") is None

@@ -25,7 +25,6 @@ from tests.faults.journal import ACKS, Act, BlockName, Outcome
 MAX_EXAMPLES: Final = 5
 """Of each kind of violation that are told."""
 Interval = tuple[int, int]
-Records = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Times:

@@ -39,7 +39,8 @@ LOOK_S: Final = 2.0
 PEER_TIMEOUT_S: Final = 1.0
 NODE_FLAGS: Final = (
     *("--dram", "32MiB", "--high-watermark", "0.4", "--low-watermark", "0.25", "--demotion-wait-s", "60"),
-    *("--put-ttl-s", "5", "--tier-retry-s", "1"),
+    *("--put-ttl-s", "5", "--tier-retry-s", "1", "--control-timeout-s", "1"),
+    *("--reconnect-interval-s", "0.05", "--reconnect-max-interval-s", "0.2"),
 )
 
 
@@ -145,43 +146,15 @@ class Site:
         if name[0] == "c":
             module, flags = "tests.faults.client", [self._plan(name).packed()]
         elif name[0] == "m":
-            module = "tests.faults.daemon"
-            flags = [
-                "kvstore-master",
-                "--listen",
-                f"{address}:{MASTER_PORT}",
-                "--control",
-                f"{address}:{CONTROL_PORT}",
-                "--run-dir",
-                str(folder),
-            ]
-            flags += [
-                "--tokens",
-                self._tokens,
-                "--catalog",
-                self.etcd.url,
-                "--partitions",
-                str(self.partitions),
-                "--lease-ttl-s",
-                str(self.lease_s),
-                "--node-ttl-s",
-                str(self.lease_s),
-            ]
-            flags += ["--heartbeat-interval-s", str(self.lease_s / 8), "--slow-start-s", "0", "--peer-timeout-s", str(PEER_TIMEOUT_S)]
+            module, lease_s = "tests.faults.daemon", self.lease_s
+            flags = f"kvstore-master --listen {address}:{MASTER_PORT} --control {address}:{CONTROL_PORT} --run-dir {folder}".split()
+            flags += f"--tokens {self._tokens} --catalog {self.etcd.url} --partitions {self.partitions} --slow-start-s 0".split()
+            flags += f"--lease-ttl-s {lease_s} --node-ttl-s {lease_s} --heartbeat-interval-s {lease_s / 8}".split()
+            flags += f"--peer-timeout-s {PEER_TIMEOUT_S}".split()
         else:
             module = "tests.faults.daemon"
-            flags = ["kvstore-node", "--master", self.masters, "--listen", f"{address}:{NODE_PORT}", "--name", name, "--join-token", JOIN]
-            flags += ["--run-dir", str(folder)]
-            flags += [
-                "--nvme",
-                f"{folder / 'nvme'}:256MiB",
-                *NODE_FLAGS,
-                "--peer-timeout-s",
-                str(PEER_TIMEOUT_S),
-                "--control-timeout-s",
-                "1",
-            ]
-            flags += ["--reconnect-interval-s", "0.05", "--reconnect-max-interval-s", "0.2"]
+            flags = f"kvstore-node --master {self.masters} --listen {address}:{NODE_PORT} --name {name} --run-dir {folder}".split()
+            flags += ["--join-token", JOIN, *NODE_FLAGS, *f"--nvme {folder / 'nvme'}:256MiB --peer-timeout-s {PEER_TIMEOUT_S}".split()]
         folder.mkdir(exist_ok=True)
         plain = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
         self._children[name] = Child(

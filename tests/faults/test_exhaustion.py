@@ -15,7 +15,7 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import Full, KVStoreError, Retry
 from kvstore.testing.transfer.waiting import eventually, within
 from tests.system.history import value_of
-from tests.system.running import MIB, System
+from tests.system.running import MIB, System, running_system
 
 WRITERS: Final = 64
 PUTS: Final = 6
@@ -37,9 +37,7 @@ def limited(pid: int, what: int, limit: int) -> Iterator[None]:
 
 def test_64_writers_into_a_full_pool_store_all_or_are_told_and_nothing_is_left_open(tmp_path: Path) -> None:
     """What they put is thirty times as much as there is room for; each value is right, whoever's place it took."""
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", f"{POOL}B")
+    with running_system(tmp_path, f"--dram {POOL}B") as system:
         stored: list[bytes] = []
         wrong: list[object] = []
 
@@ -101,9 +99,7 @@ def test_a_client_without_descriptors_is_told_so_and_goes_on_once_it_has_some(sy
 
 
 def test_a_node_that_gets_no_memory_refuses_and_goes_on_once_it_does(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "256MiB")
+    with running_system(tmp_path, "--dram 256MiB") as system:
         pid = system.nodes["n0"].pid
         value = value_of(b"k", 0, SIZE)
         [used_kb] = [int(line.split()[1]) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmSize")]

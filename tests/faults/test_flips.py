@@ -17,7 +17,7 @@ from kvstore.testing.transfer.waiting import eventually
 from tests.faults.bits import Memory, Wire, flip_in_file
 from tests.ports import free_ports
 from tests.system.history import value_of
-from tests.system.running import System
+from tests.system.running import System, running_system
 
 SMALL, LARGE = 2 << 10, 300 << 10
 """Compared with its checksum wherever it is read; in shared memory only where everything is."""
@@ -66,9 +66,7 @@ def is_withheld(read: Callable[[Client, bytes], bytes | None], client: Client, k
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(tmp_path_factory.mktemp("flips")) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "32MiB")
+    with running_system(tmp_path_factory.mktemp("flips"), "--dram 32MiB") as system:
         yield system
 
 
@@ -139,9 +137,7 @@ def test_no_bit_of_an_entry_of_the_shared_index_leads_to_other_bytes(running: Sy
 
 
 def test_bits_that_change_on_nvme_are_misses_and_the_rest_is_read(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+    with running_system(tmp_path, f"--dram 1MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         keys = [b"block-%d" % number for number in range(40)]
         values = [value_of(key, 0, LARGE) for key in keys]
         with system.client() as client:

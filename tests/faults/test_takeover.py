@@ -4,6 +4,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -23,20 +24,16 @@ def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterato
         system.master_module = "tests.faults.daemon"
         for index in range(MASTERS):
             system.environments[f"master-{index}"] = points[index].environment
-            system.start_master(index, *LEASE)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+        system.start_masters(*LEASE)
+        system.start_nodes("--dram", "32MiB")
         yield system, points
 
 
-@pytest.mark.parametrize(
-    "point",
-    # Each takes the time of two leases. What is before a step is after the one before it, but for the first.
-    [
-        pytest.param(point, marks=[pytest.mark.slow] * (point.endswith(".before") and point != "master.takeover.listed.before"))
-        for point in of("master", "takeover", "register")
-    ],
-)
+# Each takes the time of two leases. What is before a step is after the one before it, but for the first.
+POINTS: Final = ["master.takeover.listed.before", *(point for point in of("master", "takeover", "register") if point.endswith(".after"))]
+
+
+@pytest.mark.parametrize("point", POINTS)
 def test_who_dies_while_it_takes_over_leaves_all_to_the_next(standing: tuple[System, list[Controlled]], point: str) -> None:
     system, points = standing
     owner = await_owner(system, *range(MASTERS))

@@ -33,6 +33,7 @@ METHODS: Final = tuple(
 STATUS: Final = [method for method, _kind, _streams in METHODS].index("/kvstore.v1.Control/Status")
 MAX_NODES: Final = 4
 """Else each input that registers one would leave it."""
+_KEPT: Final = ExitStack()
 NODE: Final = pb.RegisterRequest(name="n1", instance=1)
 """It is there: what is asked about a node comes further than to the question which one."""
 
@@ -73,18 +74,23 @@ def call(data: bytes) -> grpc.StatusCode:
 
 @cache
 def _master() -> grpc.Channel:
-    """A channel to it, where NODE is registered. It ends with the process, whose fuzzer says when."""
-    kept = ExitStack()
-    folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-fuzz-"))
+    """A channel to it, where NODE is registered. It ends with the process, whose fuzzer says when, or with `close`."""
+    folder = _KEPT.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-fuzz-"))
     here = MasterSettings(listen="127.0.0.1:0", control="127.0.0.1:0", run_dir=folder, http="")
     master = Master(replace(here, slow_start_s=0.0, max_nodes=MAX_NODES, node_ttl_s=3600.0))
-    kept.callback(master.close)
+    _KEPT.callback(master.close)
     control = master.start().control
     loop = threading.Thread(target=master.reactor.run, daemon=True)  # others are waited for before anybody could stop it
     loop.start()
-    kept.callback(loop.join)
-    kept.callback(master.reactor.stop)
-    channel = kept.enter_context(grpc.insecure_channel(control))
-    atexit.register(kept.close)
+    _KEPT.callback(loop.join)
+    _KEPT.callback(master.reactor.stop)
+    channel = _KEPT.enter_context(grpc.insecure_channel(control))
+    atexit.register(close)
     ControlStub(channel).Register(NODE, timeout=TIMEOUT_S)  # type: ignore[no-untyped-call]
     return channel
+
+
+def close() -> None:
+    """Stop the master. The next call starts another."""
+    _KEPT.close()
+    _master.cache_clear()

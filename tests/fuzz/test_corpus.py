@@ -2,14 +2,22 @@
 which `make fuzz` brings."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz import corpus
+from tests.fuzz import control_plane, corpus
 from tests.fuzz.targets import TARGETS, check
 
 CHANGED = 300
 """Changed inputs of each target."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def master() -> Iterator[None]:
+    """The master of `control` ends with this file: its threads open descriptors, and later tests limit those of the process."""
+    yield
+    control_plane.close()
 
 
 @pytest.mark.parametrize("name", TARGETS)

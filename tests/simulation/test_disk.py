@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import TierFailed
 from kvstore.testing.tier_conformance import DurableTierConformance
 from kvstore.tiers.tier import Record, Slot, Tier
 from tests.simulation.disk import Disk, DiskTier
@@ -41,14 +40,3 @@ def test_what_was_freed_and_not_flushed_is_there_after_a_crash() -> None:
     assert [found.slot.index for found in DiskTier(disk, capacity_bytes=100).recover()] == [1, 0]
     tier.flush()
     assert [found.slot.index for found in DiskTier(disk, capacity_bytes=100).recover()] == [1]
-
-
-def test_a_disk_that_fails_takes_nothing() -> None:
-    disk = Disk(failure=TierFailed("EIO"))
-    tier = DiskTier(disk, capacity_bytes=100)
-    with pytest.raises(TierFailed):
-        tier.write_batch([Record(tier.allocate(1), b"0")])
-    with pytest.raises(TierFailed):
-        tier.flush()
-    tier.close()
-    assert not disk.values

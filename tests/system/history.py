@@ -10,12 +10,16 @@ Source: CacheLib's ValueHistory (a hit must be a version that could have been cu
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+
 VERSION_BYTES = 8
 
 
 def value_of(key: bytes, version: int, size: int) -> bytes:
     """`size` bytes that no other key, version or size shares."""
-    return version.to_bytes(VERSION_BYTES, "big") + hashlib.shake_128(b"%b %d %d" % (key, version, size)).digest(size - VERSION_BYTES)
+    seed = int.from_bytes(hashlib.blake2b(b"%b %d %d" % (key, version, size), digest_size=16).digest())
+    words = np.random.SFC64(seed).random_raw(-(-size // 8))
+    return version.to_bytes(VERSION_BYTES, "big") + words.tobytes()[: size - VERSION_BYTES]
 
 
 def version_of(key: bytes, value: bytes) -> int:

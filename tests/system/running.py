@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -150,17 +150,37 @@ class System:
             self._forget_control()
             raise
 
+    def start_masters(self, *flags: str) -> None:
+        """All of them, the first of which owns the catalog, or most of it."""
+        for index in range(len(self._master_ports)):
+            self.start_master(index, *flags)
+
+    def start_nodes(self, *flags: str, names: Sequence[str] = ("n0", "n1")) -> None:
+        """Return when the master knows all of them."""
+        for name in names:
+            self.start_node(name, *flags)
+        self.await_alive(*names)
+
+    def status_of(self, index: int, partition: int = 0, *, partitions: int = 1) -> pb.StatusReply | None:
+        """What that one master says of that partition; None while it does not answer."""
+        place = f"127.0.0.1:{self._master_ports[index][1]}"
+        with contextlib.suppress(KVStoreError), Control(place, self.settings, *[place] * (partitions - 1)) as control:
+            return control.status_of(partition)
+        return None
+
+    def owned(self, index: int, partitions: int = 1) -> set[int]:
+        """Which partitions that master says to own; none while it does not answer."""
+        told = {each: self.status_of(index, each, partitions=partitions) for each in range(partitions)}
+        return {each for each, one in told.items() if one is not None and one.role == "owner"}
+
     def is_shared_out(self, partitions: int) -> bool:
         """Whether each partition is owned by the master whose share it is, so that none moves any more: how many each owns may be even
         before."""
         wanted = shares(frozenset(f"127.0.0.1:{listen}" for listen, _ in self._master_ports), partitions)
-        for listen, control in self._master_ports:
-            place = f"127.0.0.1:{control}"
-            with contextlib.suppress(KVStoreError), Control(place, self.settings, *[place] * (partitions - 1)) as asked:
-                if all((asked.status_of(each).role == "owner") == (wanted[each] == f"127.0.0.1:{listen}") for each in range(partitions)):
-                    continue
-            return False
-        return True
+        return all(
+            self.owned(index, partitions) == {each for each in range(partitions) if wanted[each] == f"127.0.0.1:{listen}"}
+            for index, (listen, _) in enumerate(self._master_ports)
+        )
 
     def node_status(self, name: str = "n0") -> pb.NodeStatus:
         return next(node for node in self.status().nodes if node.name == name)
@@ -227,6 +247,19 @@ class System:
         )
 
 
+@contextlib.contextmanager
+def running_system(
+    folder: Path, node: str, *, catalog: str = "memory:", nodes: Sequence[str] = ("n0",), master: str = ""
+) -> Iterator[System]:
+    """One master and these nodes. `node` and `master` are their flags, "{name}" in the first the node's name; "lmdb:" is a folder of
+    the system's own."""
+    with System(folder, f"lmdb:{folder / 'catalog'}" if catalog == "lmdb:" else catalog) as system:
+        system.start_master(0, *master.split())
+        for name in nodes:
+            system.start_node(name, *node.format(name=name).split())
+        yield system
+
+
 def _moves_of(node: pb.NodeStatus) -> list[tuple[int, int, int]]:
     return [(tier.blocks, tier.demotions, tier.promotions) for tier in node.tiers]
 
@@ -277,9 +310,7 @@ def descriptors(pid: int) -> int:
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
     """One master `memory:` and one node `n0` with 32 MiB of DRAM."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB") as started:
         yield started
 
 

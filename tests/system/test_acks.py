@@ -1,7 +1,6 @@
 """What a put promises by its `ack`, with SIGKILL to node, master and client between the put and the master's decision: of a client on the
 node's host, and of one on a host without a node."""
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -14,12 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
-from kvstore.client.aio import AsyncClient
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.config import TransferSettings
 from tests.system.history import value_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 SIZES = (100, 4096, 200_000)
 """Inline values, and one that goes through shared memory."""
@@ -34,9 +32,7 @@ FAR_PUTS = 400
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "64MiB")
+    with running_system(tmp_path, "--dram 64MiB", catalog="lmdb:") as started:
         yield started
 
 
@@ -235,20 +231,6 @@ def target_of(client: Client) -> str:
     node = resources.daemons.nodes.get(resources.put_targets.node_id(4096))
     assert node is not None
     return node.name
-
-
-def test_put_of_an_async_client_is_one_message_too(running: System) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.address, transfer=TransferSettings(transports="tcp")) as client:
-            await client.put(b"first", SMALL[0])
-            away(running)
-            assert await client.put(KEYS[0], SMALL[0])
-            assert await client.put_batch(KEYS[1:], SMALL[1:]) == STORED[1:]
-            back(running)
-            await client.flush(deadline_s=DEADLINE_S)
-            assert await client.get_batch(KEYS) == SMALL
-
-    asyncio.run(work())
 
 
 def test_puts_go_on_at_another_node_when_the_target_is_killed(running: System) -> None:

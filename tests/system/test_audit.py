@@ -41,8 +41,7 @@ def system(tmp_path: Path, etcd_url: str) -> Iterator[System]:
     tokens = tokens_file(tmp_path)
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=MASTERS) as made:
         made.settings = replace(made.settings, token=OPERATOR)
-        for index in range(MASTERS):
-            made.start_master(index, *LEASE, "--tokens", tokens)
+        made.start_masters(*LEASE, "--tokens", tokens)
         yield made
 
 

@@ -84,20 +84,6 @@ def test_a_client_that_names_the_unix_socket_is_told_what_to_do(encrypted: Encry
         assert not client.exists(ABSENT, deadline_s=PATIENT_S)
 
 
-def test_an_async_client_by_certificate_alone_works_there(encrypted: Encrypted) -> None:
-    settings = replace(by_certificate(encrypted), ack="cluster")
-
-    async def use() -> None:
-        async with AsyncClient(encrypted.system.address, settings=settings) as client:
-            assert await client.get(ABSENT) is None
-            assert await client.put(KEY, VALUE)
-            assert await client.get(KEY) == VALUE
-            assert await client.match_prefix([KEY, ABSENT]) == 1
-            assert await client.ping() > 0
-
-    asyncio.run(use())
-
-
 def test_an_operator_with_certificate_and_token_names_a_tenant(encrypted: Encrypted) -> None:
     """As deploy/systemd/kvstore-tls.toml has it. By the certificate alone an operator may have named none by mistake."""
     with encrypted.system.client(settings=by_certificate(encrypted)) as client:

@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import urllib.parse
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +13,8 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import expect
 
-from kvstore.client.control import Control
-from kvstore.protocol.errors import KVStoreError
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.credentials import OPERATOR, tokens_file
-from tests.etcd_server import EtcdServer
 from tests.security.tls.certified import flags, given_to, shared
 from tests.system.running import STATUS_POLL_S, System, until
 from tests.system.test_standby import LEASE
@@ -78,25 +75,20 @@ class Consoles:
         return sorted((one["role"], one["trouble"]) for one in self.ask(index, "/api/masters").json())
 
     def owned(self, index: int, partitions: int) -> int:
-        place = f"127.0.0.1:{self.system._master_ports[index][1]}"
-        with suppress(KVStoreError), Control(place, self.system.settings, *[place] * (partitions - 1)) as control:
-            return sum(control.status_of(partition).role == "owner" for partition in range(partitions))
-        return 0
+        return len(self.system.owned(index, partitions))
 
 
 def put_all(system: System) -> None:
-    for name in ("n0", "n1"):
-        system.start_node(name, "--dram", "32MiB")
-    system.await_alive("n0", "n1")
+    system.start_nodes("--dram", "32MiB")
     with system.client(tenant="red", token="secret") as client:
         keys = [b"block-%d" % number for number in range(BLOCKS)]
         client.put_batch(keys, [b"x" * 100] * BLOCKS, namespace="shown", parents=[None, *keys[:-1]])
 
 
 @pytest.fixture
-def three(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[Consoles]:
+def three(tmp_path: Path, etcd_url: str) -> Iterator[Consoles]:
     """Three masters with tokens that have shared four partitions out, and two nodes."""
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=3) as system:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
         system.settings = replace(system.settings, token=OPERATOR)
         found = Consoles(system, "--partitions", "4", "--tokens", tokens_file(tmp_path), *LEASE, count=3)
         until(lambda: system.is_shared_out(4), "shares that stay", every_s=STATUS_POLL_S)
@@ -163,10 +155,10 @@ def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_
     until(lambda: ("owner", "") in three.roles(others[0]) and len(three.roles(others[0])) == 3, "which the others ask again")
 
 
-def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
+def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Path, etcd_url: str) -> None:
     """One partition, and certificates in place of tokens: the master that follows is a master by its own."""
     tls = flags(shared().master())
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=2) as system:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         system.settings = given_to(system.settings, shared().client())
         found = Consoles(system, *tls, *LEASE, count=2)
         for name in ("n0", "n1"):

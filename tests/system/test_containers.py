@@ -11,9 +11,9 @@ import pytest
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
+from tests.system.hosts import MASTER, master_flags, node_flags
 from tests.system.test_engine_links import await_links
 
-MASTER, NODE = 7440, 7443
 COUNT = 60
 
 
@@ -39,32 +39,11 @@ class Containers:
     @contextmanager
     def daemons(self) -> Iterator[None]:
         with ExitStack() as stack:
-            address = self.hosts.rails[0].addresses[0]
-            flags = [
-                "--allow-unauthenticated",
-                "--listen",
-                self.master,
-                "--control",
-                f"{address}:7442",
-                "--run-dir",
-                str(self.run_dir),
-                "--catalog",
-                "memory:",
-            ]
+            flags = master_flags(self.hosts.rails[0].addresses[0], self.run_dir, control=self.hosts.rails[0].addresses[0])
             prefix = [*self.hosts.prefix(0), *self._inside[0]]
             stack.enter_context(running("master", *flags, "--slow-start-s", "0", log=self._folder / "master.log", prefix=prefix))
             for host, address in enumerate(self.hosts.rails[0].addresses):
-                flags = [
-                    "--allow-unauthenticated",
-                    "--master",
-                    self.master,
-                    "--listen",
-                    f"{address}:{NODE}",
-                    "--name",
-                    f"n{host}",
-                    "--run-dir",
-                    str(self.run_dir),
-                ]
+                flags = node_flags(self.master, address, f"n{host}", self.run_dir)
                 prefix = [*self.hosts.prefix(host), *self._inside[host]]
                 log = self._folder / f"node{host}.log"
                 node = stack.enter_context(running("node", *flags, "--dram", "32MiB", log=log, prefix=prefix))

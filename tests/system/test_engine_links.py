@@ -10,9 +10,10 @@ from tests.forked import said
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
+from tests.system.hosts import MASTER, master_flags, node_flags
 from tests.system.running import MIB, PROCESS_POLL_S, until
 
-MASTER, NODE, ENGINE_PORT = 7440, 7441, 7450
+ENGINE_PORT = 7450
 KEYS = [f"k{number}" for number in range(8)]
 WHOLE = 8 * MIB
 STORED, RIGHT = [True] * 8, [True] * 8
@@ -35,11 +36,9 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
     config = folder / "node.toml"
     config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\n')
     here, address = hosts.names[0], hosts.rails[0].addresses[0]
-    public = ["--allow-unauthenticated", "--listen"]
-    master = [*public, f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
-    node = ["--master", f"{address}:{MASTER}", *public, f"{address}:{NODE}", "--name", "n0", "--run-dir", str(folder / "n")]
+    node = node_flags(f"{address}:{MASTER}", address, "n0", folder / "n")
     with (
-        running("master", *master, log=folder / "master.log", host=here),
+        running("master", *master_flags(address, folder / "m"), log=folder / "master.log", host=here),
         running("node", *node, "--dram", "64MiB", "--config", str(config), log=folder / "node.log", host=here) as daemon,
     ):
         assert daemon.line()["event"] == "ready"
@@ -64,17 +63,6 @@ def test_an_engine_behind_a_firewall_is_done_without_and_used_again_once_it_can_
         hosts.run(0, ["nft", "delete", "table", "inet", "engine"])
         client.rest()
         until(lambda: client.get(KEYS, MIB)["engine_bytes"] == WHOLE, "the engine is used again")
-
-
-def test_a_client_that_starts_behind_a_firewall_moves_values_by_message(tmp_path: Path) -> None:
-    with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master:
-        hosts.run(0, ["nft", DROP])
-        with FarClient(hosts, 1, master) as client:
-            put = client.put(KEYS, MIB)
-            assert (put["done"], put["engine_bytes"]) == (STORED, 0)
-            assert put["seconds"] < DEADLINE_S
-            got = client.get(KEYS, MIB)
-            assert (got["done"], got["engine_bytes"]) == (RIGHT, 0)
 
 
 def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ dies, restarts, stalls or cannot be reached meanwhile."""
 
 import asyncio
 import dataclasses
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,7 +34,7 @@ from kvstore.transfer.paths.peer import PeerRegion
 from tests.credentials import OPERATOR, tokens_file
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
+from tests.system.running import DEADLINE_S, MIB, System, heard, process, running_system, stopped, until
 from tests.tickets import hello_to_node
 
 BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
@@ -118,25 +116,6 @@ def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch
     assert asyncio.run(work()) > 8 * LARGE
 
 
-def test_a_cancelled_get_leaves_the_client_usable(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
-
-    async def work() -> None:
-        async with AsyncClient(system.address, settings=BY_ENGINE) as client:
-            await client.put_batch(KEYS, VALUES)
-            for rounds in range(10):
-                getting = asyncio.ensure_future(client.get_batch(KEYS))
-                for _ in range(rounds):
-                    await asyncio.sleep(0)
-                getting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await getting
-                assert await client.get_batch(KEYS) == VALUES
-
-    asyncio.run(work())
-    until(lambda: system.node_status().counters["leases"] == 0, "no leases")
-
-
 def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
     def used() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -154,16 +133,11 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
     until(lambda: system.node_status().counters["engine_connections"] == 0, "the node's connections are closed too")
 
 
-# --- without a way ---
-
-
 # --- what dies ---
 
 
 def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "32MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+    with running_system(tmp_path, f"--dram 32MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         with far_client(system) as far:
             assert far.put_batch(KEYS, VALUES) == [True] * 16
             assert far.get_batch(KEYS) == VALUES
@@ -181,51 +155,13 @@ def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Pa
             assert unpack_engine(engine_of(system)).name != unpack_engine(before).name
 
 
-@pytest.mark.parametrize("others", [(), ("n1",)], ids=["no other node", "another node"])
-def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp_path: Path, others: tuple[str, ...]) -> None:
-    keys = [b"large-%d" % number for number in range(12)]
-    values = [value_of(key, 0, 2 * MIB) for key in keys]
-    with System(tmp_path) as system:
-        system.start_master()
-        for name in ("n0", *others):
-            system.start_node(name, "--dram", "64MiB")
-        with far_client(system, deadline_s=5.0) as far:
-            assert all(far.put(key, value) for key, value in zip(keys, values, strict=True))
-            places = [found[0].node for found in far.locate(keys)]
-            outcomes: list[Any] = []
-            ended = threading.Event()
-
-            def read() -> None:
-                while not ended.is_set():
-                    try:
-                        outcomes.append(far.get_batch(keys))
-                    except Retry as error:
-                        outcomes.append(error)
-
-            reader = threading.Thread(target=read)
-            reader.start()
-            until(lambda: len(outcomes) > 2, "the reader reads")
-            system.kill_node()
-            seen = len(outcomes)
-            until(lambda: len(outcomes) > seen + 2, "the reader reads on")
-            ended.set()
-            reader.join(DEADLINE_S)
-            assert outcomes[0] == values
-            for outcome in outcomes:
-                if not isinstance(outcome, Retry):
-                    assert all(one in (None, value) for one, value in zip(outcome, values, strict=True)), "bytes that nobody put"
-            assert outcomes[-1] == [value if place in others else None for value, place in zip(values, places, strict=True)]
-
-
 # --- writers that stall or die ---
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[System]:
     """A node with room for one value of 1 MiB, and little time for a put."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "1MiB", "--put-ttl-s", str(TTL_S))
+    with running_system(tmp_path, f"--dram 1MiB --put-ttl-s {TTL_S}") as started:
         yield started
 
 
@@ -251,17 +187,6 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
         reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
         connection.send((ending, list(reply.flags)))
         connection.recv()
-
-
-def test_a_client_killed_while_it_writes_leaves_its_room_and_its_key_to_others(small: System) -> None:
-    value = value_of(b"k", 1, MIB)
-    with small.client() as client:
-        with process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
-            assert heard(writer) == "writing"
-            os.kill(pid, signal.SIGKILL)
-            assert client.put(b"k", value, deadline_s=DEADLINE_S), "the killed one's slot was all the room there is"
-            assert client.get(b"k") == value
-    until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")
 
 
 def test_what_a_stopped_client_writes_after_its_put_expired_harms_nobody(small: System) -> None:

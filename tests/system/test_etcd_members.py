@@ -18,7 +18,7 @@ FLAGS = ("--lease-ttl-s", "10")
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path)
+    cluster = EtcdCluster(tmp_path, syncs=False)
     cluster.start()
     yield cluster
     cluster.remove()
@@ -27,10 +27,8 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
 @pytest.fixture
 def system(tmp_path: Path, etcd: EtcdCluster) -> Iterator[System]:
     with System(tmp_path / "system", etcd.url, masters=3) as system:
-        for index in range(3):
-            system.start_master(index, *FLAGS)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+        system.start_masters(*FLAGS)
+        system.start_nodes("--dram", "32MiB")
         yield system
 
 

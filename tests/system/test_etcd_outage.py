@@ -12,7 +12,7 @@ from kvstore.testing.transfer.waiting import within
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, System, refusal, until
+from tests.system.running import DEADLINE_S, System, refusal, running_system
 
 ANSWER_MARGIN_S = 0.3
 """A node gives the reason this much before the asker stops listening."""
@@ -28,9 +28,7 @@ def own_etcd(etcd_server_factory: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
-    with System(tmp_path, f"etcd://{own_etcd.host_port}") as started:
-        started.start_master(0, "--lease-ttl-s", "20")
-        started.start_node("n0", "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB", catalog=f"etcd://{own_etcd.host_port}", master="--lease-ttl-s 20") as started:
         yield started
 
 
@@ -76,32 +74,3 @@ def test_etcd_away_later_reads_go_on_puts_wait_and_fail_and_nothing_acknowledged
         running.await_alive("n0")
         assert remote.get_batch([*KEYS, b"afterwards"]) == [*VALUES, VALUES[0]]
         assert client.exists_batch(KEYS) == [True] * len(KEYS)
-
-
-def put_at_last(client: Client, key: bytes, value: bytes) -> bool:
-    """Put, again and again while it may be tried again: a change of master takes a moment. Is the block there then?"""
-
-    def is_put() -> bool:
-        try:
-            client.put(key, value)
-        except Retry:
-            return False
-        return True
-
-    until(is_put, "a put that succeeds")
-    return client.exists(key)
-
-
-def test_a_second_master_on_the_same_etcd_serves_in_the_place_of_a_first_that_is_killed(tmp_path: Path, own_etcd: EtcdServer) -> None:
-    with System(tmp_path, f"etcd://{own_etcd.host_port}", masters=2) as system:
-        first = system.start_master(0)
-        system.start_node("n0", "--dram", "32MiB")
-        with system.client(deadline_s=DEADLINE_S) as client:
-            assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
-            first.kill()
-            system.start_master(1)
-            assert put_at_last(client, b"after the change", VALUES[0])
-            system.await_alive("n0")
-            assert client.get_batch([*KEYS, b"after the change"]) == [*VALUES, VALUES[0]]
-            assert client.exists_batch(KEYS) == [True] * len(KEYS)
-            assert client.put(b"and later", VALUES[1])

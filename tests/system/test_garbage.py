@@ -17,7 +17,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello
 from kvstore.rpc.address import Address, connect, parse_address
 from tests.rpc.wires import frame, read_frame
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, System, descriptors, until
+from tests.system.running import DEADLINE_S, System, descriptors, running_system, until
 
 TIMEOUT_S = 60.0
 PORTS = ["master frames", "master control", "master unix", "node frames", "node unix"]
@@ -53,9 +53,7 @@ GARBAGE = {
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """One for all of these tests: the garbage of each must do nothing to the next."""
-    with System(tmp_path_factory.mktemp("garbage")) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "16MiB")
+    with running_system(tmp_path_factory.mktemp("garbage"), "--dram 16MiB") as started:
         with started.client() as client:
             client.put(b"kept", value_of(b"kept", 0, 100_000))
         yield started

@@ -15,7 +15,7 @@ import pytest
 from kvstore.client.holds import new_hold
 from kvstore.client.sync import Client
 from tests.system.history import value_of
-from tests.system.running import STATUS_POLL_S, System, until
+from tests.system.running import STATUS_POLL_S, System, running_system, until
 
 BLOCK_BYTES = 64 << 10
 DRAM_BYTES = 64 << 20
@@ -52,9 +52,7 @@ def values(keys: list[bytes]) -> list[bytes]:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[System]:
     """A node with room for 1,024 blocks."""
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "64MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 64MiB --policy lru") as system:
         yield system
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvstore.client.reads import replica_lookup as finding
 from kvstore.client.sync import Client
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, running_system, until
 from tests.system.test_acks import tied
 
 BLOCK_BYTES = 64 << 10
@@ -107,10 +107,7 @@ def test_what_other_hosts_read_much_is_read_at_two_nodes_and_the_copy_leaves_fir
 
 
 def test_where_the_operator_does_not_want_it_what_is_read_much_stays_where_it_is(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB", nodes=("n0", "n1")) as system:
         with tied(system, "n0") as client, far_clients(system, 1) as readers:
             put(client, [HOT])
             before = given(system, "n0")

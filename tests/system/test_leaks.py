@@ -9,7 +9,7 @@ from pathlib import Path
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Full
 from tests.system.history import value_of, version_of
-from tests.system.running import System, descriptors, until
+from tests.system.running import System, descriptors, running_system, until
 
 OPERATIONS, THREADS, CONNECTS = 2000, 4, 50
 SIZES = (500, 5_000, 100_000, 400_000)
@@ -69,9 +69,7 @@ def test_after_much_use_everything_is_as_before(tmp_path: Path) -> None:
 
 
 def test_puts_that_fail_for_want_of_room_leave_nothing_behind(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB")
+    with running_system(tmp_path, "--dram 1MiB") as system:
         with system.client() as client:
             keys = [b"pinned-%d" % number for number in range(4)]
             client.put_batch(keys, [value_of(key, 0, 256 << 10) for key in keys])

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control
 from kvstore.protocol.errors import Unauthorized
 from kvstore.testing.transfer.waiting import eventually
 from tests.store.daemons import Daemon, master_flags, node_flags, running
@@ -60,28 +58,3 @@ def test_events_have_names_and_nothing_secret_is_told(tmp_path: Path) -> None:
     text = (tmp_path / "master.log").read_text() + (tmp_path / "node.log").read_text()
     for secret in (*SECRETS.values(), KEY.decode(), KEY.hex()):
         assert secret not in text, secret
-
-
-def test_what_an_operator_does_with_a_node_is_told(tmp_path: Path) -> None:
-    of_master = (*master_flags(tmp_path), "--node-ttl-s", "1", "--heartbeat-interval-s", "0.1", *JSON)
-    with running("master", *of_master, log=tmp_path / "master.log") as master:
-        settings = ClientSettings(master=master.facts["listen"])
-        of_node = (*node_flags(tmp_path, master.facts["listen"]), "--dram", "1MiB")
-        with Control.find(settings) as control:
-            with running("node", *of_node, log=tmp_path / "node.log") as node:
-                node.line()
-                control.drain("n0")
-                eventually(lambda: any(line["event"] == "node_drained" for line in events(master)), "the end of the drain of an empty node")
-                control.drain("n0", cancel=True)
-                node.stop(signal.SIGTERM)
-            eventually(lambda: control.status().nodes[0].state == "stopped", "a master that knows that the node has stopped")
-            control.forget("n0")
-        told = [line for line in events(master) if line["event"] in ("audit", "node_drained")]
-        assert [(line["event"], line.get("action"), line.get("new")) for line in told] == [
-            ("audit", "drain", "drained to peers"),
-            ("node_drained", None, None),
-            ("audit", "drain", "takes blocks"),
-            ("audit", "forget", ""),
-        ]
-        assert [line["target"] for line in told if line["event"] == "audit"] == ["node n0"] * 3
-        assert told[1]["kept"] == 0

@@ -12,7 +12,7 @@ import pytest
 from kvstore.client.aio import AsyncClient
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
-from tests.system.running import PATIENT_S, System, heard, process
+from tests.system.running import PATIENT_S, System, heard, process, running_system
 
 CALLERS: Final = 160
 """More than half of DESCRIPTORS."""
@@ -111,8 +111,6 @@ def test_few_channels_are_shared_in_turn(system: System, is_remote: bool) -> Non
 
 def test_a_node_with_few_connections_is_shared_in_turn(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The node refuses more than it takes, to a client that would open one a thread."""
-    with System(tmp_path_factory.mktemp("few")) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "64MiB", "--max-connections", "16")
+    with running_system(tmp_path_factory.mktemp("few"), "--dram 64MiB --max-connections 16") as system:
         with system.client(ack="node") as client:
             assert run_threads(client) == []

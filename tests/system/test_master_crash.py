@@ -96,38 +96,6 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
         assert client.exists_batch(KEYS) == durable
 
 
-def test_pins_outlive_the_master(tmp_path: Path, etcd_url: str) -> None:
-    with System(tmp_path, f"{etcd_url}/{tmp_path.name}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB")
-        with system.client() as client:
-            client.put(KEYS[0], VALUES[0])
-            assert client.pin([KEYS[0]]) == [True]
-            system.masters[0].kill()
-            system.start_master()
-            system.await_alive("n0")
-            for key, value in zip(KEYS[1:], VALUES[1:], strict=True):
-                client.put(key, value)
-            assert client.get(KEYS[0]) == VALUES[0]
-            assert client.get(KEYS[1]) is None, "there was no room for all"
-
-
-def test_a_pin_that_ended_while_the_master_was_away_is_the_nodes_no_more(tmp_path: Path) -> None:
-    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB")
-        with system.client() as client:
-            client.put_batch(KEYS[:2], VALUES[:2])
-            client.pin(KEYS[:1], ttl_s=0.001)  # it may have ended by the time that it is answered
-            assert client.pin(KEYS[1:2], ttl_s=3600) == [True]
-            system.masters[0].kill()
-            system.start_master()
-            system.await_alive("n0")
-            while not client.remove(KEYS[:1]):
-                pass
-            assert client.remove(KEYS[1:2]) == 0
-
-
 def test_puts_acknowledged_while_etcd_was_killed_and_came_back_are_found(
     tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
 ) -> None:

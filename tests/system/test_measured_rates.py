@@ -12,9 +12,9 @@ from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
 from tests.system.far_scheduler import ask
+from tests.system.hosts import MASTER, master_flags, node_flags
 from tests.system.running import MIB, PROCESS_POLL_S, until
 
-MASTER, CONTROL, NODE = 7440, 7441, 7450
 RATE_GBIT_S = 0.1
 RATE_BYTES_S = RATE_GBIT_S * 1e9 / 8
 FIRST = [[f"first-{pair}-0", f"first-{pair}-1"] for pair in range(8)]
@@ -39,33 +39,19 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
     with two_hosts(RATE_GBIT_S) as hosts:
         here, there = hosts.rails[0].addresses
         master = f"{here}:{MASTER}"
-        flags = [
-            "--allow-unauthenticated",
-            "--listen",
-            master,
-            "--control",
-            f"{here}:{CONTROL}",
-            "--catalog",
-            "memory:",
-            "--heartbeat-interval-s",
-            "0.05",
-        ]
+        flags = [*master_flags(here, tmp_path / "m", control=here), "--heartbeat-interval-s", "0.05"]
         flags += ["--node-ttl-s", "60", "--instance-ttl-s", "600", "--measured-rate-ttl-s", "600"]
-        node = ["--master", master, "--dram", "64MiB"]
+        node = {name: node_flags(master, address, name, tmp_path / name) for name, address in (("a", here), ("b", there))}
         (tmp_path / "a").mkdir()
         with (
-            running("master", *flags, "--run-dir", str(tmp_path / "m"), log=tmp_path / "master.log", host=hosts.names[0]),
-            running(
-                *("node", *node, "--allow-unauthenticated", "--name", "a", "--listen", f"{here}:{NODE}", "--run-dir", str(tmp_path / "a")),
-                log=tmp_path / "a.log",
-                host=hosts.names[0],
-            ) as a,
+            running("master", *flags, log=tmp_path / "master.log", host=hosts.names[0]),
+            running("node", *node["a"], "--dram", "64MiB", log=tmp_path / "a.log", host=hosts.names[0]) as a,
         ):
             assert a.line()["event"] == "ready"
             with FarClient(hosts, 0, master) as client:
                 assert client.put([*chain(*FIRST), *SECOND], MIB)["done"] == [True] * 56
             with running(
-                *("node", *node, "--allow-unauthenticated", "--name", "b", "--listen", f"{there}:{NODE}", "--run-dir", str(tmp_path / "b")),
+                *("node", *node["b"], "--dram", "64MiB"),
                 log=tmp_path / "b.log",
                 host=hosts.names[1],
                 hidden=[str(tmp_path / "a")],  # else it would reach `a` by its Unix socket

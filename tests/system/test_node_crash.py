@@ -1,17 +1,14 @@
 """A node killed with SIGKILL and started again with the same name and folder: its NVMe blocks are served, all others are misses."""
 
-import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import KVStoreError, Retry
 from tests.system import full_disk_node
-from tests.system.history import value_of, version_of
-from tests.system.running import System, until
+from tests.system.history import value_of
+from tests.system.running import System, running_system, until
 
 BLOCK_BYTES = 128 << 10
 DRAM_BLOCKS, ALL_BLOCKS = 32, 96
@@ -28,9 +25,7 @@ def is_on_nvme(client: Client, keys: list[bytes]) -> list[bool]:
 @pytest.fixture
 def tiered(tmp_path: Path) -> Iterator[System]:
     """One node whose NVMe has room for all blocks, its DRAM for a third of them."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+    with running_system(tmp_path, f"--dram {DRAM_BLOCKS * BLOCK_BYTES} --nvme {tmp_path / 'nvme'}:64MiB") as started:
         yield started
 
 
@@ -105,45 +100,3 @@ def test_blocks_removed_while_nvme_deletes_nothing_do_not_come_back(tmp_path: Pa
             (tmp_path / "nvme" / full_disk_node.MARK).unlink()
             assert client.put_batch(removed, [value_of(key, 1, BLOCK_BYTES) for key in removed]) == [True] * len(removed)
             assert client.get_batch(removed) == [value_of(key, 1, BLOCK_BYTES) for key in removed]
-
-
-def test_under_load_gets_give_right_bytes_or_misses_and_only_retryable_errors(tiered: System) -> None:
-    keys = [key_of(number) for number in range(ALL_BLOCKS)]
-    is_over = threading.Event()
-    wrong: list[BaseException] = []
-    counts = {"hits": 0, "errors": 0}
-
-    def work(seed: int) -> None:
-        choose = random.Random(seed)
-        with tiered.client(deadline_s=2.0) as client:
-            while not is_over.is_set():
-                key = choose.choice(keys)
-                try:
-                    value = client.get(key)
-                    if value is None:
-                        client.put(key, value_of(key, 0, BLOCK_BYTES))
-                    else:
-                        version_of(key, value)
-                        counts["hits"] += 1
-                except Retry:
-                    counts["errors"] += 1
-                except (KVStoreError, AssertionError) as error:
-                    wrong.append(error)
-                    return
-
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
-    for _ in range(2):
-        hits = counts["hits"]
-        until(lambda hits=hits: counts["hits"] > hits + 100 or bool(wrong), "load")  # type: ignore[misc]
-        tiered.kill_node()
-        tiered.start_node()
-    hits = counts["hits"]
-    until(lambda: counts["hits"] > hits + 100 or bool(wrong), "hits after the last restart")
-    is_over.set()
-    for worker in workers:
-        worker.join()
-    assert wrong == []
-    assert tiered.await_settled().counters["corrupt_reads"] == 0
-    tiered.await_counters(leases=0, open_puts=0)

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from kvstore.cli.main import kvstore
 from kvstore.client.sync import Client
 from kvstore.protocol import control_pb2 as pb
-from tests.master.running import Places, master_in_thread
+from tests.master.running import master_in_thread
 from tests.store.tensors import after, numbers_of, tensor_value
 from tests.system.history import value_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
+from tests.system.test_copying import Cluster
 
 SHAPE = (4, 2, 4, 16, 128)
 """128 KiB of bfloat16, and the header."""
@@ -31,8 +32,8 @@ NVME_BYTES = 40 * ENCODED + 8 * SIZE + 1
 TENANT = "red"
 
 
-def flags(folder: Path, codec: str) -> list[str]:
-    return ["--dram", str(DRAM_BYTES), "--nvme", f"{folder / 'nvme'}:{NVME_BYTES}", "--nvme-codec", codec]
+def flags(folder: Path, codec: str) -> str:
+    return f"--dram {DRAM_BYTES} --nvme {folder / 'nvme'}:{NVME_BYTES} --nvme-codec {codec}"
 
 
 def put_all(client: Client) -> None:
@@ -53,9 +54,7 @@ def what_may_be(scheme: str, key: bytes) -> tuple[bytes, ...]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A node that was given all of VALUES and is at rest. Tests read it only."""
     folder = tmp_path_factory.mktemp("filled")
-    with System(folder) as started:
-        started.start_master()
-        started.start_node("n0", *flags(folder, "fp8-head"))
+    with running_system(folder, flags(folder, "fp8-head")) as started:
         with started.client() as client:
             put_all(client)
         started.await_settled()
@@ -99,15 +98,13 @@ def test_nvme_holds_more_blocks_and_gives_tensors_within_the_schemes_error_and_a
 
 
 def test_after_a_restart_with_another_codec_each_value_is_what_it_was(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", *flags(tmp_path, "fp8-head"))
+    with running_system(tmp_path, flags(tmp_path, "fp8-head")) as system:
         with system.client() as client:
             put_all(client)
             stored = _nvme(system)
             kept = [key for key, found in zip(KEYS, client.locate(KEYS), strict=True) if any("nvme" in one.tiers for one in found)]
             system.kill_node()
-            system.start_node("n0", *flags(tmp_path, "int4/16"))
+            system.start_node("n0", *flags(tmp_path, "int4/16").split())
             again = _nvme(system)
             assert (stored.codec, again.codec) == ("fp8-head", "int4/16")
             assert _accounts(again) == _accounts(stored), "nothing is encoded anew"
@@ -124,24 +121,12 @@ def _accounts(tier: pb.TierStatus) -> tuple[int, int, int]:
     return tier.payload_bytes, tier.metadata_bytes, tier.elements
 
 
-class TwoNodes(System):
-    """A master in this process, which can be told to have blocks copied, and nodes `a` and `b`."""
-
-    def __init__(self, folder: Path, places: Places) -> None:
-        self.places = places
-        super().__init__(folder)
-
-    @property
-    def address(self) -> str:
-        return self.places.listen
-
-
 def test_a_copy_at_another_node_is_what_is_left_at_its_source_and_the_same_version(tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=60.0) as places,
-        TwoNodes(tmp_path, places) as system,
+        Cluster(tmp_path, places) as system,
     ):
-        system.start_node("a", *flags(tmp_path, "fp8-head"))
+        system.start_node("a", *flags(tmp_path, "fp8-head").split())
         with system.client(tenant=TENANT) as client:
             put_all(client)
             system.await_settled("a")

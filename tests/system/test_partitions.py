@@ -3,8 +3,9 @@ partitions wait, until others have them. Nothing that was acknowledged is lost."
 
 import os
 import signal
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, QuotaExceeded
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.partitions import partition_of
@@ -20,9 +20,8 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from tests.etcd_server import EtcdServer
 from tests.master.running import refusal
-from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, until
+from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, running_system, until
 from tests.system.test_standby import LEASE, Load
 
 PARTITIONS = 4
@@ -34,46 +33,30 @@ VALUES = [b"value %d" % number for number in range(200)]
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[System]:
     """One master that owns all partitions, and two nodes."""
-    with System(tmp_path) as system:
-        system.start_master(0, *FLAGS)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+    with running_system(tmp_path, "--dram 32MiB", nodes=("n0", "n1"), master=" ".join(FLAGS)) as system:
         yield system
 
 
 @pytest.fixture
-def shared(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[System]:
+def shared(tmp_path: Path, etcd_url: str) -> Iterator[System]:
     """Three masters that have shared the partitions out, and two nodes."""
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=3) as system:
-        for index in range(3):
-            system.start_master(index, *FLAGS, *LEASE)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
+        system.start_masters(*FLAGS, *LEASE)
+        system.start_nodes("--dram", "32MiB")
         until(lambda: system.is_shared_out(PARTITIONS), "shares that stay", every_s=STATUS_POLL_S)
-        system.await_alive("n0", "n1")
         yield system
-
-
-def status_of(system: System, index: int, partition: int) -> pb.StatusReply | None:
-    """What that one master says of that partition; None while it does not answer."""
-    place = f"127.0.0.1:{system._master_ports[index][1]}"
-    with suppress(KVStoreError), Control(place, system.settings, *[place] * (PARTITIONS - 1)) as control:
-        return control.status_of(partition)
-    return None
 
 
 def owners(system: System, *indexes: int) -> dict[int, int]:
     """Which of these masters owns each partition, of those that one of them says to own."""
-    told = {(index, partition): status_of(system, index, partition) for index in indexes for partition in range(PARTITIONS)}
-    return {partition: index for (index, partition), one in told.items() if one is not None and one.role == "owner"}
+    return {partition: index for index in indexes for partition in system.owned(index, PARTITIONS)}
 
 
 def key_of(partition: int) -> bytes:
     return next(key for key in KEYS if partition_of(key, PARTITIONS) == partition)
 
 
-@pytest.mark.parametrize("is_remote", [False, True], ids=["of this host", "of another host"])
-@pytest.mark.parametrize("ack", ["cluster", "node"])
+@pytest.mark.parametrize(("ack", "is_remote"), [("cluster", False), ("node", False), ("node", True)])
 def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remote: bool) -> None:
     client = alone.remote_client(ack=ack) if is_remote else alone.client(ack=ack)
     assert {partition_of(key, PARTITIONS) for key in KEYS} == set(range(PARTITIONS))
@@ -116,15 +99,6 @@ def test_a_node_is_drained_of_the_blocks_of_all_partitions(alone: System) -> Non
         assert all({place.node for place in found} - {name} for found in client.locate(KEYS))
         control.drain(name, cancel=True)
         assert not any(node.HasField("drain") for node in control.status().nodes)
-
-
-def test_what_the_tree_of_prefixes_shows_goes_across_partitions(alone: System) -> None:
-    with alone.client() as client, Control.find(alone.settings) as control:
-        parents = [None, *KEYS[:-1]]
-        assert all(client.put_batch(KEYS, [b"v" * 100] * len(KEYS), namespace="chain", parents=parents))
-        found = control.contents("", "chain", max_segments=10)
-    assert [(one.key, one.held.blocks, one.subtree_bytes, one.branches) for one in found.segments] == [(KEYS[0], 200, 20_000, 0)]
-    assert [(one.namespace, one.held.blocks) for one in found.namespaces] == [("chain", 200)]
 
 
 def test_a_partition_that_there_is_not_is_refused(alone: System) -> None:
@@ -174,13 +148,13 @@ def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System)
         epochs = {
             partition: told.owner.epoch
             for partition, index in owners(shared, *left).items()
-            if (told := status_of(shared, index, partition)) is not None
+            if (told := shared.status_of(index, partition, partitions=PARTITIONS)) is not None
         }
         os.kill(shared.masters[victim].pid, signal.SIGCONT)
         load.goes_on()
 
         def is_deposed() -> bool:
-            found = [status_of(shared, victim, partition) for partition in range(PARTITIONS)]
+            found = [shared.status_of(victim, partition, partitions=PARTITIONS) for partition in range(PARTITIONS)]
             return all(
                 told is not None and (told.role != "owner" or told.owner.epoch > epochs[partition]) for partition, told in enumerate(found)
             )

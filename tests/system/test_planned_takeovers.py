@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import KVStoreError
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 
 KEYS = [b"block-%d" % number for number in range(400)]
@@ -76,30 +74,13 @@ def start(system: System, *masters: int, partitions: int = 1) -> None:
         system.start_master(index, "--partitions", str(partitions), *FLAGS)
 
 
-def start_nodes(system: System) -> None:
-    names = ("n0", "n1", "n2")
-    for name in names:
-        system.start_node(name, "--dram", "32MiB")
-    system.await_alive(*names)
-
-
-def owned(system: System, index: int, partitions: int) -> int:
-    """How many partitions the master says to own; 0 while it does not answer."""
-    place = f"127.0.0.1:{system._master_ports[index][1]}"
-    try:
-        with Control(place, system.settings, *[place] * (partitions - 1)) as control:
-            return sum(control.status_of(partition).role == "owner" for partition in range(partitions))
-    except KVStoreError:
-        return 0
-
-
 def await_owned(system: System, index: int, count: int, partitions: int) -> None:
-    until(lambda: owned(system, index, partitions) == count, f"master {index} owns {count} of {partitions}", every_s=STATUS_POLL_S)
+    until(lambda: len(system.owned(index, partitions)) == count, f"master {index} owns {count} of {partitions}", every_s=STATUS_POLL_S)
 
 
 def test_no_read_misses_while_an_owner_stops_and_another_takes_over(system: System) -> None:
     start(system, 0, 1)
-    start_nodes(system)
+    system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))
     with reading(system) as reader:
         system.masters[0].stop()
         await_owned(system, 1, 1, 1)
@@ -111,7 +92,7 @@ def test_no_read_misses_while_an_owner_stops_and_another_takes_over(system: Syst
 
 def test_no_read_misses_while_partitions_go_to_a_master_that_comes_and_back_when_it_stops(system: System) -> None:
     start(system, 0, partitions=PARTITIONS)
-    start_nodes(system)
+    system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))
     with reading(system) as reader:
         start(system, 1, partitions=PARTITIONS)
         await_owned(system, 1, PARTITIONS // 2, PARTITIONS)

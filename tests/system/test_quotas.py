@@ -1,7 +1,5 @@
 """Promises about quotas, with real processes: what one tenant may take, and that others do not notice when it wants more."""
 
-import os
-import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.system.history import value_of
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 KIB = 1 << 10
 VALUE_BYTES = 64 * KIB
@@ -57,9 +55,7 @@ class Quotas:
 def quotas(tmp_path: Path) -> Iterator[Quotas]:
     file = tmp_path / "quotas.toml"
     file.write_text(QUOTA)
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file), "--tokens-check-interval-s", "0.05")
-        system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 16MiB --policy lru", master=f"--quotas {file} --tokens-check-interval-s 0.05") as system:
         yield Quotas(system, file)
 
 
@@ -97,32 +93,6 @@ def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
         until(has_room_for_all, "room for all")
 
 
-def test_the_file_is_read_again_at_a_signal(tmp_path: Path) -> None:
-    file = tmp_path / "quotas.toml"
-    file.write_text("")
-    keys, wanted = values(HELD_BY_QUOTA)
-    with System(tmp_path) as system:
-        master = system.start_master(0, "--quotas", str(file), "--tokens-check-interval-s", "3600")
-        system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
-        with system.client(tenant="red") as red:
-            red.put_batch(keys, wanted)
-            file.write_text("[default]\nblocks = 3\n")
-            os.kill(master.pid, signal.SIGHUP)
-            until(lambda: red.exists_batch(keys).count(True) == 3, "the surplus gone")
-
-
-def test_a_node_keeps_the_quotas_of_a_master_that_is_gone(quotas: Quotas) -> None:
-    with quotas.system.client(ack="node", tenant="red") as red:
-        red.put(b"first", bytes(VALUE_BYTES))
-        quotas.system.masters[0].kill()
-        many, contents = values(2 * HELD_BY_QUOTA)
-        for key, value in zip(many, contents, strict=True):
-            red.put(key, value)
-        quotas.system.start_master(0, "--quotas", str(quotas.file))
-        quotas.system.await_alive("n0")
-        until(lambda: 0 < quotas.use("red").dram_bytes <= 1 << 20, "red's use at the new master")
-
-
 def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> None:
     """Red's blocks are pinned: nothing of its own can leave for what it puts next, until its deadline."""
     keys, wanted = values(HELD_BY_QUOTA)
@@ -143,9 +113,7 @@ def test_a_tenant_of_values_of_many_sizes_takes_no_more_slabs_than_it_may(tmp_pa
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\ndram_slabs = 4\n")
     keys, wanted = values(HELD_BY_QUOTA, b"b")
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file))
-        system.start_node("n0", "--dram", "4MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 4MiB --policy lru", master=f"--quotas {file}") as system:
         quotas = Quotas(system, file)
         with system.client(tenant="red") as red, system.client(tenant="blue") as blue:
             blue.put_batch(keys, wanted)
@@ -188,9 +156,7 @@ def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> N
 def test_connections_beyond_the_quota_are_refused_by_both_daemons(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\nconnections = 1\n")
-    with System(tmp_path) as system:
-        system.start_master(0, "--quotas", str(file))
-        system.start_node("n0", "--dram", "16MiB")
+    with running_system(tmp_path, "--dram 16MiB", master=f"--quotas {file}") as system:
         node = Address(unix=system.nodes["n0"].facts("serving", deadline_s=60)["unix"])
         for address in (parse_address(system.address), node):
             red, blue = Hello(ROLE_CLIENT, "red"), Hello(ROLE_CLIENT, "blue")
@@ -247,8 +213,7 @@ def test_what_an_operator_sets_is_above_the_file_and_outlives_the_master_until_i
 
 def test_what_an_operator_sets_holds_at_the_master_that_takes_over(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
-        for index in range(2):
-            system.start_master(index, "--lease-ttl-s", "5")
+        system.start_masters("--lease-ttl-s", "5")
         system.start_node("n0", "--dram", "16MiB", "--policy", "lru")
         keys, _wanted = values(HELD_BY_QUOTA)
         with Control.find(system.settings) as control:

@@ -76,15 +76,6 @@ def test_an_unreachable_master_is_named_by_every_command(nowhere: str) -> None:
         assert nowhere in refused_here(kvstore, *command, "--master", nowhere, "--deadline-s", "1")
 
 
-def test_a_damaged_trace_line_is_named_by_its_number(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    good = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n'
-    trace.write_text(good + good + '{"timestamp": 1, "hash_ids": [1, 2\n' + good)
-    said = refused_here(kvstore, "replay", str(trace), "--dram", "4MiB", "--block-bytes", "4KiB")
-    assert "line 3" in said
-    assert "trace.jsonl" in said
-
-
 def test_a_second_node_of_a_live_ones_name_ends_and_the_first_goes_on(system: System, tmp_path: Path) -> None:
     log = tmp_path / "second.log"
     flags = ["--master", system.address, *ANYWHERE, "--name", "n0", "--run-dir", str(tmp_path / "second"), "--dram", "1MiB"]

@@ -61,7 +61,7 @@ def test_what_was_there_gets_replicas_too_and_a_master_that_restarts_makes_what_
         assert client.get_batch(KEYS) == VALUES
 
 
-@pytest.mark.parametrize("ack", ["node", "cluster", "replicas"])
+@pytest.mark.parametrize("ack", ["node", "replicas"])
 def test_both_clients_ask_for_replicas(system: System, ack: str) -> None:
     async def put() -> None:
         async with AsyncClient(system.address) as client:
@@ -81,13 +81,3 @@ def test_both_clients_ask_for_replicas(system: System, ack: str) -> None:
         assert len(places(client)[0]) == 1, "the target went with the block"
         with pytest.raises(InvalidArgument, match="1 to 16 replicas"):
             client.put(KEYS[5], VALUES[5], replicas=17)
-
-
-@pytest.mark.parametrize("ack", ["cluster", "replicas"])
-def test_who_has_put_replicas_knows_of_all_of_them_when_it_reads(system: System, ack: str) -> None:
-    with system.remote_client() as client:
-        assert client.put_batch(KEYS, VALUES, replicas=2, ack=ack) == [True] * len(KEYS)
-        until(lambda: all(len(nodes) == 2 for nodes in places(client)), "two of each")
-        assert client.get_batch(KEYS) == VALUES
-        hints = client._operations.resources.hints.find(KEYS)
-        assert [hint and hint.replicas for hint in hints] == [2] * len(KEYS), "or a node that hangs has all of a get's time"

@@ -11,11 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvstore.cli.tools.child import Child
-from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError, Retry
+from kvstore.protocol.errors import Retry
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.system.history import value_of
@@ -35,10 +32,8 @@ PAUSE_S = 0.005
 def standing(tmp_path: Path, etcd_url: str) -> Iterator[System]:
     """Three masters on one etcd, the first of which owns the catalog, and two nodes."""
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=MASTERS) as system:
-        for index in range(MASTERS):
-            system.start_master(index, *LEASE)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+        system.start_masters(*LEASE)
+        system.start_nodes("--dram", "32MiB")
         yield system
 
 
@@ -81,17 +76,9 @@ class Load(threading.Thread):
         assert self.wrong == []
 
 
-def status_of(system: System, index: int) -> pb.StatusReply | None:
-    """As that one master has it; None while it does not answer."""
-    with suppress(KVStoreError), Control(f"127.0.0.1:{system._master_ports[index][1]}", system.settings) as control:
-        return control.status()
-    return None
-
-
 def owner_of(system: System, *indexes: int) -> int | None:
     """Which of these masters owns the catalog."""
-    found = [index for index in indexes if (told := status_of(system, index)) is not None and told.role == "owner"]
-    return found[0] if found else None
+    return next((index for index in indexes if system.owned(index)), None)
 
 
 def await_owner(system: System, *indexes: int) -> int:
@@ -107,13 +94,13 @@ def await_owner(system: System, *indexes: int) -> int:
 
 
 def role_of(system: System, index: int) -> str:
-    told = status_of(system, index)
+    told = system.status_of(index)
     return told.role if told is not None else ""
 
 
 def epoch_followed(system: System, index: int) -> int | None:
     """Of the owner, as that one master knows it."""
-    told = status_of(system, index)
+    told = system.status_of(index)
     return told.owner.epoch if told is not None else None
 
 
@@ -124,10 +111,6 @@ def finds_all(system: System, load: Load) -> None:
         for reader in (client, remote):
             until(lambda: all(reader.exists_batch(load.acknowledged)), "all blocks are known")  # noqa: B023
             assert reader.get_batch(load.acknowledged) == [value_of(key, 0, SIZE) for key in load.acknowledged]
-
-
-def signalled(child: Child, number: int) -> None:
-    os.kill(child.pid, number)
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
@@ -159,12 +142,12 @@ def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing
     with standing.client() as client:
         load = Load(client)
         load.goes_on()
-        first = status_of(standing, 0)
+        first = standing.status_of(0)
         assert first is not None
-        signalled(standing.masters[0], signal.SIGSTOP)
+        os.kill(standing.masters[0].pid, signal.SIGSTOP)
         load.goes_on()
         newest = await_owner(standing, 1, 2)
-        signalled(standing.masters[0], signal.SIGCONT)
+        os.kill(standing.masters[0].pid, signal.SIGCONT)
 
         until(lambda: role_of(standing, 0) == "following", "the woken one follows", every_s=STATUS_POLL_S)
         until(lambda: epoch_followed(standing, 0) == epoch_followed(standing, newest), "it follows the next one", every_s=STATUS_POLL_S)
@@ -180,8 +163,7 @@ def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(tmp_p
         system.start_master(0, "--catalog", f"etcd://{way.host_port}/{prefix}", *LEASE)
         for index in range(1, MASTERS):
             system.start_master(index, *LEASE)
-        for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "32MiB")
+        system.start_nodes("--dram", "32MiB")
         with system.client() as client:
             load = Load(client)
             load.goes_on()
@@ -205,7 +187,7 @@ def test_a_follower_that_dies_and_comes_back_is_nothing_to_anybody(standing: Sys
         assert await_owner(standing, 0) == 0
         standing.start_master(1, *LEASE)
         load.goes_on()
-        again = status_of(standing, 1)
+        again = standing.status_of(1)
         assert again is not None
         assert (again.role, again.owner.address) == ("following", f"127.0.0.1:{standing._master_ports[0][0]}")
         finds_all(standing, load)

@@ -18,7 +18,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import within
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
+from tests.system.running import DEADLINE_S, MIB, System, heard, process, running_system, stopped, until
 
 ASK_AGAIN = 2
 TTL_S = 0.3
@@ -28,9 +28,7 @@ BLOCKS = 4
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[System]:
     """A node with DRAM for BLOCKS blocks of 1 MiB and short leases; no lower tier."""
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", f"{BLOCKS}MiB", "--put-ttl-s", str(TTL_S), "--max-lease-s", str(TTL_S))
+    with running_system(tmp_path, f"--dram {BLOCKS}MiB --put-ttl-s {TTL_S} --max-lease-s {TTL_S}") as started:
         yield started
 
 

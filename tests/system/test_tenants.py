@@ -17,7 +17,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, System
+from tests.system.running import DEADLINE_S, System, running_system
 from tests.tickets import hello_to_node
 
 TOKENS = {"red": "red's secret", "blue": "blue's secret"}
@@ -76,9 +76,7 @@ def test_the_same_keys_are_other_blocks(system: System) -> None:
 def test_many_more_tenants_than_slabs_keep_their_blocks_while_there_is_room(tmp_path: Path) -> None:
     """64 slabs of 64 KiB, one tenant each: the first of a tenant is small."""
     tenants = [f"tenant-{number}" for number in range(100)]
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "4MiB")
+    with running_system(tmp_path, "--dram 4MiB") as system:
         for tenant in tenants:
             with system.client(tenant=tenant) as client:
                 assert client.put(b"only", value_of(tenant.encode(), 0, 1024))

@@ -151,25 +151,12 @@ def chain(collector: Collector, span_id: str, *names: str) -> list[Came]:
     return found
 
 
-def test_a_put_whose_node_asks_the_master_for_the_key_is_one_trace_to_the_master(traced: Client, collector: Collector) -> None:
-    with step() as root:
-        assert traced.put(b"claimed", b"x" * 1000, ack="cluster")
-    claim = chain(collector, root, "put", "node.put", "master.claim")[-1]
-    assert claim.attributes == {"kvstore.blocks": 1}
-
-
 def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: Cluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client, step() as root:
         assert client.put_batch([b"published 1", b"published 2"], [b"x" * 1000] * 2, ack="cluster") == [True, True]
     _call, put, publish = chain(collector, root, "put_batch", "node.put", "master.publish")
     assert publish.attributes["kvstore.blocks"] == 2
     assert collector.part_of(put.span_id, "kvstore.node.wait_for_master").duration_ns <= put.duration_ns
-
-
-def test_a_large_put_through_shared_memory_shows_its_publication_too(traced: Client, collector: Collector) -> None:
-    with step() as root:
-        assert traced.put(b"large", b"x" * LARGE, ack="cluster")
-    chain(collector, root, "put", "node.commit", "master.publish")
 
 
 @pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit")])
@@ -203,19 +190,3 @@ def test_a_removal_shows_the_nodes_that_it_waited_for(traced: Client, collector:
         traced.put(b"removed", b"x", ack="cluster")
         assert traced.remove([b"removed"]) == 1
     chain(collector, root, "remove", "master.remove", "node.drop")
-
-
-def test_of_what_is_not_sampled_no_daemon_has_a_span(cluster: Cluster, traced: Client, collector: Collector) -> None:
-    before = {span.trace_id for span in collector.all()}
-    off = to(collector)
-    with Client(cluster.address, tracing=off) as client, Client(cluster.address, transfer=BY_MESSAGE, tracing=off) as other:
-        assert client.put(b"unseen", b"x" * 1000, replicas=2, ack="replicas")
-        assert other.put(b"unseen, too", b"x" * 1000, ack="cluster")
-        assert client.put(b"unseen, kept", b"x")
-        client.flush()
-        assert client.remove([b"unseen"]) == 1
-    with step() as root:
-        assert traced.put(b"seen", b"x", ack="cluster")
-    # What was asked before by the same loops would be here by now.
-    put = chain(collector, root, "put", "node.put", "master.claim")[0]
-    assert {span.trace_id for span in collector.all()} - before <= {put.trace_id}

@@ -1,16 +1,13 @@
 """Two nodes, and clients that are on neither's host: placement by free space, values over TCP, and the death of one node."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import Unavailable
 from tests.system.history import value_of
-from tests.system.running import MIB, System, until
+from tests.system.running import MIB, System, running_system, until
 
 SIZES = (700, 70_000, MIB)
 KEYS = [b"block-%d" % number for number in range(60)]
@@ -19,44 +16,12 @@ VALUES = [value_of(key, 0, SIZES[number % 3]) for number, key in enumerate(KEYS)
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path) as started:
-        started.start_master()
-        started.start_node("n0", "--dram", "64MiB")
-        started.start_node("n1", "--dram", "64MiB")
+    with running_system(tmp_path, "--dram 64MiB", nodes=("n0", "n1")) as started:
         yield started
 
 
 def places(client: Client, keys: list[bytes]) -> list[str]:
     return [found[0].node if found else "" for found in client.locate(keys)]
-
-
-def test_blocks_of_a_client_that_is_on_no_nodes_host_go_where_there_is_room(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "16MiB")  # drawn by free space: of so many blocks some are sure to come here
-        system.start_node("n1", "--dram", "64MiB")
-        with system.remote_client() as client:
-            for key, value in zip(KEYS, VALUES, strict=True):
-                assert client.put(key, value)
-            count = Counter(places(client, KEYS))
-            assert count.total() == len(KEYS)
-            assert count["n1"] > count["n0"] > 0
-            assert client.get_batch(KEYS) == VALUES
-
-
-def test_values_over_tcp_are_the_bytes_that_were_put_whoever_put_them(pair: System) -> None:
-    with pair.client() as local, pair.remote_client() as remote, pair.remote_client() as newcomer:
-        assert remote.put_batch(KEYS[::2], VALUES[::2]) == [True] * 30
-        assert local.put_batch(KEYS[1::2], VALUES[1::2]) == [True] * 30
-        assert remote.put_batch(KEYS, VALUES) == [False] * 60
-        for client in (local, remote, newcomer):
-            assert client.get_batch(KEYS) == VALUES
-        buffers = [np.zeros(MIB, np.uint8) for _ in KEYS]
-        assert newcomer.get_batch_into(KEYS, buffers) == [len(value) for value in VALUES]
-        assert all(buffer[: len(value)].tobytes() == value for buffer, value in zip(buffers, VALUES, strict=True))
-        with newcomer.view(KEYS[2]) as memory:
-            assert memory is not None
-            assert bytes(memory) == VALUES[2]
 
 
 def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair: System) -> None:
@@ -74,19 +39,6 @@ def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair:
         assert client.put_batch(KEYS, VALUES) == [value is None for value in left]
         assert set(places(client, KEYS)) == {"n1"}
         assert client.get_batch(KEYS) == VALUES
-
-
-def test_with_every_node_dead_puts_are_unavailable_and_gets_are_misses(pair: System) -> None:
-    with pair.client() as client:
-        client.put_batch(KEYS, VALUES)
-        for name in pair.nodes:
-            pair.kill_node(name)
-        assert client.get_batch(KEYS, deadline_s=20.0) == [None] * len(KEYS)
-        with pytest.raises(Unavailable):
-            client.put(b"new", b"value", deadline_s=1.0)
-        pair.start_node("n1")
-        assert client.put(b"new", b"value")
-        assert client.get(b"new") == b"value"
 
 
 def test_a_client_that_cannot_reach_the_unix_sockets_of_its_host_goes_by_tcp(pair: System) -> None:

@@ -6,15 +6,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from kvstore.cli.main import kvstore
 from kvstore.client.control import Control
 from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.sync import Client
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
-from tests.system.running import System, until
+from tests.system.running import System, running_system, until
 
 BASE = Namespace(model="m", revision="base", dtype="bf16", block_tokens=16)
 V1 = replace(BASE, revision="base@v1")
@@ -50,9 +47,7 @@ def is_retired(system: System, version: str) -> bool:
 
 
 def test_an_older_versions_blocks_leave_first_after_a_masters_restart_too(tmp_path: Path) -> None:
-    with System(tmp_path, catalog=f"lmdb:{tmp_path / 'catalog'}") as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "1MiB", "--policy", "lru")
+    with running_system(tmp_path, "--dram 1MiB --policy lru", catalog="lmdb:") as system:
         with system.client() as client, engine(client) as reporter:
             reporter.use("base", "", [BASE.canonical()])
             until(lambda: "" in versions(system), "the base is known")
@@ -89,8 +84,7 @@ def test_an_older_versions_blocks_leave_first_after_a_masters_restart_too(tmp_pa
 
 def test_a_takeover_keeps_the_table_and_who_uses_what(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, catalog=f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
-        for index in range(2):
-            system.start_master(index)
+        system.start_masters()
         with system.client() as client, engine(client) as reporter, engine(client, "engine-2") as other:
             reporter.use("base", "", [BASE.canonical()])
             until(lambda: "" in versions(system), "the base is known")
@@ -102,19 +96,3 @@ def test_a_takeover_keeps_the_table_and_who_uses_what(tmp_path: Path, etcd_url: 
             assert (set(found), found[""].is_retired, found["v1"].is_retired) == ({"", "v1"}, True, False)
             assert (list(found["v1"].users), found["v1"].is_used) == (["engine-1"], True)
             until(lambda: "~private-1" in versions(system), "the private one is reported again")
-
-
-def test_an_operator_retires_a_version_by_the_command_line(tmp_path: Path) -> None:
-    with System(tmp_path) as system:
-        system.start_master()
-        with system.client() as client, engine(client) as reporter:
-            reporter.use("base", "v1", [V1.canonical()])
-            until(lambda: "v1" in versions(system), "it is known")
-            run = CliRunner()
-            shown = run.invoke(kvstore, ["weights", "--master", system.address])
-            assert (shown.exit_code, "base@v1" in shown.output, "engine-1" in shown.output) == (0, True, True)
-            done = run.invoke(kvstore, ["weights", "retire", "base@v1", "--master", system.address])
-            assert done.output == "base@v1: retired, 1 row of the table\n"
-            assert is_retired(system, "v1")
-            wrong = run.invoke(kvstore, ["weights", "retire", "base@v2", "--master", system.address])
-            assert (wrong.exit_code, "ever reported the weights base@v2" in wrong.stderr) == (2, True)

@@ -17,7 +17,7 @@ from kvstore.client.tensors.cache import TensorCache
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from tests.system.running import System
+from tests.system.running import running_system
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 KEYS = [b"first", b"second"]
@@ -76,9 +76,7 @@ SPEC = CacheSpec(layers=2, kv_heads=1, head_dim=8, heads=1, dtype="float32", blo
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with System(tmp_path_factory.mktemp("wrong")) as system:
-        system.start_master()
-        system.start_node("n0", "--dram", "16MiB")
+    with running_system(tmp_path_factory.mktemp("wrong"), "--dram 16MiB") as system:
         with system.client() as made:
             yield made
             made.remove(KEYS)

@@ -45,6 +45,7 @@ def make_agent(name: str) -> NixlAgent:
     return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=GRACE_S))
 
 
+@pytest.mark.slow  # the same agent over another way of UCX
 class TestWithinTheHost(AgentConformance):
     checks_keys = False
 

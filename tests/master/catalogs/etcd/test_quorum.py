@@ -32,7 +32,7 @@ def test_what_etcd_lacks_is_one_sentence(answers: list[bool | None], told: str) 
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path)
+    cluster = EtcdCluster(tmp_path, syncs=False)
     cluster.start()
     yield cluster
     cluster.remove()
