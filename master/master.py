@@ -71,6 +71,12 @@ from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
+CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
+"""What an operator asks of the console is answered after this, done or not; it goes on."""
+SHARE_TURN_S: Final = 0.2
+"""With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
+after so long, and so on."""
+
 STOP_GRACE_S: Final = 0.5
 MAX_SLOW: Final = 256
 """Slow requests told at once."""
@@ -178,7 +184,7 @@ class Master:
                 http=self._told_http,
                 wall_s=wall_s,
             )
-            patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
+            patience = Patience(settings.share_settle_s, settings.share_pause_s, SHARE_TURN_S)
             self._sharing = Sharing(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
                 catalog.wait_s = functools.partial(self._wait_s, index)
@@ -210,7 +216,6 @@ class Master:
             lease_ttl_s=settings.lease_ttl_s,
             compact_interval_s=settings.compact_interval_s,
             quota_bytes=settings.etcd_quota_bytes,
-            quota_warning_share=settings.etcd_quota_warning_share,
             tls=settings,
         )
 
@@ -279,7 +284,7 @@ class Master:
             slow=self._slow_requests,
             name=self._me.name,
             timeout_s=settings.control_timeout_s,
-            action_timeout_s=settings.console_action_timeout_s,
+            action_timeout_s=CONSOLE_ACTION_TIMEOUT_S,
         )
         control = parse_address(settings.control) if settings.control else None
         control_host = control.host if control else listen.host
@@ -408,7 +413,7 @@ class Master:
             self._fellows,
             address=self._me.address,
             timeout_s=settings.control_timeout_s,
-            action_timeout_s=settings.console_action_timeout_s,
+            action_timeout_s=CONSOLE_ACTION_TIMEOUT_S,
             slow=self._slow_requests,
         )
 

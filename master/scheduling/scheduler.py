@@ -28,6 +28,11 @@ from kvstore.scheduler.dispatcher import Dispatcher, broken_slo
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.request import Decision, Rejection, Request, Slo
 
+ADMISSION_LOAD_LIMIT: Final = 1.0
+"""Share of an SLO that early and predicted admission load a pool to."""
+MAX_ENGINE_BLOCKS: Final = 1 << 20
+"""Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
+
 MAX_PROMPT_BLOCKS: Final = 65_536
 MAX_TOKENS: Final = 1 << 27
 """Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""
@@ -310,10 +315,10 @@ def make_scheduling(
     return Scheduling(
         directory,
         Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances),
-        EngineCaches(max_blocks=settings.max_engine_blocks),
+        EngineCaches(max_blocks=MAX_ENGINE_BLOCKS),
         make_dispatcher(settings.dispatcher, views, threshold=settings.kvcache_balancing_threshold, seed=wall_ns),
         estimators,
-        admission=make_admission(settings.admission, estimators, load_limit=settings.admission_load_limit),
+        admission=make_admission(settings.admission, estimators, load_limit=ADMISSION_LOAD_LIMIT),
         replicate=replicate,
         prefixes=prefixes or directory.queries.prefixes,
         decision_ttl_s=settings.decision_ttl_s,
