@@ -15,7 +15,8 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from kvstore.client import Client, ClientSettings
+from kvstore.client import Client
+from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.node_messages import Abort

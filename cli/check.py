@@ -80,6 +80,13 @@ def kind_of(file: str, table: Mapping[str, Any]) -> str:
     )
 
 
+def settings_kind(section: str) -> type[Any]:
+    """Import the class of the settings of a section."""
+    module, _, name = SETTINGS[section].partition(":")
+    kind: type[Any] = getattr(import_module(f"kvstore.{module}"), name)
+    return kind
+
+
 def _tokens(file: str) -> str:
     credentials = read_credentials(file, nodes_have_certificates=True)
     joins = "" if credentials.has(Kind.NODE) else "; none lets a node join, so nodes need certificates"
@@ -95,8 +102,7 @@ def _settings(file: str) -> str:
     sections = sorted(set(read_toml(file, "the settings file", max_bytes=MAX_FILE_BYTES)))
     readers = SETTINGS if SHARED_SECTION in sections else [name for name in sections if name in SETTINGS]
     for section in readers or ["client"]:  # any program names unknown sections
-        module, _, name = SETTINGS[section].partition(":")
-        load_settings(getattr(import_module(f"kvstore.{module}"), name), section, flags={}, environ={}, config=file)
+        load_settings(settings_kind(section), section, flags={}, environ={}, config=file)
     return ", ".join(f"[{section}]" for section in sections)
 
 

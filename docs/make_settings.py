@@ -4,28 +4,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kvstore.client.config import ClientSettings
-from kvstore.engines.lmcache.settings import SECTION as LMCACHE
-from kvstore.engines.lmcache.settings import LMCacheSettings
-from kvstore.engines.mooncake.setup import SECTION as MOONCAKE
-from kvstore.engines.mooncake.setup import MooncakeSettings
-from kvstore.engines.publisher.config import PublisherSettings
-from kvstore.engines.sglang.settings import SECTION as SGLANG
-from kvstore.engines.sglang.settings import SGLangSettings
-from kvstore.engines.sidecar.config import SidecarSettings
-from kvstore.engines.vllm.settings import SECTION as VLLM
-from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.handover.config import SECTION as HANDOVER
-from kvstore.handover.config import HandoverSettings
-from kvstore.master.config import MasterSettings
+from kvstore.cli.check import settings_kind
 from kvstore.protocol.settings import flag_name, settings_of, show_default
-from kvstore.protocol.variables import shared_variable_name, variable_name
-from kvstore.router.config import RouterSettings
-from kvstore.router.fake_engine.config import StandinSettings
-from kvstore.store.config import NodeSettings
-from kvstore.telemetry.tracing.config import SECTION as TRACING
-from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.transfer.config import SECTION, TransferSettings
+from kvstore.protocol.variables import SECTIONS, shared_variable_name, variable_name
 
 HEAD: Final = """# Settings
 
@@ -63,12 +44,12 @@ in `[shared]`. The flags are those of programs that have flags. Where defaults d
 
 """
 
-PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
-    ("kvstore-master", "", "master", MasterSettings),
-    ("kvstore-node", "", "node", NodeSettings),
-    ("kvstore-router", "", "router", RouterSettings),
-    ("kvstore-sidecar", "", "sidecar", SidecarSettings),
-    ("kvstore-publisher", "", "publisher", PublisherSettings),
+PROGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("kvstore-master", "", "master"),
+    ("kvstore-node", "", "node"),
+    ("kvstore-router", "", "router"),
+    ("kvstore-sidecar", "", "sidecar"),
+    ("kvstore-publisher", "", "publisher"),
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
@@ -79,78 +60,70 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "An argument that differs from `settings` is refused (`InvalidArgument`). With `ClientSettings(..., is_loaded=True)` the client\n"
         "reads neither environment nor file.\n\n",
         "client",
-        ClientSettings,
     ),
     (
         "Transfer engine",
         "Of every program that has one; [transfer.md](transfer.md) says what they do. They have no flags. In Python pass\n"
         "`TransferSettings(...)` to `TransferEngine`, or as `transfer=` to `Client` and `AsyncClient`.\n\n",
-        SECTION,
-        TransferSettings,
+        "transfer",
     ),
     (
         "Traces",
         "Of masters, nodes, clients, routers and sidecars; [tracing.md](tracing.md) says what they do. They have no flags. In Python pass\n"
         "`tracing=TracingSettings(...)` to `Client` and `AsyncClient`, which else take them from environment and file.\n\n",
-        TRACING,
-        TracingSettings,
+        "tracing",
     ),
     (
         "Hand-over",
         "Of `CacheTransceiver`; [kvcache.md](kvcache.md#hand-over-between-engines) says what they do. They have no flags. In Python pass\n"
         "`HandoverSettings(...)`; an engine that reads environment and file calls `load_settings`.\n\n",
-        HANDOVER,
-        HandoverSettings,
+        "handover",
     ),
     (
         "SGLang's plug-in",
         "Of `kvstore.engines.sglang`; [engines.md](engines.md#sglang) says what they do. They have no flags: SGLang hands over what its\n"
         "`--hicache-storage-backend-extra-config` names.\n\n",
-        SGLANG,
-        SGLangSettings,
+        "sglang",
     ),
     (
         "LMCache's plug-ins",
         "Of `kvstore.engines.lmcache`; [engines.md](engines.md#lmcache) says what they do. They have no flags: LMCache hands over what\n"
         "its `adapter_params`, or the entries of a remote connector, name.\n\n",
-        LMCACHE,
-        LMCacheSettings,
+        "lmcache",
     ),
     (
         "Mooncake's API",
         "Of `kvstore.engines.mooncake`; [engines.md](engines.md#mooncake) says what they do. They have no flags, and Mooncake's\n"
         "`setup` has no argument for them.\n\n",
-        MOONCAKE,
-        MooncakeSettings,
+        "mooncake",
     ),
     (
         "vLLM's connector",
         "Of `kvstore.engines.vllm`; [engines.md](engines.md#vllm) says what they do. They have no flags: vLLM hands over what its\n"
         "`kv_connector_extra_config` names.\n\n",
-        VLLM,
-        VllmSettings,
+        "vllm",
     ),
     (
         "Stand-in engines",
         "Of `python -m kvstore.router.fake_engine.engine`; [router.md](router.md) says what they are for.\n\n",
         "standin",
-        StandinSettings,
     ),
 )
-"""Title, remark, section and settings of each."""
-WITHOUT_FLAGS: Final = (SECTION, HANDOVER, LMCACHE, MOONCAKE, SGLANG, TRACING, VLLM)
+"""Title, remark and section of each."""
+WITHOUT_FLAGS: Final = ("transfer", "handover", "lmcache", "mooncake", "sglang", "tracing", "vllm")
 
 
 def text() -> str:
     """The whole file."""
+    assert {section for _, _, section in PROGRAMS} == SECTIONS
     return HEAD + SHARED_HEAD + shared_table() + "".join(map(program, PROGRAMS))
 
 
 def shared_table() -> str:
     """One row a shared setting, with the programs that have it."""
     having: dict[str, list[tuple[str, Any]]] = {}
-    for _, _, section, kind in PROGRAMS:
-        for field in settings_of(kind):
+    for _, _, section in PROGRAMS:
+        for field in settings_of(settings_kind(section)):
             if field.metadata["shared"]:
                 having.setdefault(field.name, []).append((section, field))
     rows = [
@@ -182,9 +155,10 @@ def _defaults(fields: list[tuple[str, Any]]) -> str:
     return "; ".join([f"`{usual}`" if usual else ""] + [f"{', '.join(sections)}: `{default}`" for default, sections in others])
 
 
-def program(entry: tuple[str, str, str, type[Any]]) -> str:
+def program(entry: tuple[str, str, str]) -> str:
     """The chapter of one program: the settings of its own, and the names of the shared ones."""
-    title, remark, section, kind = entry
+    title, remark, section = entry
+    fields = settings_of(settings_kind(section))
     rows = [
         (
             f"`{flag_name(field.name)}`",
@@ -193,13 +167,13 @@ def program(entry: tuple[str, str, str, type[Any]]) -> str:
             f"`{show_default(field.default)}`" if show_default(field.default) else "",
             field.metadata["help"],
         )
-        for field in settings_of(kind)
+        for field in fields
         if not field.metadata["shared"]
     ]
     first = 1 if section in WITHOUT_FLAGS else 0
     heads = ("flag", "environment", f"`[{section}]` in TOML", "default", "meaning")
     own = table(heads[first:], [row[first:] for row in rows]) if rows else ""
-    names = ", ".join(f"`{field.name}`" for field in settings_of(kind) if field.metadata["shared"])
+    names = ", ".join(f"`{field.name}`" for field in fields if field.metadata["shared"])
     shared = f"Of the [shared settings](#shared-settings) it has {names}.\n" if names else ""
     return f"\n## {title}\n\n{remark}{own}" + ("\n" if own and shared else "") + shared
 

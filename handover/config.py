@@ -27,12 +27,12 @@ class HandoverSettings(ServerTlsSettings):
     )
     staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
 
-    min_layer_batch_bytes: Size = constant(Size(1 << 20))
+    min_layer_batch_bytes: int = constant(1 << 20)
     """Layers that are ready wait for the next ones until this much can go to a rank at once."""
     # Over loopback TCP and shared memory alike, runs of 4 KiB are quicker gathered, those of 8 KiB straight.
-    direct_min_bytes: Size = constant(Size(8 << 10))
+    direct_min_bytes: int = constant(8 << 10)
     """Runs at least this long on average go straight between the pools; shorter ones are gathered first."""
-    staging_part_bytes: Size = constant(Size(4 << 20))
+    staging_part_bytes: int = constant(4 << 20)
     """Largest part that is gathered, sent and scattered at once."""
     staging_slots: int = constant(2)
     """Gathered parts under way from one rank to another."""
@@ -42,10 +42,6 @@ class HandoverSettings(ServerTlsSettings):
     """Time to connect to another rank."""
     fence_timeout_s: float = constant(10.0)
     """After a failure: how long to wait for bytes under way to end before the blocks are given up for good."""
-    fetch_share: float = constant(0.25)
-    """Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked."""
-    copy_threads: int = constant(1)
-    """Threads that gather, scatter and start transfers."""
     max_connections: int = constant(4096)
     """Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)

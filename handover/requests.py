@@ -6,7 +6,7 @@ Everything here runs in the reactor's thread. What a side does with a request is
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -28,6 +28,11 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.tls.certificates import Certificates
 
+FETCH_SHARE: Final = 0.25
+"""Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked."""
+COPY_THREADS: Final = 1
+"""Threads that gather, scatter and start transfers."""
+
 log = logging.getLogger("kvstore.handover")
 
 
@@ -47,7 +52,7 @@ class Requests:
             engine=engine,
             settings=settings,
             reactor=reactor,
-            worker=ThreadPoolExecutor(settings.copy_threads, thread_name_prefix="kvstore-handover"),
+            worker=ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-handover"),
             staging=StagingPool(settings.staging_bytes),
             links=self.links,
             begun=self.executor.begun,
@@ -55,7 +60,7 @@ class Requests:
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
-        self.fetches = Fetches(reactor, settings.fence_timeout_s, settings.fetch_share)
+        self.fetches = Fetches(reactor, settings.fence_timeout_s, FETCH_SHARE)
         self.arriving: set[Handover] = set()
         """Handles whose request has not begun, put here by the thread that made them."""
         self._is_closing = False

@@ -125,20 +125,13 @@ class MasterSettings(ServerTlsSettings):
     )
     scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
     scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
-    console_action_timeout_s: float = constant(30.0)
-    """What an operator asks of the console is answered after this, done or not; it goes on."""
     share_settle_s: float = constant(3.0)
     """With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share.
     With more than a master takes to restart, restarts of masters move less."""
     share_pause_s: float = constant(1.0)
     """With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time."""
-    share_turn_s: float = constant(0.2)
-    """With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
-    after so long, and so on."""
     catalog_timeout_s: float = constant(10.0)
     """Deadline for opening the catalog at start."""
-    etcd_quota_warning_share: float = constant(0.8)
-    """Share of that quota from which on the catalog's health tells of etcd's size."""
     tokens_check_interval_s: float = constant(2.0)
     """How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is
     connected has ended."""
@@ -159,25 +152,15 @@ class MasterSettings(ServerTlsSettings):
     """Blocks held only by a node dead for this long are forgotten."""
     max_nodes: int = constant(1024)
     """Live nodes beyond this are refused."""
-    max_absent_nodes: int = constant(1024)
-    """Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a
-    restart a node that has not registered yet counts as dead after `forget_node_s`."""
     max_kept_removals: int = constant(100_000)
     """Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory
     still lists there."""
     repair_after_s: float = constant(30.0)
     """Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by
     then."""
-    copy_blocks: int = constant(4096)
-    """Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, and for what is
-    hot."""
-    copy_bytes: Size = constant(Size(256 << 20))
-    """Bytes of these; a larger block goes alone."""
     spill_free_share: float = constant(0.1)
     """With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of
     this free in its lowest tier spills."""
-    sweep_rows: int = constant(20_000)
-    """Rows looked at in one slice of that sweep, ten slices a second."""
     command_timeout_s: float = constant(5.0)
     """Deadline of a command to a node."""
     control_timeout_s: float = constant(5.0)
@@ -190,15 +173,11 @@ class MasterSettings(ServerTlsSettings):
     """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""
-    admission_load_limit: float = constant(1.0)
-    """Share of an SLO that early and predicted admission load a pool to."""
     report_interval_s: float = constant(0.5)
     """How often inference instances report to the scheduler."""
     decision_ttl_s: float = constant(5.0)
     """A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost."""
     max_instances: int = constant(1024)
     """Inference instances beyond this are refused."""
-    max_engine_blocks: int = constant(1 << 20)
-    """Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
     measured_rate_ttl_s: float = constant(60.0)
     """What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself."""

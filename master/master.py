@@ -71,6 +71,12 @@ from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
+CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
+"""What an operator asks of the console is answered after this, done or not; it goes on."""
+SHARE_TURN_S: Final = 0.2
+"""With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
+after so long, and so on."""
+
 STOP_GRACE_S: Final = 0.5
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 log = logging.getLogger("kvstore.master")
@@ -167,7 +173,7 @@ class Master:
             self._status = MasterStatus(
                 self._parts, self.partitions, self._server, self._measures, self._tracing, name=self._me.name, http=self.http
             )
-            patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
+            patience = Patience(settings.share_settle_s, settings.share_pause_s, SHARE_TURN_S)
             self._sharing = Sharing(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
                 catalog.wait_s = functools.partial(self._wait_s, index)
@@ -194,7 +200,6 @@ class Master:
             lease_ttl_s=settings.lease_ttl_s,
             compact_interval_s=settings.compact_interval_s,
             quota_bytes=settings.etcd_quota_bytes,
-            quota_warning_share=settings.etcd_quota_warning_share,
             tls=settings,
         )
 

@@ -28,9 +28,3 @@ SIDECAR_HTTP: Final = Port(7482, "kvstore-sidecar", "health, metrics (http)")
 PUBLISHER_HTTP: Final = Port(7492, "kvstore-publisher", "health, metrics, queries of other routers (http)")
 ROUTER: Final = Port(8000, "kvstore-router", "requests to engines: HTTP (listen)")
 PORTS: Final = (MASTER, CONTROL, MASTER_HTTP, NODE, NODE_HTTP, TRANSFER, ROUTER_HTTP, SIDECAR_HTTP, PUBLISHER_HTTP, ROUTER)
-
-
-def ports_table() -> str:
-    """As Markdown, for docs/operations.md."""
-    rows = "".join(f"| {port.number} | `{port.daemon}` | {port.what} |\n" for port in PORTS)
-    return f"| port | daemon | what for |\n|---|---|---|\n{rows}"

@@ -55,16 +55,12 @@ class RouterSettings(TlsSettings):
     """How often a request is scheduled when engines fail before its first token: pauses of 0.2 s that double come to 6 s."""
     tokenize_timeout_s: float = constant(5.0)
     """Time for an engine to tokenise a prompt; later the request goes by load."""
-    predicted_output_tokens: int = constant(343)
-    """Tokens that an answer is expected to have, or what was asked for if less."""
     retry_pause_s: float = constant(0.2)
     """Pause before the second attempt; it doubles from one to the next."""
     connect_timeout_s: float = constant(1.0)
     """Time for a connection to an engine, the look-up of its name included."""
     client_timeout_s: float = constant(30.0)
     """A client that sends or takes nothing for this long is hung up on."""
-    threads: int = constant(8)
-    """Questions to the master at once, and as many prompts hashed beside them."""
 
 
 def check_settings(settings: RouterSettings) -> None:

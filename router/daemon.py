@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -34,6 +34,9 @@ from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
+
+THREADS: Final = 8
+"""Questions to the master at once, and as many prompts hashed beside them."""
 
 log = logging.getLogger("kvstore.router")
 
@@ -80,8 +83,8 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
     engines, counters, came = Engines(settings), Counters(), list[str]()
     with (
         connection as client,
-        ThreadPoolExecutor(settings.threads, "kvstore-router-asks") as asking,
-        ThreadPoolExecutor(settings.threads, "kvstore-router-hashes") as hashing,  # not behind a master that is silent
+        ThreadPoolExecutor(THREADS, "kvstore-router-asks") as asking,
+        ThreadPoolExecutor(THREADS, "kvstore-router-hashes") as hashing,  # not behind a master that is silent
     ):
         try:
             if http is not None:

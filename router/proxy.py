@@ -23,6 +23,9 @@ from kvstore.router.tracing import step
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.request import Slo
 
+PREDICTED_OUTPUT_TOKENS: Final = 343
+"""Tokens that an answer is expected to have, or what was asked for if less."""
+
 MAX_RESPONSES: Final = 1 << 16
 """Whose engines are remembered: about 10 MB."""
 
@@ -126,7 +129,7 @@ class StreamingProxy:
             return Proxied(error.answer, address, None)
 
     async def _attempt(self, request: ApiRequest, prompt: Prompt, slo: Slo) -> Proxied | Refusal:
-        usual = self._settings.predicted_output_tokens
+        usual = PREDICTED_OUTPUT_TOKENS
         predicted = min(request.max_output_tokens or usual, usual)
         with step("schedule"):
             placed = await self._scheduler.schedule(prompt.keys, input_tokens=prompt.tokens, output_tokens=predicted, slo=slo)

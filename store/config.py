@@ -90,21 +90,17 @@ class NodeSettings(ServerTlsSettings):
         "ends the node at once. 0: nothing is written.",
         minimum=0,
     )
-    prefault_step: Size = constant(Size(64 << 20))
-    """Bytes of DRAM that the prefault thread touches at once."""
     put_ttl_s: float = constant(30.0)
     """An open put expires after this long: three times the default deadline of a client."""
     max_lease_s: float = constant(60.0)
     """Longest lease on mapped blocks, longest hold on what a lookup found."""
-    peer_bytes: Size = constant(Size(64 << 20))
+    peer_bytes: int = constant(64 << 20)
     """Values on their way to one connection: in one answer, being read from NVMe or HBM for it, or unsent. A larger value goes alone."""
-    read_bytes: Size = constant(Size(256 << 20))
+    read_bytes: int = constant(256 << 20)
     """Values on their way from NVMe and HBM to all connections; reads beyond that wait for their turn."""
     peer_requests: int = constant(64)
     """Requests of one connection that may wait for room or for their turn; more are refused."""
-    send_timeout_s: float = constant(30.0)
-    """Time that a connection has to take an answer. Then it is cut, and the blocks that the answer held are free."""
-    move_batch: Size = constant(Size(8 << 20))
+    move_batch: int = constant(8 << 20)
     """Bytes copied between tiers in one batch, which is one LMDB transaction."""
     read_threads: int = constant(2)
     """Threads that read from NVMe and HBM. The tier itself has eight more reads of large values in flight."""
@@ -112,15 +108,11 @@ class NodeSettings(ServerTlsSettings):
     """Batches that are copied between tiers at once: one is encoded or written while the other commits."""
     tier_retry_s: float = constant(5.0)
     """A tier whose device refused a write is tried again after this long."""
-    publish_batch: int = constant(4096)
-    """Events in one message to the master."""
-    publish_in_flight: int = constant(4)
-    """Messages to the master that may wait for their answer."""
     compare_from_blocks: int = constant(64)
     """Where a master knows this many blocks of the node as its link comes up, digests are compared first: only differences are sent."""
     claim_interval_s: float = constant(0.002)
     """What was put, has left or moved is reported to the master after this long at most, in one message; at once where a caller waits."""
-    copy_batch: Size = constant(Size(8 << 20))
+    copy_batch: int = constant(8 << 20)
     """Bytes fetched at once from another node for a replica."""
     copy_queue: int = constant(65_536)
     """Replicas that may wait to be fetched; more are refused."""
@@ -142,8 +134,6 @@ class NodeSettings(ServerTlsSettings):
     """Connections that have not introduced themselves; beyond this the longest open one is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A TCP connection whose peer's host acknowledges nothing, or whose peer reads nothing, for about this long is closed."""
-    shutdown_timeout_s: float = constant(5.0)
-    """Time that copies under way get at the end."""
 
 
 def join_token(settings: NodeSettings) -> str:

@@ -20,6 +20,7 @@ from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, 
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.store.storage import SHUTDOWN_TIMEOUT_S
 from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -73,7 +74,7 @@ def main(config: str | None, **flags: Any) -> None:
         "unix": places.unix,
         "http": places.http,
         "pid": os.getpid(),
-        "stop_s": settings.drain_s + settings.shutdown_timeout_s,
+        "stop_s": settings.drain_s + SHUTDOWN_TIMEOUT_S,
     }
     say("serving", facts)
     node.prefault(lambda: is_done("memory"))

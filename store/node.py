@@ -45,6 +45,9 @@ from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
 from kvstore.transfer.config import TransferSettings
 
+SEND_TIMEOUT_S: Final = 30.0
+"""Time that a connection has to take an answer. Then it is cut, and the blocks that the answer held are free."""
+
 log = logging.getLogger("kvstore.store")
 
 
@@ -130,7 +133,7 @@ class Node:
                 max_strangers=settings.max_strangers,
                 peer_timeout_s=settings.peer_timeout_s,
             ),
-            send_limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
+            send_limits=SendLimits(settings.peer_bytes, SEND_TIMEOUT_S),
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )

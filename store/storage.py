@@ -56,6 +56,15 @@ from kvstore.transfer.paths.rails import chosen_transports
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import LOOPBACK, Topology
 
+PREFAULT_STEP_BYTES: Final = 64 << 20
+"""Bytes of DRAM that the prefault thread touches at once."""
+PUBLISH_BATCH_EVENTS: Final = 4096
+"""Events in one message to the master."""
+PUBLISH_IN_FLIGHT: Final = 4
+"""Messages to the master that may wait for their answer."""
+SHUTDOWN_TIMEOUT_S: Final = 5.0
+"""Time that copies under way get at the end."""
+
 log = logging.getLogger("kvstore.store")
 
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -192,8 +201,8 @@ class Storage:
             self.partitioning,
             lambda parts: Publisher(
                 parts,
-                batch_events=settings.publish_batch,
-                max_in_flight=settings.publish_in_flight,
+                batch_events=PUBLISH_BATCH_EVENTS,
+                max_in_flight=PUBLISH_IN_FLIGHT,
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
                 soon=self._reactor.call_soon,
                 compare_from_blocks=settings.compare_from_blocks,
@@ -272,7 +281,7 @@ class Storage:
         saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self.deciding.has_master)
         self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
         self.pages = PageSizes(dram)
-        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=settings.prefault_step)
+        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=PREFAULT_STEP_BYTES)
 
     def close(self) -> None:
         """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
@@ -280,7 +289,7 @@ class Storage:
         self.copies.close()
         self._checker.close()
         self.mover.close()
-        self.prefaulter.join(self._settings.shutdown_timeout_s)
+        self.prefaulter.join(SHUTDOWN_TIMEOUT_S)
         for tier in self._tiers.values():
             tier.close()
 

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.settings import Size, constant, setting
+from kvstore.protocol.settings import constant, setting
+
+UCX_SLICE_BYTES: Final = 8 << 20
+"""Size of slices that go by UCX, where each slice costs a rendezvous."""
+NIXL_SLICE_BYTES: Final = 16 << 20
+"""Size of slices that go by NIXL, which cuts and spreads by itself."""
 
 SECTION: Final = "transfer"
 AUTO: Final = "auto"
@@ -38,16 +43,10 @@ class TransferSettings:
     """Time for a transfer whose caller names none: as long as a put may stay open."""
     # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
     # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
-    slice_bytes: Size = constant(Size(2 << 20))
+    slice_bytes: int = constant(2 << 20)
     """Large transfers are cut into slices of this size."""
-    shm_slice_bytes: Size = constant(Size(4 << 20))
+    shm_slice_bytes: int = constant(4 << 20)
     """The same for shared memory, where a slice is a copy."""
-    ucx_slice_bytes: Size = constant(Size(8 << 20))
-    """The same for UCX, where each slice costs a rendezvous."""
-    nixl_slice_bytes: Size = constant(Size(16 << 20))
-    """The same for NIXL, which cuts and spreads by itself."""
-    window_slices: int = constant(2)
-    """Slices under way on one connection: one in work, the others asked for."""
     max_endpoints: int = constant(256)
     """Connections kept open on a rail; the SIEVE policy chooses which to close."""
     idle_ttl_s: float = constant(60.0)
@@ -81,6 +80,4 @@ class TransferSettings:
 
     def slice_bytes_of(self, transport: str) -> int:
         """The size of a slice that goes by this transport."""
-        return int(
-            {"shm": self.shm_slice_bytes, "ucx": self.ucx_slice_bytes, "nixl": self.nixl_slice_bytes}.get(transport, self.slice_bytes)
-        )
+        return {"shm": self.shm_slice_bytes, "ucx": UCX_SLICE_BYTES, "nixl": NIXL_SLICE_BYTES}.get(transport, self.slice_bytes)

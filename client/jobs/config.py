@@ -25,9 +25,6 @@ class JobSettings:
     """Jobs that may wait, lookups and loads together, and stores: each takes some KB."""
     batch_bytes: int = constant(64 << 20)
     """Values that one call of the client moves, some 10 ms: a job of more can be cancelled between two of them."""
-    breaker_failures: int = constant(1)
-    """Calls in a row that end with Unavailable or DeadlineExceeded before all are answered without asking the store: each has waited for
-    its deadline, and so has an engine's step."""
     probe_interval_s: float = constant(1.0)
     """How long the store is left alone then, before one call finds out whether it is back."""
     probe_deadline_s: float = constant(2.0)

@@ -14,6 +14,10 @@ from kvstore.client.jobs.job import Job, Kind, Lane
 from kvstore.client.jobs.stats import JobStats, Tally
 from kvstore.protocol.errors import Closed, KVStoreError, Unavailable
 
+BREAKER_FAILURES: Final = 1
+"""Calls in a row that end with Unavailable or DeadlineExceeded before all are answered without asking the store: each has waited for
+its deadline, and so has an engine's step."""
+
 NEVER_NS: Final = 1 << 62
 AT_ONCE: Final = -1
 """Before any deadline."""
@@ -74,7 +78,7 @@ class Board:
 
     def _side(self, workers: int, max_bytes: int | None) -> Side:
         chosen = self._settings
-        breaker = Breaker(failures=chosen.breaker_failures, probe_interval_s=chosen.probe_interval_s, clock_ns=self._clock_ns)
+        breaker = Breaker(failures=BREAKER_FAILURES, probe_interval_s=chosen.probe_interval_s, clock_ns=self._clock_ns)
         return Side(Lane(max_jobs=chosen.queue_jobs, max_bytes=max_bytes), breaker, workers)
 
     # --- from those who ask ---

@@ -38,15 +38,13 @@ def make_catalog(
     lease_ttl_s: float = 2.0,
     compact_interval_s: float = 60.0,
     quota_bytes: int = 2 << 30,
-    quota_warning_share: float = 0.8,
     tls: TlsSettings | None = None,
 ) -> Catalog:
     """The catalog of `partition` of so many in the place that `url` names, not yet opened. Raises ConfigError, which tells the three forms
     where the form is wrong.
 
-    The rest is for etcd: how long an owner may be silent, how much of its history is kept, the quota it was started with, and the share of
-    that from which on its size is told of. A password is named by its file, since a command line can be read by every
-    user of the machine.
+    The rest is for etcd: how long an owner may be silent, how much of its history is kept, and the quota it was started with. A password
+    is named by its file, since a command line can be read by every user of the machine.
     """
     scheme, _colon, rest = url.partition(":")
     if url == f"{MemoryCatalog.scheme}:":
@@ -55,13 +53,13 @@ def make_catalog(
         return LmdbCatalog(Path(rest, f"partition-{partition}") if partition else Path(rest), partitions=partitions)
     if scheme in ("etcd", "etcds") and rest.startswith("//"):
         files = _own_files(tls or TlsSettings()) if scheme == "etcds" else None
-        bounds = compact_interval_s, quota_bytes, quota_warning_share
+        bounds = compact_interval_s, quota_bytes
         return _etcd(rest.removeprefix("//"), files, lease_ttl_s, bounds, (partition, partitions))
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
 def _etcd(
-    rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float], which: tuple[int, int]
+    rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int], which: tuple[int, int]
 ) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming

@@ -39,6 +39,17 @@ from kvstore.security.quotas.limits import NamedLimits, as_message
 from kvstore.security.quotas.quota import limits_shown
 from kvstore.telemetry.logs import named
 
+MAX_ABSENT_NODES: Final = 1024
+"""Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a
+restart a node that has not registered yet counts as dead after `forget_node_s`."""
+COPY_BLOCKS: Final = 4096
+"""Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, and for what is
+hot."""
+COPY_BYTES: Final = 256 << 20
+"""Bytes of these; a larger block goes alone."""
+SWEEP_ROWS: Final = 20_000
+"""Rows looked at in one slice of a sweep, ten slices a second."""
+
 T = TypeVar("T")
 Then = Callable[[T | KVStoreError], None]
 """Gets the result of what was begun, or why there is none."""
@@ -117,10 +128,10 @@ class Leading:
                 settings.repair_after_s,
             ),
             nodes=settings.max_nodes,
-            absent_nodes=settings.max_absent_nodes,
+            absent_nodes=MAX_ABSENT_NODES,
             kept_removals=_share(settings.max_kept_removals, count),
             reservations=_share(settings.max_reservations, count),
-            pace=Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
+            pace=Pace(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SWEEP_ROWS),
             spill_free_share=settings.spill_free_share if settings.spill else 0.0,
             spread=Spread(settings.hot_copies, settings.hot_reads_per_s),
             recorded=settings.records,
@@ -179,7 +190,7 @@ class Leading:
             log.warning(
                 "node %s is forgotten: more than %d nodes are away",
                 node.info.name,
-                self._settings.max_absent_nodes,
+                MAX_ABSENT_NODES,
                 extra=named("node_forgotten", node=node.info.name, why="too many are away"),
             )
             self._forget(node.info.name, lambda: None)
@@ -193,7 +204,7 @@ class Leading:
         self.frames.loads.hold_to(self._quotas.now)
         self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
-        changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
+        changes = [*self.directory.sweep(SWEEP_ROWS), *self.directory.grants_ahead()]
         if self._is_first:
             changes += self.directory.weights.expire(now_ns)
         if changes:

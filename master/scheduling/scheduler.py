@@ -29,6 +29,11 @@ from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.request import Decision, Rejection, Request, Slo
 
 NS_PER_US: Final = 1000
+ADMISSION_LOAD_LIMIT: Final = 1.0
+"""Share of an SLO that early and predicted admission load a pool to."""
+MAX_ENGINE_BLOCKS: Final = 1 << 20
+"""Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
+
 MAX_PROMPT_BLOCKS: Final = 65_536
 MAX_TOKENS: Final = 1 << 27
 """Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""

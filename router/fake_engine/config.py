@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol import shared_settings
-from kvstore.protocol.settings import Size, constant, setting
+from kvstore.protocol.settings import setting
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "standin"
@@ -28,10 +28,3 @@ class StandinSettings(TlsSettings):
     gpu: str = setting("A100-80G", "GPU whose times are kept.")
     speedup: float = setting(1.0, "The engine's time passes this many times faster. What it reports is in its own time.", minimum=0.001)
     block_tokens: int = shared_settings.BLOCK_TOKENS()
-
-    dtype: str = constant("bfloat16")
-    """Element type of the blocks' namespace."""
-    block_bytes: Size = constant(Size(4 << 10))
-    """Bytes that stand for a block in the store."""
-    drain_s: float = constant(1.0)
-    """Time that running requests have to end after SIGTERM."""

@@ -33,6 +33,13 @@ from kvstore.telemetry.http.listener import host_port, listening
 if TYPE_CHECKING:
     from aiohttp import web
 
+DTYPE: Final = "bfloat16"
+"""Element type of the blocks' namespace."""
+BLOCK_BYTES: Final = 4 << 10
+"""Bytes that stand for a block in the store."""
+DRAIN_S: Final = 1.0
+"""Time that running requests have to end after SIGTERM."""
+
 SCHEDULER_DEADLINE_S: Final = 2.0
 """For a report, and for leaving: an engine whose master is away still ends soon."""
 
@@ -57,7 +64,7 @@ class Standin:
         """Raises ConfigError: no such model or GPU, or one does not fit in the other."""
         self._settings = settings
         self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu))
-        self._namespace = Namespace(model=settings.model, dtype=settings.dtype, block_tokens=settings.block_tokens)
+        self._namespace = Namespace(model=settings.model, dtype=DTYPE, block_tokens=settings.block_tokens)
 
     async def run(self) -> None:
         """Serve until a signal. Raises ConfigError: it cannot listen."""
@@ -82,14 +89,14 @@ class Standin:
         )
         facts = {"listen": listen, "name": name, "pid": os.getpid()}
         async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token, settings=of_master) as client:
-            blocks = BlockStore(client, self._namespace, settings.block_bytes)
+            blocks = BlockStore(client, self._namespace, BLOCK_BYTES)
             with SchedulerClient(of_master) as scheduler:
                 app, reporter = (self._prefill if fixed.role is Role.PREFILL else self._decode)(fixed, blocks, scheduler)
                 with reporter:
                     await serve(
                         app,
                         listener,
-                        drain_s=settings.drain_s,
+                        drain_s=DRAIN_S,
                         on_ready=lambda: say("ready", facts),
                         on_stop=lambda _name: reporter.close(),
                     )

@@ -14,7 +14,7 @@ from kvstore.protocol.settings import load_settings
 from kvstore.security.credentials import read_credentials
 from kvstore.security.identity import Kind
 from kvstore.store.config import NodeSettings
-from kvstore.store.storage import check
+from kvstore.store.storage import SHUTDOWN_TIMEOUT_S, check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 
@@ -39,7 +39,7 @@ def test_a_nodes_settings_are_settings_and_it_has_the_time_to_drain(name: str) -
     transfer = load_settings(TransferSettings, "transfer", flags={}, environ=service["environment"])
     assert (settings.name, settings.advertise) == (name, f"{name}:{port}")
     assert published(service) == {port: port, str(transfer.listen_port): str(transfer.listen_port)}
-    assert int(service["stop_grace_period"].removesuffix("s")) >= settings.drain_s + settings.shutdown_timeout_s + 10
+    assert int(service["stop_grace_period"].removesuffix("s")) >= settings.drain_s + SHUTDOWN_TIMEOUT_S + 10
     assert f":{NODE_HTTP.number}/readyz" in service["healthcheck"]["test"][-1]
 
 

@@ -16,7 +16,7 @@ from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
 from kvstore.protocol.settings import load_settings, parse_size
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import check_limit, plan_memory
-from kvstore.store.storage import check
+from kvstore.store.storage import SHUTDOWN_TIMEOUT_S, check
 from kvstore.tiers.memory_limit import MemoryLimit
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
@@ -73,7 +73,7 @@ def test_the_settings_are_settings_and_a_node_ends_when_it_is_empty(name: str) -
     empty_s = int(next(each["value"] for each in container["env"] if each["name"] == "EMPTY_SECONDS"))
     assert "kvstore drain" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     assert "--cancel" in container["lifecycle"]["postStart"]["exec"]["command"][-1]
-    assert spec["terminationGracePeriodSeconds"] >= empty_s + node.drain_s + node.shutdown_timeout_s
+    assert spec["terminationGracePeriodSeconds"] >= empty_s + node.drain_s + SHUTDOWN_TIMEOUT_S
 
 
 def test_a_pod_undoes_its_own_drain_and_no_operators(tmp_path: Path) -> None:

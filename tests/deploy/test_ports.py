@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.ports import PORTS, ports_table
+from kvstore.master.config import MasterSettings
+from kvstore.protocol.ports import CONTROL, MASTER, PORTS, ROUTER
+from kvstore.router.config import RouterSettings
 from tests.deploy.rendering import DEPLOY
 
 OURS = re.compile(r"(?<![\d.])(7[45]\d\d|8000)(?!\d)")
@@ -21,4 +23,13 @@ def test_every_port_in_deploy_is_one_of_ours(path: Path) -> None:
 
 
 def test_the_documentation_lists_them() -> None:
-    assert ports_table() in (DEPLOY.parent / "docs" / "operations.md").read_text()
+    rows = "".join(f"| {port.number} | `{port.daemon}` | {port.what} |\n" for port in PORTS)
+    assert f"| port | daemon | what for |\n|---|---|---|\n{rows}" in (DEPLOY.parent / "docs" / "operations.md").read_text()
+
+
+def test_defaults_are_these_ports() -> None:
+    """The control plane's is the one after, whatever `listen` is."""
+    assert MasterSettings().listen == f"127.0.0.1:{MASTER.number}"
+    assert (MasterSettings().control, MASTER.number + 1) == ("", CONTROL.number)
+    assert RouterSettings().listen == f"127.0.0.1:{ROUTER.number}"
+    assert len({port.number for port in PORTS}) == len(PORTS)

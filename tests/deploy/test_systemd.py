@@ -16,7 +16,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import load_settings
 from kvstore.router.config import RouterSettings, check_settings
 from kvstore.store.config import NodeSettings
-from kvstore.store.storage import check
+from kvstore.store.storage import SHUTDOWN_TIMEOUT_S, check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 
@@ -63,7 +63,7 @@ def test_a_unit_gives_up_what_it_does_not_need(unit: Path) -> None:
 
 def test_a_daemon_has_the_time_to_stop_that_its_settings_want() -> None:
     node, router = settings(NodeSettings, "node"), settings(RouterSettings, "router")
-    assert int(service("node")["TimeoutStopSec"]) >= node.drain_s + node.shutdown_timeout_s + 10
+    assert int(service("node")["TimeoutStopSec"]) >= node.drain_s + SHUTDOWN_TIMEOUT_S + 10
     assert int(service("router")["TimeoutStopSec"]) >= router.drain_s + 10
 
 

@@ -6,16 +6,16 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import click
 
+from kvstore.cli.check import settings_kind
 from kvstore.cli.main import kvstore
-from kvstore.protocol.settings import load_settings
-from kvstore.protocol.variables import CONFIG, SHARED, shared_variable_name, variable_name
+from kvstore.protocol.settings import load_settings, settings_of
+from kvstore.protocol.variables import CONFIG, SECTIONS, SHARED, shared_variable_name, variable_name
 from tests.docs.shell_blocks import ROOT, Command
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -39,20 +39,9 @@ class UnknownError(Exception):
 
 
 @cache
-def make_settings() -> ModuleType:
-    """docs/make_settings.py, which lists the settings of every program."""
-    spec = spec_from_file_location("make_settings", ROOT / "docs" / "make_settings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
 def variables() -> frozenset[str]:
     """Every environment variable that is a setting of some program."""
-    named = {variable_name(section, field) for _, _, section, kind in make_settings().PROGRAMS for field in kind.__dataclass_fields__}
+    named = {variable_name(section, field.name) for section, kind in sections() for field in settings_of(kind)}
     return frozenset(named | {CONFIG} | {shared_variable_name(name) for name in SHARED})
 
 
@@ -109,9 +98,9 @@ def _check_own(program: str, arguments: Sequence[str], folder: Path) -> None:
             raise UnknownError(f"{program} has no command {name}")
         command = inner
     flags = _parse(command, rest, folder)
-    for title, _, section, kind in make_settings().PROGRAMS:
-        if title == program:  # values too: numbers in their bounds, sizes, choices
-            load_settings(kind, section, flags=flags, environ={})
+    section = program.removeprefix("kvstore-")
+    if section in SECTIONS:  # values too: numbers in their bounds, sizes, choices
+        load_settings(settings_kind(section), section, flags=flags, environ={})
 
 
 def _parse(command: click.Command, arguments: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -152,5 +141,5 @@ def _check_pip(arguments: Sequence[str]) -> None:
 
 def sections() -> Iterator[tuple[str, type[Any]]]:
     """The name of each section of the TOML file, and its settings."""
-    for _, _, section, kind in make_settings().PROGRAMS:
-        yield section, kind
+    for section in SECTIONS:
+        yield section, settings_kind(section)

@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from kvstore.protocol.errors import KVStoreError, from_code
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header, unpack_header
@@ -44,7 +45,7 @@ def an_agent(
     connection_class: type[Connection] = TcpConnection,
     target: Target | None = None,
     listens: bool = True,
-    **settings: float,
+    **settings: Any,
 ) -> Iterator[ConnectionAgent]:
     agent = ConnectionAgent(name, Rail(), TransferSettings(**settings), connection_class, target=target, listens=listens)
     try:
@@ -303,7 +304,7 @@ def _copy(source: socket.socket, destination: socket.socket) -> None:
 
 
 @contextmanager
-def a_target(exports: Exports, secret: bytes = b"", **settings: float) -> Iterator[tuple[Target, bytes]]:
+def a_target(exports: Exports, secret: bytes = b"", **settings: Any) -> Iterator[tuple[Target, bytes]]:
     """A target that listens, and the metadata of its listener."""
     target = Target("target", exports, TransferSettings(**settings), secret)
     listener = TcpListener("127.0.0.1", 0)

@@ -160,7 +160,7 @@ def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(t
 
 def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and_gives_it_back(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
-    flags += ["--peer-bytes", "32MiB", "--read-bytes", "64MiB", "--demotion-wait-s", "60"]
+    flags += ["--peer-bytes", str(32 << 20), "--read-bytes", str(64 << 20), "--demotion-wait-s", "60"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
         client = connect(node)

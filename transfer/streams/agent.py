@@ -28,6 +28,9 @@ from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
 from kvstore.transfer.streams.request_stream import Lane, Link, NoticeRequest
 from kvstore.transfer.streams.target import Target
 
+WINDOW_SLICES: Final = 2
+"""Slices under way on one connection: one in work, the others asked for."""
+
 MAGIC: Final = b"kvagent1 "
 """Metadata: this, the transport's name, a space, and the listener's metadata."""
 MAX_REQUEST_BYTES: Final = 4 << 30
@@ -64,7 +67,7 @@ class ConnectionAgent(TransferAgent):
         """Raises ConfigError: the transport's library is missing, its address is not this machine's or in use, or there is no thread."""
         super().__init__(name, rail)
         self.transport = connection_class.transport  # type: ignore[misc]
-        self.window = settings.tcp_streams * settings.window_slices
+        self.window = settings.tcp_streams * WINDOW_SLICES
         self._settings = settings
         self._connection_class = connection_class
         self._exports = exports or Exports()
@@ -95,7 +98,7 @@ class ConnectionAgent(TransferAgent):
         if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
             raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
         streams = self._settings.tcp_streams
-        peer = _RemoteAgent(metadata[len(head) :], [Lane(self._lock, self._settings.window_slices) for _ in range(streams)])
+        peer = _RemoteAgent(metadata[len(head) :], [Lane(self._lock, WINDOW_SLICES) for _ in range(streams)])
         with self._lock:
             self._peers.add(peer)
         return peer
