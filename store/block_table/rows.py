@@ -36,8 +36,9 @@ class BlockRows:
     """See the module."""
 
     def __init__(self) -> None:
-        self._columns = Columns()
-        self._columns.lengthen(FIRST_ROW)
+        self.columns = Columns()
+        """Of all blocks, whoever's."""
+        self.columns.lengthen(FIRST_ROW)
         self._named: dict[tuple[str, str], type[Block]] = {}
         self._made = FIRST_ROW
         """Rows that were anybody's so far; the others of the columns are still to be used."""
@@ -101,23 +102,23 @@ class BlockRows:
         """The blocks of these."""
         if len(self._named) >= MAX_NAMES:
             self._named.clear()
-        found = self._named[tenant, namespace] = block_type(self._columns.named(tenant, namespace))
+        found = self._named[tenant, namespace] = block_type(self.columns.named(tenant, namespace))
         return found
 
     def _new_row(self) -> int:
         row = self._made
-        if row == len(self._columns):
-            self._columns.lengthen(MADE_ROWS)
+        if row == len(self.columns):
+            self.columns.lengthen(MADE_ROWS)
         self._made += 1
         return row
 
     def _take(self, count: int) -> list[int]:
         """So many rows: those that are free, and others."""
-        free = self._columns.free
+        free = self.columns.free
         numbers = [free.pop() for _ in range(min(count, len(free)))]
         new = count - len(numbers)
-        if self._made + new > len(self._columns):
-            self._columns.lengthen(self._made + new - len(self._columns) + MADE_ROWS)
+        if self._made + new > len(self.columns):
+            self.columns.lengthen(self._made + new - len(self.columns) + MADE_ROWS)
         numbers += range(self._made, self._made + new)
         self._made += new
         return numbers
@@ -125,7 +126,7 @@ class BlockRows:
     @property
     def in_use(self) -> int:
         """Rows that are a block's."""
-        return self._made - FIRST_ROW - len(self._columns.free)
+        return self._made - FIRST_ROW - len(self.columns.free)
 
 
 def rows_of(blocks: Sequence[Block]) -> Numbers:

@@ -457,9 +457,15 @@ class Publishers:
         """Call back when the newest events of these blocks are durable at their masters; at once if they are. See
         Publisher.when_published."""
         groups = self._partitioning.group(blocks)
-        waiting = _WaitForAll(len(groups), callback)
+        answers: list[KVStoreError | None] = []
+
+        def told(error: KVStoreError | None) -> None:
+            answers.append(error)
+            if len(answers) == len(groups):
+                callback(next(filter(None, answers), None))
+
         for partition, group in groups.items():
-            publisher, told = self._each[partition], callback if len(groups) == 1 else waiting.told
+            publisher = self._each[partition]
             awaited = [block for block in group if block.event_seq > publisher.durable_seq]
             events = [block.event_seq for block in awaited]
             publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited, is_over=is_over)
@@ -492,18 +498,3 @@ class Publishers:
         """Nothing more will be published: who waits is told."""
         for one in self._each:
             one.close()
-
-
-class _WaitForAll:
-    """For several publishers, of which the first error is told, if any."""
-
-    def __init__(self, count: int, then: Published) -> None:
-        self._left = count
-        self._then = then
-        self._error: KVStoreError | None = None
-
-    def told(self, error: KVStoreError | None) -> None:
-        self._left -= 1
-        self._error = self._error or error
-        if not self._left:
-            self._then(self._error)

@@ -15,8 +15,8 @@ import numpy as np
 from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
-from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.rows import is_in, read, rows_of
+from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, Columns
+from kvstore.store.block_table.rows import Numbers, is_in, read, rows_of
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.telemetry.logs import named
@@ -103,20 +103,19 @@ class Saver:
 
     def lost(self) -> tuple[int, int]:
         """(blocks, bytes) that only memory holds."""
-        blocks = list(self._table.blocks())
-        if not blocks:
-            return 0, 0
-        columns, rows = blocks[0].columns, rows_of(blocks)
+        _, columns, rows = self._all()
         sizes = read(columns.sizes, rows[~is_in(columns, rows, NVME)])
         return len(sizes), int(sizes.sum())
+
+    def _all(self) -> tuple[list[Block], Columns, Numbers]:
+        """All visible blocks, their columns and rows."""
+        blocks = list(self._table.blocks())
+        return blocks, self._table.rows.columns, rows_of(blocks)
 
     def _found(self) -> deque[Block]:
         """What was read last comes first: it is worth the most, should time not do for all. What would not fit is not written, for each
         of the last to come would have one of the first leave again. By columns: it is one turn of the loop."""
-        blocks = list(self._table.blocks())
-        if not blocks:
-            return deque()
-        columns, rows = blocks[0].columns, rows_of(blocks)
+        blocks, columns, rows = self._all()
         wanted = np.flatnonzero(~is_in(columns, rows, NVME) & (read(columns.generations, rows) != UNDECIDED))
         if self._tried:
             wanted = wanted[[blocks[place] not in self._tried for place in wanted.tolist()]]
@@ -128,10 +127,7 @@ class Saver:
 
     def _saved_already(self) -> int:
         """Bytes of what memory and NVMe hold both: an earlier pass wrote what was worth most, which is not to leave for the rest."""
-        blocks = list(self._table.blocks())
-        if not blocks:
-            return 0
-        columns, rows = blocks[0].columns, rows_of(blocks)
+        _, columns, rows = self._all()
         above = is_in(columns, rows, HBM) | is_in(columns, rows, DRAM)
         return int(read(columns.sizes, rows[is_in(columns, rows, NVME) & above]).sum())
 

@@ -184,8 +184,8 @@ def _ended_puts(self: EndedPuts) -> None:
 @check.register
 def _block_rows(self: BlockRows) -> None:
     """Assert that every row is free, a block's, or still to be used."""
-    check(self._columns)
-    assert all(FIRST_ROW <= row < self._made <= len(self._columns) for row in self._columns.free)
+    check(self.columns)
+    assert all(FIRST_ROW <= row < self._made <= len(self.columns) for row in self.columns.free)
 
 
 @check.register
