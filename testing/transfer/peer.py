@@ -190,8 +190,10 @@ def ask(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Piec
 
 
 def move(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pieces, *, timeout_s: float = PATIENCE_S) -> None:
-    """Submit and wait. Raises what the request failed with."""
-    ask(agent, direction, remote, pieces, timeout_s=timeout_s).wait(Deadline(PATIENCE_S))
+    """Submit, help and wait. Raises what the request failed with."""
+    request = ask(agent, direction, remote, pieces, timeout_s=timeout_s)
+    agent.run(request)
+    request.wait(Deadline(PATIENCE_S))
 
 
 def outcome(request: Request) -> KVStoreError | None:
