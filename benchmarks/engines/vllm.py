@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -68,6 +68,7 @@ class Request:
     num_tokens: int
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 def step_rows() -> Iterator[Row]:

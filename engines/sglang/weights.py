@@ -64,7 +64,7 @@ class EngineWeights:
         """Note what the engine started from. Where weights have changed since an earlier call, their identity stays."""
         self._started = started
         if self._updates == 0:
-            self._state = WeightsState(started.target, log=self._log)
+            self._state = WeightsState(started.target)
             self._draft = started.draft
         self._publish()
 
@@ -151,7 +151,7 @@ class EngineWeights:
             identity = None
         if identity is None:
             return False
-        self._state.from_files(identity)
+        self._state.become(identity)
         self._draft = self._draft and identity.text
         return True
 

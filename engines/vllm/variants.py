@@ -175,7 +175,7 @@ class Variants:
         self._nonce = nonce
         self._on_change = on_change
         self._resets_keep_weights = resets_keep_weights
-        self._state = WeightsState(WeightsIdentity(""), log=LOG)
+        self._state = WeightsState(WeightsIdentity(""))
         self._is_known = False
         self._asleep: tuple[int, str] | None = None
         """Generation of the weights that the engine keeps while it sleeps, and what it sampled of them before."""
@@ -204,7 +204,8 @@ class Variants:
         if not self._is_known:
             self._learn()
         elif self._checkpoint.has_changed() and not self._state.identity.version:
-            self._change(lambda: self._state.files_changed(self._nonce()))
+            LOG.warning("kvstore: the engine's checkpoint changed on the disk: nothing is shared until weights are loaded or named")
+            self._change(lambda: self._state.become(self._state.identity.private(self._nonce())))
         for adapter in adapters:
             self._adapters.of(adapter, now_s)
 
@@ -233,7 +234,7 @@ class Variants:
             LOG.warning("kvstore: the engine's weights are known to no other engine until they are named: %s", error)
             return
         self._is_known = True
-        self._change(lambda: self._state.from_files(identity))
+        self._change(lambda: self._state.become(identity))
 
     def named(self, version: str) -> None:
         """The engine calls its weights `version`. A name that cannot be one is reported, and changes nothing."""
@@ -281,7 +282,7 @@ class Variants:
         if identity is not None:
             self._is_known = True
             known = dataclasses.replace(identity, version=self._state.identity.version)
-            self._change(lambda: self._state.from_files(known))
+            self._change(lambda: self._state.become(known))
 
     def _change(self, change: Callable[[], None]) -> None:
         before, was_private = self._state.generation, self._state.identity.is_private

@@ -120,9 +120,6 @@ def _short(text: str, limit_bytes: int) -> str:
     return text if len(raw) <= limit_bytes else f"{_RESERVED}long-{blake2b(raw, digest_size=16).hexdigest()}"
 
 
-LOG = logging.getLogger("kvstore.engines")
-
-
 class WeightsState:
     """Identity of one engine's weights, as the engine resets, names and resumes. All ranks make the same calls with the same nonces.
 
@@ -130,30 +127,17 @@ class WeightsState:
     thread-safe.
     """
 
-    def __init__(self, started_from: WeightsIdentity, *, log: logging.Logger = LOG) -> None:
+    def __init__(self, started_from: WeightsIdentity) -> None:
         """`started_from`: identity of the files that the engine loaded."""
-        self._identity = started_from
-        self._log = log
-        self._is_settled = True
-        self._generation = 0
-
-    @property
-    def identity(self) -> WeightsIdentity:
-        return self._identity
-
-    @property
-    def is_settled(self) -> bool:
+        self.identity = started_from
+        self.is_settled = True
         """Whether blocks may be loaded and saved: not between a reset and the resume after it."""
-        return self._is_settled
-
-    @property
-    def generation(self) -> int:
+        self.generation = 0
         """Count of the changes of identity."""
-        return self._generation
 
     def begin_update(self) -> None:
         """Note that the weights are about to change. Until `resume` nothing is loaded or saved."""
-        self._is_settled = False
+        self.is_settled = False
 
     def reset(self, nonce: str) -> None:
         """Note that the engine dropped its caches and named no version: its weights are a private version
@@ -162,27 +146,19 @@ class WeightsState:
         Args:
             nonce: unique for each reset, equal on the engine's ranks. Raises InvalidArgument for one that is no version.
         """
-        self._is_settled = False
-        self._become(self._identity.private(nonce))
+        self.is_settled = False
+        self.become(self.identity.private(nonce))
 
     def name(self, version: str) -> None:
         """Note that the weights are now those that engines call `version`. Raises InvalidArgument, and nothing has changed."""
-        self._become(self._identity.named(version))
+        self.become(self.identity.named(version))
 
-    def from_files(self, loaded: WeightsIdentity) -> None:
-        """Note that the engine loaded files."""
-        self._become(loaded)
-
-    def files_changed(self, nonce: str) -> None:
-        """Note that files changed below the engine, which may have read them before or after: a private version."""
-        self._log.warning("kvstore: the engine's checkpoint changed on the disk: nothing is shared until weights are loaded or named")
-        self._become(self._identity.private(nonce))
+    def become(self, identity: WeightsIdentity) -> None:
+        """Note that the weights are these: the engine loaded their files, or may have."""
+        if identity != self.identity:
+            self.identity = identity
+            self.generation += 1
 
     def resume(self) -> None:
         """Note that the weights are complete: blocks are loaded and saved under the current identity."""
-        self._is_settled = True
-
-    def _become(self, identity: WeightsIdentity) -> None:
-        if identity != self._identity:
-            self._identity = identity
-            self._generation += 1
+        self.is_settled = True

@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -53,20 +53,13 @@ class Workers:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def start(self, method: str, *arguments: Any) -> Callable[[], list[Any]]:
-        """Call a method of all objects. Returns at once, with what waits for the results, in order."""
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of all objects. The results of all, in order, or the first failure: the others may wait for the one that failed."""
         for process, pipe in zip(self._processes, self._pipes, strict=True):
             try:
                 pipe.send((method, arguments))
             except OSError:
                 raise WorkerFailed(f"{process.name} has ended") from None
-        return lambda: self._results(method)
-
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        return self.start(method, *arguments)()
-
-    def _results(self, method: str) -> list[Any]:
-        """Of all, or the first failure: the others may wait for the one that failed."""
         until_s = time.monotonic() + DEADLINE_S
         results: list[Any] = [None] * len(self._pipes)
         waiting = {pipe: index for index, pipe in enumerate(self._pipes)}
@@ -75,10 +68,10 @@ class Workers:
             if not ready:
                 late = ", ".join(self._processes[index].name for index in waiting.values())
                 raise WorkerFailed(f"{late}: {method} has taken more than {DEADLINE_S:g} s")
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                index = waiting.pop(pipe)
-                results[index] = _result(pipe, f"{method} of {self._processes[index].name}")
+            for answered in ready:
+                assert isinstance(answered, Connection)
+                index = waiting.pop(answered)
+                results[index] = _result(answered, f"{method} of {self._processes[index].name}")
         return results
 
     def close(self) -> None:

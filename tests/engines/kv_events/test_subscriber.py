@@ -1,5 +1,6 @@
 """Promises of subscriber.py, over real sockets: every batch once and in order, or word that some are lost."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -35,15 +36,18 @@ class Heard:
 
 
 @pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    with Publisher() as found:
+def heard(publisher: Publisher) -> Iterator[Heard]:
+    with listening(publisher) as found:
         yield found
 
 
-def listening(publisher: Publisher, *, replays: bool = True) -> Heard:
-    heard = Heard(publisher, replay_endpoint=publisher.replay_endpoint if replays else "")
+@contextlib.contextmanager
+def listening(publisher: Publisher, replay_endpoint: str | None = None, replay_timeout_s: float = 60.0) -> Iterator[Heard]:
+    endpoint = publisher.replay_endpoint if replay_endpoint is None else replay_endpoint
+    found = Heard(publisher, replay_endpoint=endpoint, replay_timeout_s=replay_timeout_s)
     publisher.await_subscriber()
-    return heard
+    with contextlib.closing(found.subscriber):
+        yield found
 
 
 def batch(number: int) -> dict[str, object]:
@@ -55,14 +59,12 @@ def publish(publisher: Publisher, *numbers: int, is_lost: bool = False, is_kept:
         publisher.publish(batch(number), is_lost=is_lost, is_kept=is_kept)
 
 
-Script = list[tuple[str, tuple[int, ...]]]
-"""What happens to a publisher's batches: "publish" (each arrives), "lose" (can be replayed), "drop" (cannot), "take" (up to this one),
-"forget" (cannot be replayed any more), "restart", "catch up"."""
-
-
-def played(publisher: Publisher, heard: Heard, script: Script) -> list[int | str]:
-    """The story of a subscriber to which this happens."""
-    for verb, numbers in script:
+def played(publisher: Publisher, heard: Heard, script: str) -> str:
+    """The story of a subscriber to which this happens, verbs and numbers of batches: "publish" (each arrives), "lose" (can be replayed),
+    "drop" (cannot), "take" (up to this one), "forget" (cannot be replayed any more), "restart", "catch-up"."""
+    for line in script.split(", "):
+        verb, *words = line.split()
+        numbers = [int(word) for word in words]
         match verb:
             case "publish" | "lose" | "drop":
                 publish(publisher, *numbers, is_lost=verb != "publish", is_kept=verb != "drop")
@@ -72,114 +74,65 @@ def played(publisher: Publisher, heard: Heard, script: Script) -> list[int | str
                 del publisher.kept[numbers[0]]
             case "restart":
                 publisher.begin_again()
-            case "catch up":
+            case "catch-up":
                 heard.subscriber.catch_up(heard.apply, heard.lost)
-    return heard.story
-
-
-@pytest.mark.parametrize(
-    ("script", "story", "asked"),
-    [
-        pytest.param([("publish", (0, 1, 2)), ("take", (2,))], ["lost", 0, 1, 2], None, id="in order; before the first nothing is known"),
-        pytest.param(
-            [("publish", (0,)), ("drop", (1,)), ("lose", (2,)), ("publish", (3,)), ("take", (3,))],
-            ["lost", 0, "lost", 2, 3],
-            None,
-            id="gap that cannot be replayed",
-        ),
-        pytest.param(
-            [("publish", (0,)), ("lose", (1,)), ("drop", (2,)), ("publish", (3,)), ("take", (3,))],
-            ["lost", 0, 1, "lost", 3],
-            None,
-            id="gap behind what is replayed",
-        ),
-        pytest.param(
-            [("publish", (0,)), ("take", (0,)), ("forget", (0,)), ("lose", (1,)), ("publish", (2,)), ("take", (2,))],
-            ["lost", 0, "lost", 1, 2],
-            [0, 0],
-            id="publisher that forgot the last batch is asked for all",
-        ),
-        pytest.param(
-            [("publish", (0, 1, 2)), ("take", (2,)), ("restart", ()), ("lose", (10,)), ("publish", (11,)), ("take", (11,))],
-            ["lost", 0, 1, 2, "lost", 10, 11],
-            None,
-            id="numbers that start over are a restarted engine",
-        ),
-        pytest.param(
-            [("publish", (0, 1)), ("take", (1,)), ("restart", ()), ("lose", (10, 11, 12)), ("publish", (13,)), ("take", (13,))],
-            ["lost", 0, 1, "lost", 10, 11, 12, 13],
-            None,
-            id="restart whose first number looks like a gap",
-        ),
-        pytest.param(
-            [("publish", (0,)), ("take", (0,)), ("lose", (1, 2)), ("catch up", ()), ("publish", (3,)), ("take", (3,))],
-            ["lost", 0, 1, 2, 3],
-            None,
-            id="catch_up applies what was lost at the end",
-        ),
-        pytest.param(
-            [("publish", (0, 1, 2)), ("catch up", ()), ("publish", (3,)), ("take", (3,))],
-            ["lost", 0, 1, 2, 3],
-            None,
-            id="catch_up takes no batch twice",
-        ),
-        pytest.param(
-            [("publish", (0, 1)), ("take", (1,)), ("restart", ()), ("catch up", ())],
-            ["lost", 0, 1, "lost"],
-            None,
-            id="catch_up voids what a restarted engine had",
-        ),
-    ],
-)
-def test_subscriber_hands_on_each_batch_once_or_says_lost(
-    publisher: Publisher, script: Script, story: list[int | str], asked: list[int] | None
-) -> None:
-    heard = listening(publisher)
-    assert played(publisher, heard, script) == story
-    assert asked in (None, publisher.asked)
-    heard.subscriber.take(0.01, heard.apply, heard.lost)
-    assert heard.story == story, "nothing comes twice"
-    heard.subscriber.close()
+    return " ".join(map(str, heard.story))
 
 
 @pytest.mark.parametrize(
     ("script", "story"),
     [
-        ([("publish", (0,)), ("lose", (1,)), ("publish", (2,)), ("take", (2,))], ["lost", 0, "lost", 2]),
-        ([("publish", (0,)), ("take", (0,)), ("catch up", ())], ["lost", 0, "lost"]),
+        pytest.param("publish 0 1 2, take 2", "lost 0 1 2", id="in order; before the first nothing is known"),
+        pytest.param("publish 0, drop 1, lose 2, publish 3, take 3", "lost 0 lost 2 3", id="gap that cannot be replayed"),
+        pytest.param("publish 0, lose 1, drop 2, publish 3, take 3", "lost 0 1 lost 3", id="gap behind what is replayed"),
+        pytest.param("publish 0 1 2, take 2, restart, lose 10, publish 11, take 11", "lost 0 1 2 lost 10 11", id="restarted engine"),
+        pytest.param(
+            "publish 0 1, take 1, restart, lose 10 11 12, publish 13, take 13",
+            "lost 0 1 lost 10 11 12 13",
+            id="restart whose first number looks like a gap",
+        ),
+        pytest.param("publish 0, take 0, lose 1 2, catch-up, publish 3, take 3", "lost 0 1 2 3", id="catch_up applies what was lost"),
+        pytest.param("publish 0 1 2, catch-up, publish 3, take 3", "lost 0 1 2 3", id="catch_up takes no batch twice"),
+        pytest.param("publish 0 1, take 1, restart, catch-up", "lost 0 1 lost", id="catch_up voids what a restarted engine had"),
     ],
 )
-def test_subscriber_without_replays_voids_at_a_gap(publisher: Publisher, script: Script, story: list[int | str]) -> None:
-    heard = listening(publisher, replays=False)
+def test_subscriber_hands_on_each_batch_once_or_says_lost(publisher: Publisher, heard: Heard, script: str, story: str) -> None:
     assert played(publisher, heard, script) == story
+    heard.subscriber.take(0.01, heard.apply, heard.lost)
+    assert " ".join(map(str, heard.story)) == story, "nothing comes twice"
+
+
+def test_publisher_that_forgot_the_last_batch_is_asked_for_all(publisher: Publisher, heard: Heard) -> None:
+    assert played(publisher, heard, "publish 0, take 0, forget 0, lose 1, publish 2, take 2") == "lost 0 lost 1 2"
+    assert publisher.asked == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("script", "story"), [("publish 0, lose 1, publish 2, take 2", "lost 0 lost 2"), ("publish 0, take 0, catch-up", "lost 0 lost")]
+)
+def test_subscriber_without_replays_voids_at_a_gap(publisher: Publisher, script: str, story: str) -> None:
+    with listening(publisher, replay_endpoint="") as heard:
+        assert played(publisher, heard, script) == story
     assert publisher.asked == []
-    heard.subscriber.close()
 
 
 def test_subscriber_replays_what_came_before_it(publisher: Publisher) -> None:
     publish(publisher, 0, 1, 2, is_lost=True)
-    heard = listening(publisher)
-    publish(publisher, 3)
-    assert heard.until(3) == ["lost", 0, 1, 2, 3]
+    with listening(publisher) as heard:
+        publish(publisher, 3)
+        assert heard.until(3) == ["lost", 0, 1, 2, 3]
     assert publisher.asked == [0]
-    heard.subscriber.close()
 
 
 @pytest.mark.parametrize("topics", [True, False])
 def test_gap_is_replayed_in_both_forms(topics: bool) -> None:
     """With a topic frame in each message of the replay, and without one."""
-    with Publisher(topics=topics) as publisher:
-        heard = listening(publisher)
-        publish(publisher, 0)
-        publish(publisher, 1, 2, is_lost=True)
-        publish(publisher, 3, 4)
-        assert heard.until(4) == ["lost", 0, 1, 2, 3, 4]
+    with Publisher(topics=topics) as publisher, listening(publisher) as heard:
+        assert played(publisher, heard, "publish 0, lose 1 2, publish 3 4, take 4") == "lost 0 1 2 3 4"
         assert publisher.asked == [0], "from the last batch taken on, which the publisher still has"
-        heard.subscriber.close()
 
 
-def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publisher) -> None:
-    heard = listening(publisher)
+def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publisher, heard: Heard) -> None:
     publish(publisher, 0)
     heard.until(0)
     publish(publisher, 1, is_lost=True)
@@ -193,11 +146,9 @@ def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publish
     with pytest.raises(ProtocolError, match="no batch of KV events"):
         heard.subscriber.catch_up(heard.apply, heard.lost)
     assert heard.story == ["lost", 0, "lost", 2, "lost", 4]
-    heard.subscriber.close()
 
 
-def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
-    heard = listening(publisher)
+def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: Publisher, heard: Heard) -> None:
     publish(publisher, 0)
     heard.until(0)
     publisher.send((1).to_bytes(8, "big"), b"\xc1")
@@ -209,11 +160,9 @@ def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: 
     publisher.number = 2
     publish(publisher, 2)
     assert heard.until(2) == ["lost", 0, "lost", 2]
-    heard.subscriber.close()
 
 
-def test_what_cannot_be_applied_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
-    heard = listening(publisher)
+def test_what_cannot_be_applied_makes_all_void_and_ends_nothing(publisher: Publisher, heard: Heard) -> None:
     publish(publisher, 0)
     heard.until(0)
 
@@ -225,34 +174,23 @@ def test_what_cannot_be_applied_makes_all_void_and_ends_nothing(publisher: Publi
         heard.subscriber.take(60.0, refuse, heard.lost)
     publish(publisher, 2)
     assert heard.until(2) == ["lost", 0, "lost", 2]
-    heard.subscriber.close()
 
 
 def test_a_replay_that_is_not_answered_ends_with_its_time(publisher: Publisher) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.bind("tcp://127.0.0.1:0")
-        heard = Heard(publisher, replay_endpoint=silent.getsockopt_string(zmq.LAST_ENDPOINT), replay_timeout_s=0.05)
-        publisher.await_subscriber()
-        publish(publisher, 0, is_lost=True)
-        publish(publisher, 1)
-        with pytest.raises(DeadlineExceeded, match="did not end its replay"):
-            heard.until(1)
-        assert heard.story == ["lost", "lost", 1]
-        with pytest.raises(DeadlineExceeded):
-            heard.subscriber.catch_up(heard.apply, heard.lost)
-        publish(publisher, 2)
-        with pytest.raises(DeadlineExceeded):
-            heard.until(2)
-        assert heard.story[-1] == 2, "all is asked for again, since all was void"
-        heard.subscriber.close()
+        with listening(publisher, silent.getsockopt_string(zmq.LAST_ENDPOINT), replay_timeout_s=0.05) as heard:
+            with pytest.raises(DeadlineExceeded, match="did not end its replay"):
+                played(publisher, heard, "lose 0, publish 1, take 1")
+            assert heard.story == ["lost", "lost", 1]
+            for script in ("catch-up", "publish 2, take 2"):
+                with pytest.raises(DeadlineExceeded):
+                    played(publisher, heard, script)
+            assert heard.story[-1] == 2, "all is asked for again, since all was void"
 
 
 def test_malformed_endpoint_is_refused(publisher: Publisher) -> None:
     with pytest.raises(InvalidArgument, match="is no address of a publisher"):
         Subscriber("127.0.0.1", "", replay_timeout_s=1.0)
-    heard = listening(publisher)
-    malformed = Subscriber(publisher.endpoint, "tcp://:", replay_timeout_s=1.0)
-    with pytest.raises(InvalidArgument, match="is no address of a publisher"):
-        malformed.catch_up(heard.apply, heard.lost)
-    malformed.close()
-    heard.subscriber.close()
+    with listening(publisher, "tcp://:") as malformed, pytest.raises(InvalidArgument, match="is no address of a publisher"):
+        malformed.subscriber.catch_up(malformed.apply, malformed.lost)

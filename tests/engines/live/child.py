@@ -11,6 +11,7 @@ from typing import Any, Final
 from tests.engines.live import process_group
 from tests.engines.live.environments import python_of
 
+RUNNER: Final = Path(__file__).with_name("run_child.py")
 STOP_S: Final = 20
 
 
@@ -24,7 +25,7 @@ class EngineChild:
         read, write = os.pipe()
         with log.open("ab") as output:
             self._process = process_group.start(
-                [python_of(engine), program, str(write), *arguments],
+                [python_of(engine), RUNNER, program, str(write), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

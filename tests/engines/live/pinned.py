@@ -8,54 +8,21 @@ import json
 import pkgutil
 from importlib.metadata import version
 
-import kvstore.cli
+import kvstore
 import kvstore.client
-import kvstore.console
-import kvstore.handover
-import kvstore.kvcache
-import kvstore.lab
-import kvstore.master
-import kvstore.protocol
-import kvstore.router
-import kvstore.rpc
-import kvstore.scheduler
-import kvstore.security
-import kvstore.store
-import kvstore.telemetry
-import kvstore.testing
-import kvstore.tiers
-import kvstore.transfer
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import ConfigError
 
-PACKAGES = (
-    kvstore.cli,
-    kvstore.client,
-    kvstore.console,
-    kvstore.handover,
-    kvstore.kvcache,
-    kvstore.lab,
-    kvstore.master,
-    kvstore.protocol,
-    kvstore.router,
-    kvstore.rpc,
-    kvstore.scheduler,
-    kvstore.security,
-    kvstore.store,
-    kvstore.telemetry,
-    kvstore.testing,
-    kvstore.tiers,
-    kvstore.transfer,
-)
-"""All but the engines', whose plug-ins need the engine."""
+PACKAGES = [found.name for found in pkgutil.iter_modules(kvstore.__path__, "kvstore.") if found.ispkg and found.name != "kvstore.engines"]
+"""The engines' plug-ins need the engine."""
 
 
 def import_all() -> dict[str, str]:
     """The modules that could not be imported, and which package they lack. Raises what any of them raises for another reason."""
     lacking = {}
     for package in PACKAGES:
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             try:
                 importlib.import_module(found.name)
             except (ModuleNotFoundError, ConfigError) as error:

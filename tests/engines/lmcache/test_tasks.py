@@ -260,14 +260,6 @@ def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: Cluster, monkey
 S = 10**9
 
 
-def test_a_hold_is_released_with_the_last_of_its_objects() -> None:
-    locks, hold = Locks(), new_hold(30)
-    locks.add(hold, [b"a", b"b", b"b"], 0)
-    assert locks.unlock([b"a", b"x"]) == []
-    assert locks.unlock([b"a"]) == []
-    assert locks.unlock([b"b"]) == [hold]
-
-
 def test_of_several_lookups_the_oldest_is_unlocked_first() -> None:
     locks, first, second = Locks(), new_hold(30), new_hold(30)
     locks.add(first, [b"a"], 0)

@@ -1,11 +1,15 @@
 """One cluster for the tests of Mooncake's API, and a store that is set up on it for each."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from tests.client.processes import Cluster, cluster
+
+Opened = Callable[..., MooncakeDistributedStore]
 
 
 @pytest.fixture(scope="package")
@@ -16,10 +20,21 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def store(running: Cluster) -> Iterator[MooncakeDistributedStore]:
-    """Whatever was put by it is gone afterwards."""
-    store = MooncakeDistributedStore()
-    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
-    yield store
-    store.remove_all(force=True)
-    store.close()
+def opened(running: Cluster) -> Iterator[Opened]:
+    """Sets up a store on the cluster, with more entries of its configuration. What was put by it is gone afterwards."""
+    with contextlib.ExitStack() as stack:
+
+        def made(**entries: Any) -> MooncakeDistributedStore:
+            store = MooncakeDistributedStore()
+            config = {"local_hostname": "here", "metadata_server": "P2PHANDSHAKE", "master_server_addr": running.address}
+            assert store.setup(config | {"local_buffer_size": 16 << 20} | entries) == 0
+            stack.callback(store.close)
+            stack.callback(store.remove_all, force=True)
+            return store
+
+        yield made
+
+
+@pytest.fixture
+def store(opened: Opened) -> MooncakeDistributedStore:
+    return opened()

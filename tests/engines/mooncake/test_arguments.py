@@ -38,27 +38,15 @@ from kvstore.engines.mooncake.arguments import (
 
 FIT: list[tuple[Callable[[Any], Any], Any, Any]] = [
     *((text, "é", "é"), (text, b"ab", "ab"), (text, bytearray(b"ab"), "ab"), (unsigned, 2**64 - 1, 2**64 - 1), (unsigned, True, 1)),
-    *(
-        (unsigned, np.uint64(2**63), 2**63),
-        (integer, np.int16(-3), -3),
-        (boolean, None, False),
-        (boolean, np.bool_(1), True),
-        (boolean, 2, True),
-    ),
+    *((unsigned, np.uint64(2**63), 2**63), (integer, np.int16(-3), -3)),
+    *((boolean, None, False), (boolean, np.bool_(1), True), (boolean, 2, True)),
     *((unsigned_list, [1, 2], [1, 2]), (unsigned_list, np.array([3, 4], np.int32), [3, 4]), (unsigned_list, (5, np.int64(6)), [5, 6])),
     *((unsigned_list, [], []), (list_of(text), ("a", b"b"), ["a", "b"]), (instance_of(list), [None], [None])),
 ]
 UNFIT: list[tuple[Callable[[Any], Any], Any]] = [
     *((text, None), (text, 5), (text, "\ud800"), (unsigned, -1), (unsigned, 2**64), (unsigned, 1.0), (unsigned, "1"), (unsigned, None)),
-    *(
-        (unsigned, np.float64(1)),
-        (integer, 2**31),
-        (integer, -(2**31) - 1),
-        (boolean, "yes"),
-        (boolean, []),
-        (buffer, "text"),
-        (buffer, None),
-    ),
+    *((unsigned, np.float64(1)), (integer, 2**31), (integer, -(2**31) - 1)),
+    *((boolean, "yes"), (boolean, []), (buffer, "text"), (buffer, None)),
     *((part, None), (unsigned_list, 5), (unsigned_list, "12"), (unsigned_list, b"12"), (unsigned_list, {1}), (unsigned_list, [1, -1])),
     *((unsigned_list, [1, 2**64]), (unsigned_list, iter([1])), (unsigned_list, {1: 2}), (unsigned_list, [1.5])),
     *((instance_of(list), (1,)), (instance_of(ReplicateConfig), {})),

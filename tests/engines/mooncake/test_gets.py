@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from kvstore.testing.transfer.waiting import eventually
-from tests.client.processes import Cluster
+from tests.engines.mooncake.conftest import Opened
 from tests.engines.mooncake.memory import Room
 
 
@@ -99,10 +99,9 @@ def test_numpy_integers_are_pointers_and_sizes(store: MooncakeDistributedStore) 
     assert room.bytes() == b"5678956789"
 
 
-def test_what_was_found_has_a_lease_for_as_long_as_it_is_set(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_has_a_lease_for_as_long_as_it_is_set(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "0.5")
-    store = MooncakeDistributedStore()
-    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    store = opened()
     store.put_batch(["a", "b", "c"], [b"1", b"2", b"3"])
     assert (store.is_exist("a"), store.is_exist("nowhere"), store.batch_is_exist(["b", "nowhere"])) == (1, 0, [1, 0])
     assert (store.batch_remove(["a", "b", "c"]), store.remove_all()) == ([-706, -706, 0], 0)
@@ -110,22 +109,18 @@ def test_what_was_found_has_a_lease_for_as_long_as_it_is_set(running: Cluster, m
         eventually(lambda key=key: store.remove(key) == 0, "the lease to end")  # type: ignore[misc]
     store.put("a", b"1")
     assert (store.is_exist("a"), store.remove("a", force=True)) == (1, 0)
-    store.close()
 
 
-def test_without_a_lease_what_was_found_can_be_removed(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_lease_what_was_found_can_be_removed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "0")
-    store = MooncakeDistributedStore()
-    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    store = opened()
     store.put("a", b"1")
     assert (store.is_exist("a"), store.remove("a")) == (1, 0)
-    store.close()
 
 
-def test_what_was_found_is_there_after_others_have_filled_the_store(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_there_after_others_have_filled_the_store(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "60")
-    store = MooncakeDistributedStore()
-    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    store = opened()
     found = [f"found {number}" for number in range(8)]
     fillers = [[f"filler {number} {part}" for part in range(4)] for number in range(64)]
     store.put_batch(found, [bytes([1]) * (512 << 10)] * 8)
@@ -134,5 +129,3 @@ def test_what_was_found_is_there_after_others_have_filled_the_store(running: Clu
         store.put_batch(keys, [bytes(512 << 10)] * 4)
     assert store.batch_is_exist(found) == [1] * 8
     assert sum(sum(store.batch_is_exist(keys)) for keys in fillers) < 128, "twice as much was put as there is memory"
-    store.remove_all(force=True)
-    store.close()

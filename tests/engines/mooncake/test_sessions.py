@@ -95,20 +95,6 @@ def test_lookups_of_a_part_of_the_lease_share_a_hold() -> None:
     assert second.number != first.number
 
 
-def test_without_a_lease_there_is_no_hold() -> None:
-    assert LookupLease(0).hold(0) is None
-
-
-def test_a_hold_is_released_with_the_last_of_its_sessions() -> None:
-    sessions, first, second = GetSessions(), new_hold(1), new_hold(1)
-    sessions.begin(first, ["a", "b"], 0)
-    assert ("a" in sessions, "x" in sessions) == (True, False)
-    assert sessions.end(["a", "x"]) == []
-    sessions.begin(second, ["a"], 0)
-    assert sessions.end(["a", "b"]) == [second, first]
-    assert sessions.end(["a"]) == []
-
-
 def test_sessions_that_last_are_held_on() -> None:
     sessions, first, second = GetSessions(), new_hold(1), new_hold(1)
     sessions.begin(first, ["b", "a"], 0)

@@ -18,7 +18,7 @@ from tests.telemetry.http.asking import ask
 DEADLINE_S = 120.0
 
 
-def publisher(master: str, *flags: str, logs: list[str] | None = None) -> Child:
+def begun(master: str, *flags: str, logs: list[str] | None = None) -> Child:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     return Child(
         "publisher",
@@ -48,7 +48,7 @@ def told(replay_endpoint: str) -> list[dict[str, Any]]:
 def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
     logs: list[str] = []
     places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
-    child = publisher(store.address, *places, logs=logs)
+    child = begun(store.address, *places, logs=logs)
     try:
         facts = child.facts("ready", deadline_s=DEADLINE_S)
         replay = facts["events_replay"]
@@ -70,7 +70,7 @@ def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
 
 def test_without_a_master_it_says_so_and_ends() -> None:
     [nowhere] = free_ports(1)
-    child = publisher(f"127.0.0.1:{nowhere}", "--events", "tcp://127.0.0.1:*", "--events-replay", "")
+    child = begun(f"127.0.0.1:{nowhere}", "--events", "tcp://127.0.0.1:*", "--events-replay", "")
     try:
         with pytest.raises(ConfigError, match="no master can be reached"):
             child.facts("ready", deadline_s=DEADLINE_S)

@@ -16,12 +16,6 @@ TOKENS = list(range(10))
 
 
 @pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    with Publisher() as found:
-        yield found
-
-
-@pytest.fixture
 def index() -> Iterator[Index]:
     with contextlib.closing(Index(None, verify_s=0.05, replay_timeout_s=60.0)) as found:
         yield found

@@ -59,11 +59,6 @@ def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publish
     assert publishing.batches == found["kvstore_publisher_batches"], "nothing happened: nothing is published"
 
 
-def test_it_ends_when_it_is_told_to(publishing: Publishing) -> None:
-    publishing.stop()
-    publishing.run()
-
-
 def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
     store: Cluster, publishing: Publishing, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:

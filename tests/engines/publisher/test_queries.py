@@ -19,7 +19,7 @@ from kvstore.kvcache.naming import VllmNaming
 from tests.client.processes import Cluster, cluster
 from tests.engines.kv_events.publisher import Publisher
 from tests.engines.publisher.test_conductor import PROXY, REFERENCE
-from tests.engines.publisher.test_daemon import DEADLINE_S, publisher, told
+from tests.engines.publisher.test_daemon import DEADLINE_S, begun, told
 from tests.engines.publisher.test_form import HASHES, KEYS, TOKENS, DynamoStored, LlmdStored
 from tests.system.running import until
 from tests.telemetry.http.asking import ask
@@ -56,21 +56,15 @@ class Daemon:
 
 @contextmanager
 def running(master: str, *flags: str) -> Iterator[Daemon]:
-    child = publisher(master, *PLACES, *flags)
+    child = begun(master, *PLACES, *flags)
     try:
         yield Daemon(child.facts("ready", deadline_s=DEADLINE_S))
     finally:
         child.kill()
 
 
-@pytest.fixture
-def engine() -> Iterator[Publisher]:
-    with Publisher() as found:
-        yield found
-
-
-def registration(engine: Publisher, instance: str = "prefill-0") -> dict[str, Any]:
-    own = {"endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint, "instance_id": instance}
+def registration(publisher: Publisher, instance: str = "prefill-0") -> dict[str, Any]:
+    own = {"endpoint": publisher.endpoint, "replay_endpoint": publisher.replay_endpoint, "instance_id": instance}
     return PROXY | own | {"block_size": 2, "dp_rank": 0}
 
 
@@ -91,14 +85,14 @@ def stored(start: int, stop: int) -> dict[str, Any]:
     }
 
 
-def test_router_finds_blocks_of_engines_and_of_the_store(store: Cluster, engine: Publisher) -> None:
+def test_router_finds_blocks_of_engines_and_of_the_store(store: Cluster, publisher: Publisher) -> None:
     with running(store.address, *OF_STORE) as daemon, Client(store.address) as client:
-        assert daemon.post("/register", registration(engine)) == (
+        assert daemon.post("/register", registration(publisher)) == (
             200,
             {"status": "registered successfully", "instance_id": "prefill-0"},
         )
         assert daemon.query()["prefill-0"]["longest_matched"] == 0
-        engine.publish(stored(0, 2))
+        publisher.publish(stored(0, 2))
         until(lambda: daemon.query()["prefill-0"]["gpu"] == 4, "what the engine stored", DEADLINE_S)
         client.put_batch(KEYS[1:], [b"1", b"2"], parents=[None, KEYS[1]])
         client.flush()
@@ -112,11 +106,11 @@ def test_router_finds_blocks_of_engines_and_of_the_store(store: Cluster, engine:
         client.remove(KEYS)
 
 
-def test_messages_may_be_messagepack(store: Cluster, engine: Publisher) -> None:
+def test_messages_may_be_messagepack(store: Cluster, publisher: Publisher) -> None:
     """As Mooncake's example proxy of 2026 sends them: token ids are bytes."""
-    engine.publish(stored(0, 3))
+    publisher.publish(stored(0, 3))
     with running(store.address) as daemon:
-        status, found = daemon.post("/register", registration(engine), content_type=MSGPACK)
+        status, found = daemon.post("/register", registration(publisher), content_type=MSGPACK)
         assert (status, found["instance_id"]) == (200, "prefill-0")
         query = {"model": "qwen", "block_size": 2, "tenant_id": "default", "lora_name": ""}
         query |= {"token_ids": struct.pack(f"<{len(TOKENS)}i", *TOKENS)}
@@ -144,22 +138,22 @@ def test_what_cannot_be_answered_says_why(store: Cluster) -> None:
         assert daemon.query(tokens=list(range(200_000))) == {}, "long prompts are taken"
 
 
-def test_queries_go_on_without_the_store(tmp_path: Path, engine: Publisher) -> None:
+def test_queries_go_on_without_the_store(tmp_path: Path, publisher: Publisher) -> None:
     with cluster(tmp_path) as own:
         own.start_node("--dram", "16MiB")
         with running(own.address, *OF_STORE) as daemon:
-            engine.publish(stored(0, 2))
-            daemon.post("/register", registration(engine))
+            publisher.publish(stored(0, 2))
+            daemon.post("/register", registration(publisher))
             until(lambda: daemon.query()["prefill-0"]["gpu"] == 4, "what the engine stored", DEADLINE_S)
             own.master.stop(signal.SIGKILL)
             until(lambda: daemon.query()["prefill-0"]["longest_matched"] == 4, "the same", DEADLINE_S)
 
 
 @pytest.mark.parametrize("form", [DYNAMO, LLM_D])
-def test_blocks_of_the_store_are_published_with_the_engines_tokens(store: Cluster, engine: Publisher, form: str) -> None:
+def test_blocks_of_the_store_are_published_with_the_engines_tokens(store: Cluster, publisher: Publisher, form: str) -> None:
     with running(store.address, *OF_STORE, "--form", form) as daemon, Client(store.address) as client:
-        engine.publish(stored(0, 3))
-        daemon.post("/register", registration(engine))
+        publisher.publish(stored(0, 3))
+        daemon.post("/register", registration(publisher))
         until(lambda: daemon.query()["prefill-0"]["gpu"] == 6, "what the engine stored", DEADLINE_S)
         client.put_batch(KEYS, [b"0", b"1", b"2"], parents=[None, *KEYS[:2]])
         client.flush()

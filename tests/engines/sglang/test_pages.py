@@ -138,20 +138,11 @@ def test_the_prefixes_are_those_of_the_rule(kv_pages: int, others: list[PoolPage
             assert hits.by_pool[pool.name] == max(naive(kv_pages, [pool]))
 
 
-def test_without_other_pools_it_is_the_kv_pages() -> None:
+def test_hits_are_named_by_pool() -> None:
+    """Of a window five pages can be restored, and two; three and four cannot. A pool that needs every page ends at its first gap."""
     assert restorable_prefixes(3, "kv", []) == Hits(3, {"kv": 3}, [1, 2, 3])
     assert restorable_prefixes(0, "kv", []) == Hits(0, {}, [])
-
-
-def test_a_window_leaves_holes() -> None:
-    """Five pages can be restored, and two; three and four cannot."""
     window = PoolPages("swa", [True, True, False, True, True], 2)
     assert restorable_prefixes(5, "kv", [window]) == Hits(5, {"kv": 5, "swa": 5}, [1, 2, 5])
-
-
-def test_a_pool_that_needs_every_page_ends_the_prefix_at_its_first_gap() -> None:
     assert restorable_prefixes(4, "kv", [PoolPages("indexer", [True, True, False, True], None)]) == Hits(2, {"kv": 4, "indexer": 2}, [1, 2])
-
-
-def test_a_pool_that_has_nothing_leaves_nothing() -> None:
     assert restorable_prefixes(4, "kv", [PoolPages("mamba", [False] * 4, 1)]) == Hits(0, {"kv": 4}, [])

@@ -91,25 +91,6 @@ def test_the_same_change_goes_out_until_it_is_answered() -> None:
     assert told.run() == 5
 
 
-def test_a_master_that_knows_nothing_is_told_all_again() -> None:
-    told = Told()
-    told.blocks.apply([stored(0, 5)])
-    told.report()
-    told.master = EngineCaches(max_blocks=1000)
-    told.report()
-    told.report()
-    assert told.run() == 5
-
-
-def test_what_was_cleared_is_gone_at_the_master() -> None:
-    told = Told()
-    told.blocks.apply([stored(0, 5)])
-    told.report()
-    told.blocks.apply([Cleared(), stored(0, 2)])
-    told.report()
-    assert told.run() == 2
-
-
 def test_more_than_a_report_takes_goes_out_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CHANGED_BLOCKS", 2)
     told = Told()

@@ -37,10 +37,7 @@ def test_the_ranks_of_an_engine_are_one_load() -> None:
         running=4, waiting=4, context_tokens=1200, capacity_tokens=3200, mean_prefill_s=0.25, mean_prompt_tokens=500.25, prompts=4
     )
     assert load.queue_s == 1.0
-
-
-def test_prompts_that_wait_count_as_the_tokens_that_others_had() -> None:
-    assert read_load(METRICS).expected_tokens == 1200 + 4 * 500.25
+    assert load.expected_tokens == 1200 + 4 * 500.25, "prompts that wait count as the tokens that others had"
 
 
 def test_an_engine_that_has_done_nothing_has_no_queue() -> None:

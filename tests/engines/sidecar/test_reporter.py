@@ -63,15 +63,14 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    with Publisher() as publisher:
-        found = Engine(publisher)
-        thread = threading.Thread(target=found.server.serve_forever)
-        thread.start()
-        yield found
-        found.server.shutdown()
-        thread.join()
-        found.server.server_close()
+def engine(publisher: Publisher) -> Iterator[Engine]:
+    found = Engine(publisher)
+    thread = threading.Thread(target=found.server.serve_forever)
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def test_whatever_changes_bytes_is_in_the_namespace() -> None:
         namespace(model, block_tokens=32),
         namespace(llama(seed=1)),
         namespace(llama(rms_norm_eps=1e-3)),
+        namespace(llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0})),
         namespace(llama(attn_implementation="eager")),
     ]
     assert len({other.id for other in others}) == len(others)

@@ -60,6 +60,10 @@ class FakeScheduler:
         request.num_computed_tokens = computed + tokens
         return wanted[0]
 
+    def admitted(self, request: FakeRequest, *, local: int = 0, stored: int = 0) -> FakeRequest:
+        self.admit(request, local=local, stored=stored)
+        return request
+
     def admit_sharing(self, request: FakeRequest, owner: FakeRequest, *, blocks: int) -> None:
         """It has the first `blocks` of `owner`, which vLLM shares from the moment that it has given them out."""
         self.plan.wanted(request, blocks * BLOCK_TOKENS)
@@ -81,6 +85,11 @@ class FakeScheduler:
             request.num_in_flight_tokens += tokens
         self.plan.check_integrity()
         return plan
+
+    def run(self, *requests: FakeRequest, tokens: int) -> None:
+        """A step of which the outcome is seen."""
+        self.step(*requests, tokens=tokens)
+        self.land(*requests)
 
     def land(self, *requests: FakeRequest) -> None:
         for request in requests:

@@ -56,9 +56,15 @@ def watched(source: WeightsSource, *, loaded_since_ns: int | None = None) -> Ite
         checkpoint.close()
 
 
-def identity(source: WeightsSource) -> WeightsIdentity:
-    with watched(source) as checkpoint:
+@contextlib.contextmanager
+def known(source: WeightsSource, **how: int) -> Iterator[WatchedCheckpoint]:
+    with watched(source, **how) as checkpoint:
         checkpoint.wait(START_S)
+        yield checkpoint
+
+
+def identity(source: WeightsSource) -> WeightsIdentity:
+    with known(source) as checkpoint:
         found = checkpoint.identity()
         assert found is not None
         return found
@@ -154,8 +160,7 @@ def test_files_are_looked_at_while_the_engine_runs(folder: Path) -> None:
 
 
 def test_has_changed_once_a_file_was_overwritten(folder: Path) -> None:
-    with watched(source(folder)) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder)) as checkpoint:
         assert not checkpoint.has_changed()
         write(folder, b"b")
         eventually(checkpoint.has_changed, "it is noticed")
@@ -163,15 +168,13 @@ def test_has_changed_once_a_file_was_overwritten(folder: Path) -> None:
 
 def test_has_changed_where_files_are_younger_than_the_engine(folder: Path) -> None:
     """Overwritten while it started: it may have loaded those before."""
-    with watched(source(folder), loaded_since_ns=0) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder), loaded_since_ns=0) as checkpoint:
         assert checkpoint.has_changed()
 
 
 def test_files_that_are_gone_have_not_changed(folder: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", b"o")
-    with watched(source(folder, other)) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder, other)) as checkpoint:
         (folder / "model.safetensors").unlink()
         assert not checkpoint.has_changed()
         write(other, b"p")
@@ -179,16 +182,14 @@ def test_files_that_are_gone_have_not_changed(folder: Path, tmp_path: Path) -> N
 
 
 def test_end_reload_of_unchanged_files_is_what_it_was(folder: Path) -> None:
-    with watched(source(folder)) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder)) as checkpoint:
         checkpoint.begin_reload(None)
         assert checkpoint.end_reload() == checkpoint.identity()
 
 
 @pytest.mark.parametrize("is_elsewhere", [True, False])
 def test_end_reload_of_other_files_reads_them(folder: Path, tmp_path: Path, *, is_elsewhere: bool) -> None:
-    with watched(source(folder)) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder)) as checkpoint:
         before = checkpoint.identity()
         written = write(tmp_path / "other" if is_elsewhere else folder, b"b")
         checkpoint.begin_reload(str(written) if is_elsewhere else None)
@@ -197,8 +198,7 @@ def test_end_reload_of_other_files_reads_them(folder: Path, tmp_path: Path, *, i
 
 
 def test_end_reload_of_files_that_changed_meanwhile_is_unknown(folder: Path) -> None:
-    with watched(source(folder)) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder)) as checkpoint:
         checkpoint.begin_reload(None)
         write(folder, b"b")
         with pytest.raises(ConfigError, match="changed while the engine loaded them"):
@@ -206,8 +206,7 @@ def test_end_reload_of_files_that_changed_meanwhile_is_unknown(folder: Path) -> 
 
 
 def test_end_reload_of_other_files_has_not_the_revision(folder: Path) -> None:
-    with watched(source(folder, revision="r1")) as checkpoint:
-        checkpoint.wait(START_S)
+    with known(source(folder, revision="r1")) as checkpoint:
         checkpoint.begin_reload(None)
         assert checkpoint.end_reload() == WeightsIdentity(f"r1 of {folder}")
         write(folder, b"b")

@@ -82,8 +82,7 @@ def test_an_engine_that_takes_none_of_what_was_found_loads_nothing(scheduler: Fa
 
 
 def test_blocks_are_saved_by_the_step_after_the_one_whose_outcome_is_known(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 12)
-    scheduler.admit(request)
+    request = scheduler.admitted(FakeRequest("a", 12))
     assert scheduler.step(request, tokens=8).saves == []
     assert scheduler.step(request, tokens=4).saves == [], "the first step is still on its way"
     scheduler.land(request)
@@ -92,29 +91,23 @@ def test_blocks_are_saved_by_the_step_after_the_one_whose_outcome_is_known(sched
 
 
 def test_the_block_before_is_named(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 12)
-    scheduler.admit(request, local=1, stored=1)
-    scheduler.step(request, tokens=4)
-    scheduler.land(request)
+    request = scheduler.admitted(FakeRequest("a", 12), local=1, stored=1)
+    scheduler.run(request, tokens=4)
     assert scheduler.step(request).saves == [Transfer("a", [102], hashes([2]), block_hash(1))]
 
 
 def test_blocks_whose_tokens_are_not_certain_are_not_saved(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 7, num_computed_tokens=0)
-    scheduler.admit(request)
+    request = scheduler.admitted(FakeRequest("a", 7, num_computed_tokens=0))
     scheduler.tables["a"][0].append(999)
-    scheduler.step(request, tokens=9)  # of which some are guesses
-    scheduler.land(request)
+    scheduler.run(request, tokens=9)  # of which some are guesses
     assert saved(scheduler.step(request)) == hashes([0])
     request.num_tokens = 8
     assert saved(scheduler.step(request)) == hashes([1])
 
 
 def test_what_came_from_the_store_is_not_saved(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 13)
-    scheduler.admit(request, stored=3)
-    scheduler.step(request, tokens=1)
-    scheduler.land(request)
+    request = scheduler.admitted(FakeRequest("a", 13), stored=3)
+    scheduler.run(request, tokens=1)
     assert scheduler.step(request).saves == []
 
 
@@ -133,8 +126,7 @@ def test_blocks_that_did_not_come_are_saved_again_once_they_are_computed(schedul
 
 
 def test_the_store_is_not_believed_again_by_a_request_that_it_failed(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 9)
-    scheduler.admit(request, stored=2)
+    request = scheduler.admitted(FakeRequest("a", 9), stored=2)
     scheduler.step()
     scheduler.plan.failed_blocks([100])
     assert scheduler.admit(request, stored=2) == [], "else it would be asked for the same blocks for ever"
@@ -142,8 +134,7 @@ def test_the_store_is_not_believed_again_by_a_request_that_it_failed(scheduler: 
 
 
 def test_a_failure_of_a_block_that_has_been_given_to_others_is_not_a_request_s(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 13)
-    scheduler.admit(request, stored=2)
+    request = scheduler.admitted(FakeRequest("a", 13), stored=2)
     scheduler.step()
     scheduler.plan.allocated(request, scheduler.tables["a"], 0)  # the load is over
     scheduler.plan.failed_blocks([100])
@@ -151,16 +142,14 @@ def test_a_failure_of_a_block_that_has_been_given_to_others_is_not_a_request_s(s
 
 
 def test_of_ranks_that_tell_of_failures_in_different_steps_the_earliest_block_counts(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 18)
-    scheduler.admit(request, stored=4)
+    request = scheduler.admitted(FakeRequest("a", 18), stored=4)
     scheduler.step()
     scheduler.plan.failed_blocks([103])
     scheduler.step()
     scheduler.plan.failed_blocks([101])
     request.num_computed_tokens = BLOCK_TOKENS
     scheduler.plan.allocated(request, scheduler.tables["a"], 0)
-    scheduler.step(request, tokens=14)
-    scheduler.land(request)
+    scheduler.run(request, tokens=14)
     assert saved(scheduler.step(request)) == hashes([1, 2, 3])
 
 
@@ -220,8 +209,7 @@ def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over
 
 
 def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_saved_when_it_goes_on(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 14)
-    scheduler.admit(request)
+    request = scheduler.admitted(FakeRequest("a", 14))
     scheduler.step(request, tokens=14)
     scheduler.plan.found(request, 8)
     scheduler.plan.allocated(request, [[100, 101, 102, 103]], 0)  # preempted, and what it had computed is found
@@ -230,10 +218,8 @@ def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_sav
 
 
 def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_then(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 9)
-    scheduler.admit(request)
-    scheduler.step(request, tokens=9)
-    scheduler.land(request)
+    request = scheduler.admitted(FakeRequest("a", 9))
+    scheduler.run(request, tokens=9)
     assert scheduler.finish(request)
     assert scheduler.plan.is_holding
     plan = scheduler.step()
@@ -245,17 +231,14 @@ def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_
 
 
 def test_a_request_that_is_over_with_nothing_to_save_is_let_go(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 9)
-    scheduler.admit(request, stored=2)
+    request = scheduler.admitted(FakeRequest("a", 9), stored=2)
     assert not scheduler.finish(request), "it was aborted while its blocks came"
     assert not scheduler.finish(request), "nothing is known of it"
 
 
 def test_blocks_found_when_a_preempted_request_goes_on_are_not_saved_while_they_may_still_be_on_their_way(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 13)
-    scheduler.admit(request)
-    scheduler.step(request, tokens=8)
-    scheduler.land(request)
+    request = scheduler.admitted(FakeRequest("a", 13))
+    scheduler.run(request, tokens=8)
     request.num_computed_tokens = 0  # preempted, and scheduled again with one block that the engine finds and one that the store has
     scheduler.admit(request, local=1, stored=1)
     plan = scheduler.step(request, tokens=5)
@@ -266,15 +249,12 @@ def test_blocks_found_when_a_preempted_request_goes_on_are_not_saved_while_they_
 
 
 def test_a_request_that_was_preempted_does_not_save_again_what_it_has_saved(scheduler: FakeScheduler) -> None:
-    request = FakeRequest("a", 13)
-    scheduler.admit(request)
-    scheduler.step(request, tokens=8)
-    scheduler.land(request)
+    request = scheduler.admitted(FakeRequest("a", 13))
+    scheduler.run(request, tokens=8)
     assert saved(scheduler.step(request)) == hashes(range(2))
     request.num_computed_tokens = 0
     scheduler.admit(request)
-    scheduler.step(request, tokens=13)
-    scheduler.land(request)
+    scheduler.run(request, tokens=13)
     assert saved(scheduler.step(request)) == hashes([2])
 
 
@@ -291,8 +271,7 @@ def test_an_engine_that_only_fills_the_store_asks_for_nothing() -> None:
     scheduler = FakeScheduler(plan(loads=False))
     request = FakeRequest("a", 9)
     assert scheduler.admit(request, stored=2) == []
-    scheduler.step(request, tokens=9)
-    scheduler.land(request)
+    scheduler.run(request, tokens=9)
     assert saved(scheduler.step(request)) == hashes(range(2))
 
 
@@ -300,8 +279,7 @@ def test_an_engine_that_only_uses_the_store_saves_nothing() -> None:
     scheduler = FakeScheduler(plan(saves=False))
     request = FakeRequest("a", 9)
     assert scheduler.admit(request, stored=1) == hashes(range(2))
-    scheduler.step(request, tokens=5)
-    scheduler.land(request)
+    scheduler.run(request, tokens=5)
     assert scheduler.step(request).saves == []
     assert not scheduler.finish(request)
 
@@ -309,11 +287,9 @@ def test_an_engine_that_only_uses_the_store_saves_nothing() -> None:
 def test_requests_that_it_does_not_know_are_left_alone(scheduler: FakeScheduler) -> None:
     stranger = FakeRequest("stranger", 9, num_computed_tokens=9)
     assert scheduler.step(stranger).saves == []
-    request = FakeRequest("a", 9)
-    scheduler.admit(request)
+    request = scheduler.admitted(FakeRequest("a", 9))
     table = scheduler.tables.pop("a")
-    scheduler.step(request, tokens=9)
-    scheduler.land(request)
+    scheduler.run(request, tokens=9)
     scheduler.tables["a"] = table
     assert scheduler.step(request).saves == [], "nobody knows where its blocks lie"
 
@@ -355,10 +331,8 @@ def test_a_group_that_needs_nothing_loads_nothing() -> None:
 
 
 def test_blocks_that_leave_a_window_are_saved_in_the_step_in_which_they_do(hybrid: FakeScheduler) -> None:
-    request = FakeRequest("a", 17)
-    hybrid.admit(request)
-    hybrid.step(request, tokens=16)
-    hybrid.land(request)
+    request = hybrid.admitted(FakeRequest("a", 17))
+    hybrid.run(request, tokens=16)
     hybrid.tables["a"][1][:3] = [0, 0, 0]
     plan = hybrid.step(request, tokens=1)
     assert of_group(plan, 0) == of_group(plan, 1) == hashes(range(4))
@@ -368,8 +342,7 @@ def test_blocks_that_leave_a_window_are_saved_in_the_step_in_which_they_do(hybri
 
 
 def test_states_are_saved_where_the_engine_has_them(hybrid: FakeScheduler) -> None:
-    request = FakeRequest("a", 17)
-    hybrid.admit(request)
+    request = hybrid.admitted(FakeRequest("a", 17))
     hybrid.states = {"a": [(2, 60, 12), (2, 61, 14), (2, 62, 0)]}
     hybrid.step(request, tokens=12)
     hybrid.states = {"a": [(2, 63, 16)]}
@@ -383,8 +356,7 @@ def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
     scheduler = FakeScheduler(plan(*HYBRID[:2], given_away={105, 107, 110, 111}), groups=2)
     request, other = FakeRequest("a", 17), FakeRequest("b", 9, text="b")
     scheduler.admit(request)
-    scheduler.step(request, tokens=12)
-    scheduler.land(request)
+    scheduler.run(request, tokens=12)
     scheduler.tables["a"][1][:2] = [0, 0]
     assert of_group(scheduler.step(request, tokens=4), 1) == hashes([1, 2]), "107 is still its own"
     scheduler.land(request)
@@ -393,8 +365,7 @@ def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
     scheduler.admit(other)
     assert scheduler.tables["b"] == [[110, 111, 112], [113, 114, 115]]
     scheduler.tables["b"][1][:2] = [110, 111]
-    scheduler.step(other, tokens=8)
-    scheduler.land(other)
+    scheduler.run(other, tokens=8)
     scheduler.tables["b"][1][:] = [0, 0, 0]
     assert of_group(scheduler.step(other), 1) == []
 
@@ -406,8 +377,7 @@ def test_what_is_prepared_for_one_who_was_preempted_before_it_ran_is_not_saved()
     for request in (running, over):
         scheduler.admit(request)
     assert (scheduler.tables["a"][1], scheduler.tables["b"][1]) == ([104, 105, 106, 107], [111, 112, 113])
-    scheduler.step(running, over, tokens=9)
-    scheduler.land(running, over)
+    scheduler.run(running, over, tokens=9)
     scheduler.tables["b"][1][:] = [0, 0, 0]
     assert scheduler.finish(over)
     scheduler.tables["a"][1][:1] = [0]
@@ -424,8 +394,7 @@ def test_what_a_request_that_is_over_has_let_go_is_saved_if_it_can_be() -> None:
     requests = [FakeRequest(name, 9, text=name) for name in "ab"]
     for request in requests:
         scheduler.admit(request)
-    scheduler.step(*requests, tokens=9)
-    scheduler.land(*requests)
+    scheduler.run(*requests, tokens=9)
     for request in requests:
         scheduler.tables[request.request_id][1][:] = [0, 0, 0]
         assert scheduler.finish(request)
@@ -436,8 +405,7 @@ def test_what_a_request_that_is_over_has_let_go_is_saved_if_it_can_be() -> None:
 
 
 def test_a_request_that_failed_is_begun_anew(hybrid: FakeScheduler) -> None:
-    request = FakeRequest("a", 17)
-    hybrid.admit(request, local=1, stored=3)
+    request = hybrid.admitted(FakeRequest("a", 17), local=1, stored=3)
     hybrid.step()
     hybrid.plan.failed_requests(["a", "stranger"])
     assert hybrid.plan.wanted(request, 0) == [[], [], []]
@@ -483,8 +451,7 @@ def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeSche
     assert updated.admit(request) == []
     assert updated.admit(later) == hashes(range(4))
     assert not updated.finish(request)
-    updated.step(later, tokens=8)
-    updated.land(later)
+    updated.run(later, tokens=8)
     (transfer,) = updated.step(later).saves
     assert (transfer.variant, transfer.hashes) == (Variant("new"), hashes(range(2)))
 
@@ -501,10 +468,8 @@ def test_a_request_that_waits_is_computed_by_the_weights_that_it_meets(updated: 
 
 def test_a_request_that_was_preempted_before_the_change_spoils_no_blocks(updated: FakeScheduler, weights: Weights) -> None:
     """It is computed anew, by the new weights alone: vLLM may share it, though nothing of it is saved."""
-    request = FakeRequest("a", 17)
-    updated.admit(request)
-    updated.step(request, tokens=8)
-    updated.land(request)
+    request = updated.admitted(FakeRequest("a", 17))
+    updated.run(request, tokens=8)
     request.num_computed_tokens = 0
     change(updated, weights, Variant("new"))
     updated.admit(request)
@@ -515,10 +480,8 @@ def test_a_request_that_was_preempted_before_the_change_spoils_no_blocks(updated
 
 
 def test_blocks_that_wait_to_be_copied_are_saved_as_what_they_are(updated: FakeScheduler, weights: Weights) -> None:
-    request = FakeRequest("a", 9)
-    updated.admit(request)
-    updated.step(request, tokens=9)
-    updated.land(request)
+    request = updated.admitted(FakeRequest("a", 9))
+    updated.run(request, tokens=9)
     assert updated.finish(request)
     change(updated, weights, Variant("new"))
     (transfer,) = updated.step().saves
@@ -553,8 +516,7 @@ def test_nothing_is_looked_for_or_saved_while_the_weights_are_unknown(updated: F
 
 
 def test_a_request_whose_load_the_engine_took_back_begins_again(updated: FakeScheduler, weights: Weights) -> None:
-    request = FakeRequest("a", 17)
-    updated.admit(request, stored=2)
+    request = updated.admitted(FakeRequest("a", 17), stored=2)
     updated.step()
     updated.plan.requeued(["a", "unknown"])
     change(updated, weights, Variant("new"))
@@ -564,10 +526,8 @@ def test_a_request_whose_load_the_engine_took_back_begins_again(updated: FakeSch
 
 
 def test_a_request_that_had_been_computed_does_not_begin_again(updated: FakeScheduler, weights: Weights) -> None:
-    request = FakeRequest("a", 17)
-    updated.admit(request)
-    updated.step(request, tokens=8)
-    updated.land(request)
+    request = updated.admitted(FakeRequest("a", 17))
+    updated.run(request, tokens=8)
     updated.admit(request, stored=2)
     updated.plan.requeued(["a"])
     change(updated, weights, Variant("new"))

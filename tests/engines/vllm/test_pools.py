@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 from tests.client.embedded import embedded
-from tests.client.jobs.faulty import FaultyClient
+from tests.engines.put_client import PutClient
 from tests.engines.vllm.test_worker import await_loads
 
 BLOCKS, HEADS, TOKENS, ELEMENTS, LAYERS = 7, 8, 4, 6, 3
@@ -208,18 +207,6 @@ def test_keys_of_values_follow_one_another_block_by_block() -> None:
     assert shards.namespace == head_split(4, kv_heads=8, tp=(0, 2)).label(replace(base, revision="w"))
     assert shards.canonical() == [third.namespace.canonical(), fourth.namespace.canonical()]
     assert shards.namespace.revision == "w"
-
-
-class PutClient(FaultyClient):
-    """Tells which keys were put, with which parents and under which label."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.puts: list[Any] = []
-
-    def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
-        self.puts.append((keys, more["parents"], more["namespace"]))
-        return super().put_batch_from(keys, values, **more)
 
 
 class Engine:

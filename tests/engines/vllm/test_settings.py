@@ -1,7 +1,4 @@
-"""What `kv_connector_extra_config` may say.
-
-Whether an engine's store answers, in its log: with a real master that asks for a token, or for TLS.
-"""
+"""Settings of jobs, and whether an engine's store answers, in its log: with a real master that asks for a token, or for TLS."""
 
 import logging
 from pathlib import Path
@@ -11,29 +8,11 @@ import pytest
 
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG
-from kvstore.engines.vllm.settings import VllmSettings, connect, from_extra_config
-from kvstore.protocol.errors import ConfigError
+from kvstore.engines.vllm.settings import VllmSettings, connect
 from kvstore.testing.transfer.waiting import eventually, within
 from tests.client.processes import cluster
 from tests.credentials import tokens_file
 from tests.security.tls.certified import flags, shared
-
-
-def test_nothing_said_means_the_defaults() -> None:
-    assert from_extra_config({}, {}) == VllmSettings()
-
-
-def test_it_is_stronger_than_the_environment() -> None:
-    environ = {"KVSTORE_VLLM_MASTER": "a:1", "KVSTORE_VLLM_SALT": "s"}
-    settings = from_extra_config({"master": "b:2", "share_tp": 4, "write_behind_bytes": "1GiB"}, environ)
-    assert (settings.master, settings.salt, settings.share_tp, settings.write_behind_bytes) == ("b:2", "s", 4, 1 << 30)
-
-
-def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting mastr; known are .*master"):
-        from_extra_config({"mastr": "b:2"}, {})
-    with pytest.raises(ConfigError, match=r"kv_connector_extra_config.load_deadline_s: .* below the minimum"):
-        from_extra_config({"load_deadline_s": 0}, {})
 
 
 def test_jobs_have_the_connector_s_deadlines_and_bounds() -> None:

@@ -41,84 +41,6 @@ class Files:
 
 
 @dataclass
-class Adapted:
-    files: Files = field(default_factory=Files)
-    changes: int = 0
-
-    def __post_init__(self) -> None:
-        self.adapters = Adapters(self.files, self.change)
-
-    def change(self) -> None:
-        self.changes += 1
-
-
-@pytest.fixture
-def adapted() -> Adapted:
-    return Adapted()
-
-
-def test_of_reads_an_adapter_once(adapted: Adapted) -> None:
-    assert [adapted.adapters.of(Lora(), now_s) for now_s in (0.0, 1.0, 2.0)] == ["of a"] * 3
-    assert adapted.adapters.of(Lora(is_3d_lora_weight=True), 3.0) == "of a 3d"
-    assert (adapted.files.reads, adapted.changes) == (1, 0)
-
-
-def test_of_files_that_change_below_an_id_is_unknown(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
-    adapted.adapters.of(Lora(), 0.0)
-    adapted.files.contents["lora"] = "b"
-    assert adapted.adapters.of(Lora(), CHECK_S / 2) == "of a"
-    assert [adapted.adapters.of(Lora(), now_s) for now_s in (CHECK_S, 9.0)] == [None, None]
-    assert adapted.changes == 1
-    (warned,) = caplog.records
-    assert "changed after the engine loaded it" in warned.getMessage()
-
-
-def test_added_in_place_reads_the_files_again(adapted: Adapted) -> None:
-    adapted.adapters.of(Lora(), 0.0)
-    adapted.files.contents["lora"] = "b"
-    adapted.adapters.added(Lora(), 0.0)
-    assert adapted.adapters.of(Lora(), 0.0) == "of a", "the engine has it, and did not read it"
-    adapted.adapters.added(Lora(load_inplace=True), 0.0)
-    assert (adapted.adapters.of(Lora(), 1.0), adapted.changes) == ("of b", 1)
-    adapted.adapters.added(Lora(load_inplace=True), 0.0)
-    assert adapted.changes == 1, "nothing changed"
-
-
-def test_added_for_the_first_time_reads_the_files(adapted: Adapted) -> None:
-    adapted.adapters.added(Lora(), 0.0)
-    assert (adapted.adapters.of(Lora(), 0.0), adapted.files.reads, adapted.changes) == ("of a", 1, 0)
-
-
-def test_of_another_path_under_a_live_id_is_unknown(adapted: Adapted) -> None:
-    """The engine computes with the one that it has loaded."""
-    adapted.files.contents["other"] = "b"
-    adapted.adapters.of(Lora(), 0.0)
-    assert adapted.adapters.of(Lora(lora_path="other"), 0.0) is None
-    assert adapted.adapters.of(Lora(), 0.0) is None
-    adapted.adapters.removed(1)
-    assert adapted.adapters.of(Lora(lora_path="other"), 0.0) == "of b"
-    adapted.adapters.removed(2)
-
-
-def test_of_files_that_are_not_there_yet_is_unknown_until_they_are(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
-    request = Lora(lora_path="hub/lora")
-    assert adapted.adapters.of(request, 0.0) is adapted.adapters.of(request, 1.0) is None
-    assert "hub/lora has no weight files" in caplog.text
-    adapted.files.contents["hub/lora"] = "h"
-    assert adapted.adapters.of(request, 2.0) == "of h"
-
-
-def test_of_many_adapters_forgets_the_oldest(adapted: Adapted) -> None:
-    for number in range(MAX_ADAPTERS + 1):
-        adapted.adapters.of(Lora(number + 1), 0.0)
-    assert adapted.files.reads == MAX_ADAPTERS + 1
-    adapted.adapters.of(Lora(2), 0.0)
-    assert adapted.files.reads == MAX_ADAPTERS + 1
-    adapted.adapters.of(Lora(1), 0.0)
-    assert adapted.files.reads == MAX_ADAPTERS + 2
-
-
-@dataclass
 class Request:
     lora_request: Lora | None = None
 
@@ -159,9 +81,10 @@ class Engine:
         self.checkpoint = checkpoint or Checkpoint()
         self.files = Files()
         self.changes = 0
+        self.adapters = Adapters(self.files, self.change)
         self.variants = Variants(
             self.checkpoint,
-            Adapters(self.files, self.change),
+            self.adapters,
             nonce=map(str, itertools.count()).__next__,
             on_change=self.change,
             resets_keep_weights=keeps,
@@ -178,10 +101,73 @@ class Engine:
         variant = self.variants.of(Request(), 0.0)
         return variant.weights if variant is not None else None
 
+    @property
+    def is_private(self) -> bool:
+        """Whether its weights are known to itself alone."""
+        return str(self.weights).startswith("files@~private-")
+
 
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
+
+
+def test_of_reads_an_adapter_once(engine: Engine) -> None:
+    assert [engine.adapters.of(Lora(), now_s) for now_s in (0.0, 1.0, 2.0)] == ["of a"] * 3
+    assert engine.adapters.of(Lora(is_3d_lora_weight=True), 3.0) == "of a 3d"
+    assert (engine.files.reads, engine.changes) == (1, 0)
+    engine.adapters.added(Lora(2), 4.0)
+    assert engine.files.reads == 2, "one that is new"
+
+
+def test_of_files_that_change_below_an_id_is_unknown(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.adapters.of(Lora(), 0.0)
+    engine.files.contents["lora"] = "b"
+    assert engine.adapters.of(Lora(), CHECK_S / 2) == "of a"
+    assert [engine.adapters.of(Lora(), now_s) for now_s in (CHECK_S, 9.0)] == [None, None]
+    assert engine.changes == 1
+    (warned,) = caplog.records
+    assert "changed after the engine loaded it" in warned.getMessage()
+
+
+def test_added_in_place_reads_the_files_again(engine: Engine) -> None:
+    engine.adapters.of(Lora(), 0.0)
+    engine.files.contents["lora"] = "b"
+    engine.adapters.added(Lora(), 0.0)
+    assert engine.adapters.of(Lora(), 0.0) == "of a", "the engine has it, and did not read it"
+    engine.adapters.added(Lora(load_inplace=True), 0.0)
+    assert (engine.adapters.of(Lora(), 1.0), engine.changes) == ("of b", 1)
+    engine.adapters.added(Lora(load_inplace=True), 0.0)
+    assert engine.changes == 1, "nothing changed"
+
+
+def test_of_another_path_under_a_live_id_is_unknown(engine: Engine) -> None:
+    """The engine computes with the one that it has loaded."""
+    engine.files.contents["other"] = "b"
+    engine.adapters.of(Lora(), 0.0)
+    assert engine.adapters.of(Lora(lora_path="other"), 0.0) is None
+    assert engine.adapters.of(Lora(), 0.0) is None
+    engine.adapters.removed(1)
+    assert engine.adapters.of(Lora(lora_path="other"), 0.0) == "of b"
+    engine.adapters.removed(2)
+
+
+def test_of_files_that_are_not_there_yet_is_unknown_until_they_are(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    request = Lora(lora_path="hub/lora")
+    assert engine.adapters.of(request, 0.0) is engine.adapters.of(request, 1.0) is None
+    assert "hub/lora has no weight files" in caplog.text
+    engine.files.contents["hub/lora"] = "h"
+    assert engine.adapters.of(request, 2.0) == "of h"
+
+
+def test_of_many_adapters_forgets_the_oldest(engine: Engine) -> None:
+    for number in range(MAX_ADAPTERS + 1):
+        engine.adapters.of(Lora(number + 1), 0.0)
+    assert engine.files.reads == MAX_ADAPTERS + 1
+    engine.adapters.of(Lora(2), 0.0)
+    assert engine.files.reads == MAX_ADAPTERS + 1
+    engine.adapters.of(Lora(1), 0.0)
+    assert engine.files.reads == MAX_ADAPTERS + 2
 
 
 def test_of_an_engine_that_started_from_files(engine: Engine) -> None:
@@ -214,9 +200,8 @@ def test_reset_gives_a_private_version_once_the_engine_resumes(engine: Engine) -
     engine.variants.reset()
     assert (engine.weights, engine.changes, engine.variants.is_shared) == (None, 1, False)
     engine.variants.resumed()
+    assert engine.is_private
     first = engine.weights
-    assert first is not None
-    assert first.startswith("files@~private-")
     engine.variants.reset()
     engine.variants.resumed()
     assert engine.weights not in (first, "files")
@@ -268,9 +253,7 @@ def test_files_that_change_below_the_engine_make_its_weights_unknown(engine: Eng
     engine.checkpoint.is_changed = True
     for _ in range(2):
         engine.variants.poll((), 0.0)
-    private = engine.weights
-    assert private is not None
-    assert private.startswith("files@~private-")
+    assert engine.is_private
     assert engine.changes == [record.levelno for record in caplog.records].count(logging.WARNING) == 1
     engine.variants.named("v1")
     engine.variants.poll((), 0.0)
@@ -281,7 +264,7 @@ def test_files_that_change_below_the_engine_make_its_weights_unknown(engine: Eng
 def test_reloaded_weights_are_known_by_their_files(engine: Engine, path: str | None, base: str) -> None:
     engine.variants.named("v1")
     engine.variants.reloading(path)
-    assert str(engine.weights).startswith("files@~private-")
+    assert engine.is_private
     engine.variants.reloaded()
     assert engine.weights == base
 
@@ -290,7 +273,7 @@ def test_reloaded_from_unreadable_files_stays_unknown(engine: Engine, caplog: py
     engine.checkpoint.error = "model.safetensors is truncated"
     engine.variants.reloading(None)
     engine.variants.reloaded()
-    assert str(engine.weights).startswith("files@~private-")
+    assert engine.is_private
     assert "model.safetensors is truncated" in caplog.text
 
 
@@ -312,14 +295,6 @@ def test_sleep_of_level_1_keeps_weights_whose_samples_are_equal(engine: Engine) 
     assert engine.changes == 1
 
 
-@pytest.mark.parametrize("sample", ["another", None])
-def test_weights_that_differ_after_sleep_are_unknown(engine: Engine, sample: str | None) -> None:
-    """Changed by a program that holds the model itself; None: it did not fall asleep, and was reset."""
-    engine.variants.sleeping(1, "sample")
-    engine.variants.awake(sample)
-    assert str(engine.weights).startswith("files@~private-")
-
-
 def test_name_given_during_sleep_stays(engine: Engine) -> None:
     engine.variants.sleeping(1, "sample")
     engine.variants.changing()
@@ -328,12 +303,15 @@ def test_name_given_during_sleep_stays(engine: Engine) -> None:
     assert engine.weights == "files@v1"
 
 
-@pytest.mark.parametrize(("level", "sample"), [(2, "sample"), (1, None)])
-def test_sleep_that_loses_weights_makes_them_unknown(engine: Engine, level: int, sample: str | None) -> None:
+@pytest.mark.parametrize(
+    ("level", "sample", "awake"), [(1, "sample", "another"), (1, "sample", None), (2, "sample", None), (1, None, None)]
+)
+def test_weights_that_differ_after_sleep_are_unknown(engine: Engine, level: int, sample: str | None, awake: str | None) -> None:
+    """Changed by a program that holds the model itself, or lost; None: it did not fall asleep, and was reset."""
     engine.variants.sleeping(level, sample)
-    assert not engine.variants.keeps_asleep
-    engine.variants.awake(None)
-    assert str(engine.weights).startswith("files@~private-")
+    assert engine.variants.keeps_asleep == (level == 1 and sample is not None)
+    engine.variants.awake(awake)
+    assert engine.is_private
 
 
 def test_poll_looks_at_the_files_of_adapters(engine: Engine) -> None:

@@ -15,12 +15,12 @@ BATCH_BLOCKS = 100
 class Store:
     """Answers questions from the first `stored` blocks of each request, and counts them."""
 
-    def __init__(self, *groups: LayerGroup) -> None:
+    def __init__(self) -> None:
         self.weights = ""
         self.stored = 3
-        chosen = groups or (LayerGroup(BLOCK_TOKENS),)
-        self.plan = Plan(chosen, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(self.weights))
-        self.waiting = WaitingRequests(chosen, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
+        groups = [LayerGroup(BLOCK_TOKENS)]
+        self.plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(self.weights))
+        self.waiting = WaitingRequests(groups, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
         self.messages: list[list[Question]] = []
 
     def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> Found:
@@ -133,13 +133,6 @@ def test_request_without_a_full_block_is_not_looked_up() -> None:
     assert store.find(short) == Found()
     store.find(request("b"))
     assert store.asked == [["b"]]
-
-
-def test_a_window_needs_its_last_blocks_only() -> None:
-    waiting, waits = Store(LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)).waiting, request()
-    questions = waiting.questions(waits, BLOCK_TOKENS, 0)
-    waiting.answered(questions, [[np.array([True, True, False]), np.array([False, True, True])]], 0)
-    assert waiting.found(waits, BLOCK_TOKENS) == found(1, 3, 2)
 
 
 def test_request_is_asked_again_earlier() -> None:

@@ -3,8 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+from tests.engines.put_client import PutClient
 from tests.engines.vllm.clock import HandClock
 from tests.no_threads import no_more_threads
 
@@ -37,18 +37,6 @@ def await_loads(worker: Worker, requests: set[str]) -> None:
     eventually(are_over, "the loads are over, each told once")
 
 
-class ParentClient(FaultyClient):
-    """Tells which parents blocks were put with."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.parents: list[Any] = []
-
-    def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
-        self.parents.append(more["parents"])
-        return super().put_batch_from(keys, values, **more)
-
-
 class Rank:
     """A worker over pools of 3 layers, whose block b is full of `first` + b."""
 
@@ -59,12 +47,9 @@ class Rank:
         settings: VllmSettings | None = None,
         *,
         first: int = 0,
-        elements: int = 512,
     ) -> None:
-        self.layers = [
-            torch.arange(first, first + BLOCKS, dtype=torch.float32).repeat_interleave(elements).view(BLOCKS, -1) for _ in range(3)
-        ]
-        self.client = ParentClient(address)
+        self.layers = [torch.arange(first, first + BLOCKS, dtype=torch.float32).repeat_interleave(512).view(BLOCKS, -1) for _ in range(3)]
+        self.client = PutClient(address)
         self.shard = shard
         self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings or VllmSettings())
 
@@ -76,6 +61,14 @@ class Rank:
 
     def save(self, *transfers: Transfer, finishing: list[str] | None = None) -> None:
         self.worker.save(StepPlan(saves=list(transfers), finishing=finishing or []))
+
+    def store(self, *transfers: Transfer) -> None:
+        """For all to read."""
+        self.save(*transfers)
+        self.worker.flush()
+
+    def parents(self) -> list[list[bytes | None]]:
+        return [parents for _, parents, _ in self.client.puts]
 
     def load(self, *transfers: Transfer) -> set[int]:
         """The blocks that did not come, once the loads are over."""
@@ -89,11 +82,25 @@ def shard() -> Shard:
     return Shard(Namespace(model=f"model-{next(NUMBERS)}", dtype="float32", block_tokens=4))
 
 
+Ranks = Callable[..., Rank]
+
+
 @pytest.fixture
-def rank(address: str, shard: Shard) -> Iterator[Rank]:
-    rank = Rank(address, shard)
-    yield rank
-    rank.worker.close()
+def ranks(address: str, shard: Shard) -> Iterator[Ranks]:
+    """Makes those of one engine."""
+    with contextlib.ExitStack() as stack:
+
+        def made(settings: VllmSettings | None = None, *, first: int = 0) -> Rank:
+            rank = Rank(address, shard, settings, first=first)
+            stack.callback(rank.worker.close)
+            return rank
+
+        yield made
+
+
+@pytest.fixture
+def rank(ranks: Ranks) -> Rank:
+    return ranks()
 
 
 @pytest.fixture(params=["by way of staging memory", "in place"])
@@ -108,24 +115,21 @@ def hashes(count: int) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_one_rank_saves_another_loads_into_other_blocks(address: str, shard: Shard, rank: Rank) -> None:
-    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
-    rank.worker.flush()
-    other = Rank(address, shard, first=100)
+def test_what_one_rank_saves_another_loads_into_other_blocks(ranks: Ranks, rank: Rank) -> None:
+    rank.store(Transfer("a", [3, 1, 2], hashes(3)))
+    other = ranks(first=100)
     assert other.load(Transfer("b", [7, 8, 5], hashes(3))) == set()
     assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
     counters = other.worker.take_counters()
     assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
     assert rank.worker.take_counters().saved_blocks == 3
-    other.worker.close()
 
 
 def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
-    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank.save(Transfer("a", [3, 1], hashes(2)))
-    rank.worker.flush()
-    other = Rank(address, shard, first=100)
+    rank.store(Transfer("a", [3, 1], hashes(2)))
+    other = ranks(first=100)
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         assert other.load(Transfer("b", [7, 8], hashes(2)), Transfer("c", [5], hashes(1))) == set()
@@ -133,21 +137,18 @@ def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
     assert other.contents(7, 8, 5) == [3, 1, 3]
     other.worker.flush()
     assert other.worker.take_counters().saved_blocks == 1
-    other.worker.close()
 
 
 @pytest.mark.usefixtures("way")
 def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(rank: Rank) -> None:
-    rank.save(Transfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
-    rank.worker.flush()
+    rank.store(Transfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
     assert rank.load(Transfer("b", [7, 8, 5], hashes(3))) == {8, 5}
     assert rank.contents(7) == [0]
 
 
 def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
-    rank.save(Transfer("a", [1, 2], hashes(3)[1:], hashes(1)[0]), Transfer("b", [3], [b"x" * 32]))
-    rank.worker.flush()
-    assert rank.client.parents == [rank.shard.keys(hashes(2)), [None]]
+    rank.store(Transfer("a", [1, 2], hashes(3)[1:], hashes(1)[0]), Transfer("b", [3], [b"x" * 32]))
+    assert rank.parents() == [rank.shard.keys(hashes(2)), [None]]
 
 
 @pytest.mark.usefixtures("way")
@@ -157,15 +158,13 @@ def test_a_value_of_another_size_is_no_block(rank: Rank) -> None:
     assert rank.load(Transfer("b", [7], hashes(1))) == {7}
 
 
-def test_a_request_of_many_chunks_is_moved_whole(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_of_many_chunks_is_moved_whole(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.engines.vllm.pools.CHUNK_BYTES", 3 * 3 * 512 * 4)
-    rank = Rank(address, shard)
-    rank.save(Transfer("a", list(range(8)), hashes(8)))
-    rank.worker.flush()
+    rank = ranks()
+    rank.store(Transfer("a", list(range(8)), hashes(8)))
     rank.load(Transfer("b", [11, 10, 9, 8], hashes(4)))
     assert rank.contents(*range(11, 7, -1)) == [0, 1, 2, 3]
-    assert rank.client.parents == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
-    rank.worker.close()
+    assert rank.parents() == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
 
 
 def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(rank: Rank) -> None:
@@ -193,8 +192,8 @@ def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -
     rank.worker.close()
 
 
-def test_what_has_no_room_to_wait_in_is_dropped_and_counted(address: str, shard: Shard) -> None:
-    rank = Rank(address, shard, VllmSettings(write_behind_bytes=Size(1 << 20)))
+def test_what_has_no_room_to_wait_in_is_dropped_and_counted(ranks: Ranks) -> None:
+    rank = ranks(VllmSettings(write_behind_bytes=Size(1 << 20)))
     barrier = Barrier()
     rank.client.faults.append(barrier)
     rank.save(Transfer("a", [3], hashes(1)))
@@ -204,28 +203,25 @@ def test_what_has_no_room_to_wait_in_is_dropped_and_counted(address: str, shard:
     barrier.open()
     rank.worker.flush()
     assert rank.worker.take_counters().saved_blocks == 1
-    rank.worker.close()
 
 
 def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None:
     rank.client.faults.append(raises(Full("no room")))
-    rank.save(Transfer("a", [3, 4], hashes(2)))
-    rank.worker.flush()
+    rank.store(Transfer("a", [3, 4], hashes(2)))
     counters = rank.worker.take_counters()
     assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
 
 
 def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
-    address: str, shard: Shard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a GPU has no memory to put them together, or the host none for a chunk; there is one chunk only."""
-    rank = Rank(address, shard, VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
+    rank = ranks(VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
     rank.save(Transfer("a", [3, BLOCKS + 7], hashes(2)))
     with monkeypatch.context() as without:
         without.setattr(Staging, "take", raises(MemoryError("none left")))
         rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
-    rank.save(Transfer("b", [4], hashes(3)[2:]))
-    rank.worker.flush()
+    rank.store(Transfer("b", [4], hashes(3)[2:]))
     counters = rank.worker.take_counters()
     assert (counters.saved_blocks, counters.dropped_blocks) == (1, 3)
     assert rank.worker.take_finished()[0] == {"a"}
@@ -233,7 +229,6 @@ def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
         "kvstore: copying blocks fails",
         "kvstore: copying blocks works again",
     ]
-    rank.worker.close()
 
 
 def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
@@ -242,32 +237,28 @@ def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Ra
 
 
 def test_a_mistake_in_a_load_fails_its_blocks_and_no_others(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    rank.save(Transfer("a", [3], hashes(1)))
-    rank.worker.flush()
+    rank.store(Transfer("a", [3], hashes(1)))
     assert rank.load(Transfer("b", [BLOCKS + 7], hashes(1)), Transfer("c", [5], hashes(1))) == {BLOCKS + 7}
     assert rank.contents(5) == [3]
     assert "loading blocks of request b" in caplog.text
 
 
-def test_a_load_that_takes_too_long_has_failed(address: str, shard: Shard) -> None:
-    rank = Rank(address, shard, VllmSettings(load_deadline_s=0.001))
+def test_a_load_that_takes_too_long_has_failed(ranks: Ranks) -> None:
+    rank = ranks(VllmSettings(load_deadline_s=0.001))
     rank.client.faults.append(lambda deadline_s: time.sleep(0.01))
     rank.save(Transfer("a", [3], hashes(1)))
     assert rank.load(Transfer("b", [5], [b"nowhere"])) == {5}
-    rank.worker.close()
 
 
-def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
-    rank = Rank(address, shard, VllmSettings(load_deadline_s=3600))
-    rank.save(Transfer("a", [3], hashes(1)))
-    rank.worker.flush()
+    rank = ranks(VllmSettings(load_deadline_s=3600))
+    rank.store(Transfer("a", [3], hashes(1)))
     rank.client.faults += [clock.passes(2400), raises(DeadlineExceeded("late"))]
     assert rank.load(Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])) == {6}
     rank.load(Transfer("c", [7], [b"nowhere"]))
     assert ("get", [shard.key(b"nowhere")]) in rank.client.calls, "others' loads ask the store"
-    rank.worker.close()
 
 
 def test_an_engine_without_loads_does_not_wait(rank: Rank) -> None:
@@ -289,7 +280,7 @@ class HybridRank:
     def __init__(self, address: str, shards: list[Shard], *, first: int = 0) -> None:
         filled = torch.arange(first, first + BLOCKS, dtype=torch.float32)
         self.pools = [filled.repeat_interleave(size).view(BLOCKS, -1) for size in (512, 8)]
-        self.client = ParentClient(address)
+        self.client = PutClient(address)
         groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
         self.worker = Worker(self.client, [*groups, None], VllmSettings(), fails_whole=True)
 
@@ -312,7 +303,7 @@ def test_each_group_has_values_and_keys_of_its_own(address: str, shards: list[Sh
     saves = [Transfer("a", [3, 1], hashes(2)), Transfer("a", [2], hashes(1), hashes(2)[1], 1), Transfer("a", [5], hashes(1), None, 2)]
     one.worker.save(StepPlan(saves=saves))
     one.worker.flush()
-    assert one.client.parents == [[None, shards[0].key(hashes(1)[0])], [shards[1].key(hashes(2)[1])]]
+    assert [parents for _, parents, _ in one.client.puts] == [[None, shards[0].key(hashes(1)[0])], [shards[1].key(hashes(2)[1])]]
     loads = [Transfer("b", [7, 8], hashes(2)), Transfer("b", [9], hashes(1), None, 1), Transfer("b", [9], hashes(1), None, 2)]
     assert two.loaded(*loads) == set()
     assert (two.pools[0][[7, 8, 9], 0].tolist(), two.pools[1][[7, 8, 9], 0].tolist()) == ([3, 1, 109], [107, 108, 2])

@@ -95,12 +95,3 @@ def test_blocks_that_came_from_elsewhere_are_decoded(scheme: str) -> None:
             assert torch.equal(found[kv][0, :, :32], decoded[:, 0])
             assert torch.equal(found[kv][..., 32:, :], computed(0)[layer, kv, ..., 32:, :])
             assert 0 < (found[kv] - computed(0)[layer, kv]).abs().max() < 0.5
-
-
-def test_blocks_are_used_again() -> None:
-    pool = pool_of("none", block_tokens=16)
-    for _ in range(5):
-        caches = [new_cache(pool, capacity_tokens=TOKENS) for _ in range(2)]
-        assert len({block for cache in caches for block in cache.blocks}) == 6
-        for cache in caches:
-            cache.close()

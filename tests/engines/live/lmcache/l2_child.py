@@ -1,12 +1,6 @@
-"""Run by LMCache's environment: the real L2 adapter interface with real memory objects, told what to do by lines of JSON.
+"""Run by LMCache's environment: the real L2 adapter interface with real memory objects. The adapter is made as LMCache's server does."""
 
-`l2_child.py FD ADAPTER_JSON` makes the adapter as LMCache's server does, writes `{}` to descriptor FD, then a line there for each line of
-standard input. It ends when standard input does.
-"""
-
-import json
 import select
-import sys
 import time
 from typing import Any
 
@@ -89,7 +83,7 @@ class Child:
     def status(self) -> Any:
         return self.adapter.report_status()
 
-    def close(self) -> Any:
+    def end(self) -> Any:
         self.adapter.close()
         return {}
 
@@ -106,17 +100,3 @@ def wait(descriptor: int) -> bool:
         return False
     consume_fd(descriptor)
     return True
-
-
-def main() -> None:
-    with open(int(sys.argv[1]), "w", buffering=1) as out:
-        child = Child(sys.argv[2])
-        print("{}", file=out)
-        for line in sys.stdin:
-            command = json.loads(line)
-            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
-        child.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
-"""Run by LMCache's environment: its own storage backends with our connector behind the remote one, told what to do by lines of JSON.
+"""Run by LMCache's environment: its own storage backends, made as an engine's LMCache does, with our connector behind the remote one.
 
-`remote_child.py FD CONFIG_JSON` makes the backends as an engine's LMCache does, writes `{}` to descriptor FD, then a line there for each
-line of standard input. It ends when standard input does. Chunks are named by numbers, and full of one number each.
+Chunks are named by numbers, and full of one number each.
 """
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +24,13 @@ WAIT_S = 60.0
 
 
 class Child:
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.dtype = torch.float32
+    def __init__(self, config: str) -> None:
+        options, self.dtype = json.loads(config), torch.float32
         shape = (LAYERS, 2, CHUNK_TOKENS, HEADS, HEAD_SIZE)
         metadata = LMCacheMetadata("some/model", 1, 1, 0, 0, self.dtype, shape, role="worker", chunk_size=CHUNK_TOKENS)
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
-        backends = CreateStorageBackends(LMCacheEngineConfig.from_defaults(chunk_size=CHUNK_TOKENS, **config), metadata, loop, "cpu")
+        backends = CreateStorageBackends(LMCacheEngineConfig.from_defaults(chunk_size=CHUNK_TOKENS, **options), metadata, loop, "cpu")
         self.local = backends["LocalCPUBackend"]
         (self.remote,) = (backend for name, backend in backends.items() if name.startswith("RemoteBackend"))
         self.loop = loop
@@ -135,20 +133,6 @@ class Child:
         with patch.object(self.local, "allocate", noticed):
             yield asked
 
-    def close(self) -> Any:
+    def end(self) -> Any:
         self.remote.close()
         return {}
-
-
-def main() -> None:
-    with open(int(sys.argv[1]), "w", buffering=1) as out:
-        child = Child(json.loads(sys.argv[2]))
-        print("{}", file=out)
-        for line in sys.stdin:
-            command = json.loads(line)
-            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
-        child.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
+from tests.engines.live.conftest import PLAN
 
 PROGRAM = Path(__file__).with_name("remote_child.py")
-PLAN = ClusterPlan(dram="64MiB", is_private=True)
 FULL = 16
 """Tokens of a chunk."""
 
@@ -28,12 +28,6 @@ def child(cluster: Cluster, log: Path, **extra: Any) -> EngineChild:
     }
     config = {"remote_storage_plugins": ["kvstore"], "remote_serde": "naive", "max_local_cpu_size": 0.05, "blocking_timeout_secs": 60}
     return EngineChild("lmcache", PROGRAM, json.dumps(config | {"extra_config": entries | extra}), log=log)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with embedded(PLAN) as running:
-        yield running
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
@@ -109,4 +103,4 @@ def test_a_store_that_is_gone_is_misses_and_the_engine_goes_on(tmp_path: Path) -
         assert engine.ask("put", names=[3], tokens=[FULL]) == {"told": True, "references": [1]}
         assert engine.ask("remove", name=1) is False
         assert engine.ask("ping") != 0
-        assert engine.ask("close") == {}
+        assert engine.ask("end") == {}

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster
 from kvstore.client import Client
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
+from tests.engines.live.conftest import PLAN
 from tests.engines.live.full import filled
 
 PROGRAM = Path(__file__).with_name("l2_child.py")
-PLAN = ClusterPlan(dram="64MiB", is_private=True)
 KIB = 1024
 
 
@@ -32,12 +32,6 @@ def adapter_json(master: str, **parameters: Any) -> str:
 
 def child(cluster: Cluster, log: Path, **parameters: Any) -> EngineChild:
     return EngineChild("lmcache", PROGRAM, adapter_json(cluster.address, **parameters), log=log)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with embedded(PLAN) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +81,6 @@ def test_the_status_says_that_the_store_can_be_reached(first: EngineChild) -> No
     status = first.ask("status")
     assert status["is_healthy"] is True
     assert status["tasks"]["lookup"]["jobs"] >= 1
-
-
-def test_servers_of_different_dtypes_share_nothing(cluster: Cluster, first: EngineChild, tmp_path: Path) -> None:
-    first.ask("store", names=["d"], sizes=[1000], fills=[5])
-    with child(cluster, tmp_path / "log", dtype="bfloat16") as other:
-        assert other.ask("lookup", names=["d"])["found"] == [False]
-        assert other.ask("load", names=["d"], sizes=[1000])["loaded"] == [False]
-        other.ask("store", names=["d"], sizes=[500], fills=[6])
-        assert other.ask("load", names=["d"], sizes=[500])["contents"] == [6]
-    assert first.ask("load", names=["d"], sizes=[1000])["contents"] == [5]
 
 
 def test_what_a_lookup_locked_stays_until_it_is_unlocked(first: EngineChild, second: EngineChild) -> None:
@@ -160,7 +144,7 @@ def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tupl
     assert not server.ask("store", names=["z"], sizes=[1000], fills=[1])["ok"]
     assert server.ask("delete", names=["x"]) == {}
     assert server.ask("status")["is_healthy"] is False
-    assert server.ask("close") == {}
+    assert server.ask("end") == {}
 
 
 def test_a_killed_master_leaves_the_objects_of_this_host_s_nodes(doomed: tuple[Cluster, EngineChild]) -> None:

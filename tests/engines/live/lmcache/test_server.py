@@ -1,52 +1,30 @@
-"""LMCache's server with our L2 adapter, started as docs/engines.md prints it."""
+"""LMCache's server with our L2 adapter, and its own benchmark of L2 adapters on ours, which verifies what it loads and finds all that it
+stored, both started as docs/engines.md prints them."""
 
+import contextlib
 import json
 import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvstore.cli.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
-from tests.engines.live import process_group
 from tests.engines.live.environments import python_of
+from tests.engines.live.http_engine import HttpEngine
 from tests.engines.live.pages import MASTER, command
 from tests.ports import free_ports
 
-POLL_S = 0.2
-STOP_S = 30
 
-
-@contextmanager
+@contextlib.contextmanager
 def server(master: str, log: Path) -> Iterator[tuple[str, int]]:
     """Its HTTP address, and the port for engines."""
     port, http_port = free_ports(2)
     program, *arguments = command("lmcache", "server", changes={MASTER: master, "6555": str(port), "6556": str(http_port)})
-    with log.open("wb") as output:
-        process = process_group.start(
-            [python_of("lmcache").with_name(program), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        address = f"http://127.0.0.1:{http_port}"
-        while not is_up(address):
-            assert process.poll() is None, log.read_text(errors="replace")
-            time.sleep(POLL_S)  # nothing tells of it but its port
-        yield address, port
-    finally:
-        process.terminate()
-        process_group.end(process, STOP_S)
-
-
-def is_up(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/healthcheck", timeout=60) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
+    command_line = [python_of("lmcache").with_name(program), *arguments]
+    with contextlib.closing(HttpEngine(http_port, command_line, log)) as running:
+        yield running.wait("/healthcheck").url, port
 
 
 def mappings(value: Any) -> Iterator[dict[str, Any]]:
@@ -67,3 +45,25 @@ def test_the_server_starts_and_tells_of_the_adapter(tmp_path: Path) -> None:
         (adapter,) = [found for found in mappings(status) if found.get("type") == "KVStoreL2Adapter"]
         assert adapter["is_healthy"] is True
         assert adapter["master"] == cluster.address
+
+
+def test_lmcache_bench_l2_verifies_what_it_stored(tmp_path: Path) -> None:
+    with embedded(ClusterPlan(dram="256MiB", is_private=True)) as cluster:
+        program, *arguments = command("lmcache", "bench", "l2", changes={MASTER: cluster.address})
+        saved = tmp_path / "metrics.json"
+        done = subprocess.run(
+            [python_of("lmcache").with_name(program), *arguments, "--format", "json", "--output", saved],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout
+    assert "All 32 keys data verified OK" in done.stdout
+    metrics = json.loads(saved.read_text())["metrics"]
+    measured = {
+        each["operation"]: (each["total_success"], each["total_keys"], each["rounds_timed_out"])
+        for section, each in metrics.items()
+        if section != "config"
+    }
+    assert measured == dict.fromkeys(("Store", "Lookup", "Load"), (96, 96, 0))

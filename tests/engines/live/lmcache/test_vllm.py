@@ -2,15 +2,13 @@
 what it makes without LMCache."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.environments import ROOT, python_of
+from tests.engines.live.environments import python_of
 from tests.engines.live.lmcache.test_server import server
 from tests.engines.live.pages import configuration
 from tests.engines.live.vllm.engines import Engine, random_tokens
@@ -34,19 +32,13 @@ def chunks(store: Cluster) -> int:
         return int(control.status().blocks)
 
 
-def test_what_one_server_stored_vllm_loads_from_another_one(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "tiny"], cwd=ROOT, check=True)
+def test_what_one_server_stored_vllm_loads_from_another_one(model: Path, tmp_path: Path) -> None:
     with Engine(model) as plain:
         (right,) = plain.generate(ASKED)
     with cluster(tmp_path) as store:
         store.start_node("--dram", "64MiB")
         with server(store.address, tmp_path / "one.log") as (_, port), engine(model, port) as first:
-            (cold,) = first.generate(ASKED)
-            cold.check_same(right)
-            assert cold.cached == 0
+            first.generate(ASKED)[0].check_same(right, cached=0)
             eventually(lambda: chunks(store) == CHUNKS, "the server has stored the prompt's chunks")
         with server(store.address, tmp_path / "two.log") as (_, port), engine(model, port) as second:
-            (warm,) = second.generate(ASKED)
-            warm.check_same(right)
-            assert warm.cached == CHUNKS * CHUNK_TOKENS
+            second.generate(ASKED)[0].check_same(right, cached=CHUNKS * CHUNK_TOKENS)

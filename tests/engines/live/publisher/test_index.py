@@ -2,9 +2,6 @@
 events that it reads."""
 
 import contextlib
-import http.client
-import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,10 @@ import pytest
 from kvstore.engines.kv_events.events import Event, Stored
 from kvstore.engines.kv_events.subscriber import Subscriber
 from tests.client.processes import Process
-from tests.engines.live.router.fleet import BLOCK_TOKENS, MODEL, PATIENCE_S, Fleet
-from tests.engines.live.tiny_model import make
+from tests.engines.live.http_engine import PATIENCE_S
+from tests.engines.live.router.comparing import ask
+from tests.engines.live.router.fleet import BLOCK_TOKENS, MODEL, Fleet
+from tests.engines.live.vllm.engines import prompt
 from tests.engines.publisher.test_daemon import told
 from tests.system.running import until
 
@@ -23,42 +22,31 @@ BLOCKS = 6
 LENGTH = BLOCKS * BLOCK_TOKENS
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    model = tmp_path_factory.mktemp("model")
-    make(model, "tiny")
-    with Fleet(tmp_path_factory.mktemp("fleet"), model, servers=1) as running:
-        yield running
+FLEET = {"servers": 1}
 
 
 @pytest.fixture
 def publisher(fleet: Fleet, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """It follows the server."""
     places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
     flags = ("--master", fleet.store.address, "--model", MODEL, *fleet.naming[2:], "--form", "dynamo")
     process = Process("kvstore.engines.publisher.daemon", *places, *flags, log=tmp_path / "publisher.log")
+    [server] = fleet.servers
+    service = {"type": "vLLM", "modelname": MODEL, "instance_id": "e0", "block_size": BLOCK_TOKENS, "dp_rank": 0}
+    post(process.ready["http"], "/register", service | {"endpoint": server.events, "replay_endpoint": server.replay})
     yield process.ready
     process.stop()
 
 
-def prompt(seed: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(3, 1000) for _ in range(LENGTH + 7)]
-
-
 def post(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    with contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as asked:
-        asked.request("POST", path, json.dumps(body))
-        response = asked.getresponse()
-        found: dict[str, Any] = json.loads(response.read())
-        assert response.status == 200, found
-        return found
+    reply = ask(f"http://{address}", path, body)
+    assert reply.status == 200, reply
+    return dict(reply.body)
 
 
 def test_router_finds_blocks_of_the_engine_and_of_the_store(fleet: Fleet, publisher: dict[str, Any]) -> None:
     [server] = fleet.servers
-    service = {"type": "vLLM", "modelname": MODEL, "instance_id": "e0", "block_size": BLOCK_TOKENS, "dp_rank": 0}
-    post(publisher["http"], "/register", service | {"endpoint": server.events, "replay_endpoint": server.replay})
-    asked = prompt(1)
+    asked = prompt(1, BLOCKS)
 
     def runs() -> tuple[int, int]:
         query = {"model": MODEL, "block_size": BLOCK_TOKENS, "token_ids": asked}
@@ -69,15 +57,13 @@ def test_router_finds_blocks_of_the_engine_and_of_the_store(fleet: Fleet, publis
     fleet.ask(asked)
     until(lambda: runs() == (LENGTH, LENGTH), "its blocks, in the engine and in the store", PATIENCE_S)
     server.post("/reset_prefix_cache")
-    fleet.ask(prompt(2))
+    fleet.ask(prompt(2, BLOCKS))
     until(lambda: runs() == (0, LENGTH), "its blocks, in the store alone", PATIENCE_S)
 
 
 def test_hashes_in_events_of_the_store_are_the_engines(fleet: Fleet, publisher: dict[str, Any]) -> None:
     [server] = fleet.servers
-    service = {"type": "vLLM", "modelname": MODEL, "instance_id": "e0", "block_size": BLOCK_TOKENS, "dp_rank": 0}
-    post(publisher["http"], "/register", service | {"endpoint": server.events, "replay_endpoint": server.replay})
-    fleet.ask(prompt(3))
+    fleet.ask(prompt(3, BLOCKS))
     until(lambda: sum(len(each["block_hashes"]) for each in told(publisher["events_replay"])) >= BLOCKS, "events", PATIENCE_S)
     own: dict[int, list[int]] = {}
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.engines.live.router.fleet import connection
+from tests.engines.live.http_engine import PATIENCE_S
+from tests.engines.live.router.fleet import MODEL, connection
+from tests.system.running import until
 
 MAY_DIFFER: Final = frozenset(
     ("id", "created", "system_fingerprint", "created_at", "completed_at", "item_id", "response_id", "sequence_number", "request_id")
@@ -35,6 +37,22 @@ def ask(url: str, path: str, body: Any, *, method: str = "POST") -> Reply:
         asked.request(method, path, data, {"content-type": "application/json"})
         response = asked.getresponse()
         return _reply(response, response.read())
+
+
+def body_of(members: dict[str, Any]) -> dict[str, Any]:
+    return {"model": MODEL, "temperature": 0, **members}
+
+
+def through(url: str, path: str, members: dict[str, Any]) -> Reply:
+    """By the router at `url`. Asked again, as clients do, while no engine is known to it."""
+    found: list[Reply] = []
+
+    def answers() -> bool:
+        found.append(ask(url, path, body_of(members)))
+        return found[-1].status not in (429, 503)
+
+    until(answers, "an answer of the router", PATIENCE_S)
+    return found[-1]
 
 
 def _reply(response: http.client.HTTPResponse, raw: bytes) -> Reply:

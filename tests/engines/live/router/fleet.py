@@ -5,30 +5,32 @@ import http.client
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import SchedulerClient
 from kvstore.kvcache.namespace import ID_BYTES
 from tests.client.processes import Cluster, Process, cluster
 from tests.engines.live import process_group
-from tests.engines.live.environments import ROOT, python_of
+from tests.engines.live.environments import python_of
+from tests.engines.live.http_engine import PATIENCE_S, HttpEngine
+from tests.engines.live.vllm.engines import transfer_to, variables
 from tests.ports import free_ports
 
-BLOCK_TOKENS: Final = 32
-PATIENCE_S: Final = 900.0
 RETRY_S: Final = 0.1
+BLOCK_TOKENS: Final = 32
 MODEL: Final = "tiny"
 ROLES: Final = {"both": "kv_both", "prefill": "kv_both", "decode": "kv_consumer"}
 """What vLLM calls what the scheduler calls a role. Who computes prompts loads what others have computed of them."""
 NAMESPACE: Final = re.compile(r"of the namespace ([0-9a-f]{32})")
 
 
-class Server:
-    """One vLLM server, from construction on; `close` ends it."""
+class Server(HttpEngine):
+    """One of vLLM."""
 
     def __init__(
         self,
@@ -43,64 +45,27 @@ class Server:
     ) -> None:
         """`blocks`: of its own cache; `role`: of ROLES; `settings`: of the connector. Comes back before it is ready."""
         port, events, replay = free_ports(3)
-        self.url = f"http://127.0.0.1:{port}"
         self.events, self.replay = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
-        self._log = log
         # The publisher binds only what has a star.
         publishing = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": self.replay}
-        transfer = {
-            "kv_connector": "KVStoreConnector",
-            "kv_connector_module_path": "kvstore.engines.vllm.connector",
-            "kv_role": ROLES[role],
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"master": master, **(settings or {})},
-        }
-        # PYTHONDONTWRITEBYTECODE would have each engine compile all of torch and vLLM again, for a minute.
-        others = ("KVSTORE_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)} | {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_RESPONSES_API_STORE": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # without it there is no /sleep
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
+        transfer = transfer_to({"master": master, **(settings or {})}, role=ROLES[role])
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("KVSTORE_", "VLLM_"))} | variables()
+        environment |= {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # without that there is no /sleep
         command = [str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32", "--max-model-len", "4096"]
         command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(blocks), "--max-num-seqs", "8"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"]
         command += ["--kv-events-config", json.dumps(publishing), "--disable-uvicorn-access-log"]
         command += ["--kv-transfer-config", json.dumps(transfer)] if store else []
-        with log.open("ab") as output:
-            self._process = process_group.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        super().__init__(port, command, log, environment)
 
     def await_ready(self) -> str:
         """Once it serves: the id of its blocks' namespace, "" without a store."""
-        end_s = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(OSError), contextlib.closing(connection(self.url)) as asked:
-                asked.request("GET", "/health")
-                if asked.getresponse().status == 200:
-                    found = NAMESPACE.search(self._log.read_text(errors="replace"))
-                    return found[1] if found else ""
-            assert self._process.poll() is None, self._log.read_text(errors="replace")
-            assert time.monotonic() < end_s, self._log.read_text(errors="replace")
-            time.sleep(0.2)
-
-    def metric(self, name: str) -> float:
-        with contextlib.closing(connection(self.url)) as asked:
-            asked.request("GET", "/metrics")
-            lines = asked.getresponse().read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
-
-    def post(self, path: str) -> None:
-        with contextlib.closing(connection(self.url)) as asked:
-            asked.request("POST", path)
-            response = asked.getresponse()
-            assert response.status == http.HTTPStatus.OK, response.read()
+        found = NAMESPACE.search(self.wait().log)
+        return found[1] if found else ""
 
     def close(self) -> None:
-        """It and the engine's own processes."""
+        """At once, as one that dies."""
         process_group.end(self._process)
 
 
@@ -154,19 +119,17 @@ class Fleet:
             self.store.start_node("--dram", self._dram)
             for number in range(self._count):
                 log = self._folder / f"vllm{number}.log"
-                role = self._roles[number]
-                self.servers.append(
-                    Server(
-                        self._model,
-                        self.store.address,
-                        log=log,
-                        blocks=self._blocks,
-                        store=self._has_store,
-                        role=role,
-                        settings=self._settings,
-                    )
+                server = Server(
+                    self._model,
+                    self.store.address,
+                    log=log,
+                    blocks=self._blocks,
+                    store=self._has_store,
+                    role=self._roles[number],
+                    settings=self._settings,
                 )
-                beginning.callback(self.servers[-1].close)
+                self.servers.append(server)
+                beginning.callback(server.close)
             self.naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
             beginning.callback(self._stop_sidecars)
             self.start_sidecars()
@@ -195,17 +158,8 @@ class Fleet:
                 Process(
                     "kvstore.engines.sidecar.daemon",
                     *("--engine", server.url, "--events", server.events, "--events-replay", server.replay, "--name", f"e{number}"),
-                    *(
-                        "--role",
-                        self._roles[number],
-                        "--node",
-                        node,
-                        "--master",
-                        self.store.address,
-                        "--deadline-s",
-                        "30",
-                        *self.naming[2:],
-                    ),
+                    *("--role", self._roles[number], "--node", node, "--master", self.store.address, "--deadline-s", "30"),
+                    *self.naming[2:],
                     log=self._folder / f"sidecar{number}.log",
                 )
             )
@@ -219,7 +173,7 @@ class Fleet:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         begin_s = time.monotonic()
         while True:
-            with contextlib.closing(connection(f"http://{self.address}")) as asked:
+            with contextlib.closing(connection(self.url)) as asked:
                 asked.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
                 response = asked.getresponse()
                 if response.status == http.HTTPStatus.OK:
@@ -227,6 +181,16 @@ class Fleet:
                 assert response.status == http.HTTPStatus.TOO_MANY_REQUESTS, response.read()
                 assert time.monotonic() - begin_s < PATIENCE_S, response.read()
             time.sleep(RETRY_S)
+
+    @property
+    def url(self) -> str:
+        """The router's."""
+        return f"http://{self.address}"
+
+    def own_blocks(self) -> dict[str, int]:
+        """How many blocks each engine that the scheduler knows has in its own memory."""
+        with SchedulerClient(ClientSettings(master=self.store.address, deadline_s=PATIENCE_S)) as client:
+            return {each.report.name: each.engine_blocks for each in client.instances().instances}
 
     def loaded_tokens(self) -> int:
         """That the engines took from the store, all together."""

@@ -1,57 +1,44 @@
 """Engine state as the scheduler sees it, with real vLLM servers: sleep, a cleared cache, and events that were lost on the way."""
 
 import contextlib
-import json
 import random
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import SchedulerClient
 from kvstore.engines.kv_events.events import Cleared, Event, Stored
 from kvstore.engines.kv_events.subscriber import Subscriber
-from tests.engines.live.router.fleet import BLOCK_TOKENS, MODEL, PATIENCE_S, Fleet, Server, connection
+from tests.engines.live.http_engine import PATIENCE_S
+from tests.engines.live.router.comparing import ask, body_of
+from tests.engines.live.router.fleet import Fleet, Server
+from tests.engines.live.router.kinds import COMPLETIONS
 from tests.engines.live.router.wire import Wire
-from tests.engines.live.tiny_model import make
+from tests.engines.live.vllm.engines import prompt as random_prompt
 from tests.system.running import until
 
 BLOCKS = 6
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    model = tmp_path_factory.mktemp("model")
-    make(model, "tiny")
-    with Fleet(tmp_path_factory.mktemp("fleet"), model, has_store=False) as running:
-        running.start_sidecars(node="")
-        yield running
+FLEET = {"has_store": False}
+prompt = partial(random_prompt, blocks=BLOCKS)
 
 
-def prompt(seed: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(3, 1000) for _ in range(BLOCKS * BLOCK_TOKENS + 7)]
-
-
-def own_blocks(fleet: Fleet) -> dict[str, int]:
-    with SchedulerClient(ClientSettings(master=fleet.store.address, deadline_s=PATIENCE_S)) as client:
-        return {each.report.name: each.engine_blocks for each in client.instances().instances}
+@pytest.fixture(scope="module", autouse=True)
+def nodeless(fleet: Fleet) -> None:
+    fleet.start_sidecars(node="")
 
 
 def complete(server: Server, tokens: list[int]) -> None:
     """By the engine itself, past the router."""
-    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1, "temperature": 0}
-    with contextlib.closing(connection(server.url)) as asked:
-        asked.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        assert asked.getresponse().status == 200
+    assert ask(server.url, COMPLETIONS, body_of({"prompt": tokens, "max_tokens": 1})).status == 200
 
 
 def holder_of(fleet: Fleet, asked: list[int]) -> tuple[str, str]:
     """The engine that the router sent this prompt to, once the scheduler knows its blocks, and its answer."""
-    before = own_blocks(fleet)
+    before = fleet.own_blocks()
     first = fleet.ask(asked)
     holder = first.decision["prefill"]
-    until(lambda: own_blocks(fleet)[holder] >= before[holder] + BLOCKS, "its blocks, at the scheduler", PATIENCE_S)
+    until(lambda: fleet.own_blocks()[holder] >= before[holder] + BLOCKS, "its blocks, at the scheduler", PATIENCE_S)
     assert fleet.ask(asked).decision["prefill"] == holder
     return holder, first.text
 
@@ -61,12 +48,12 @@ def test_sleeping_engine_is_not_preferred(fleet: Fleet) -> None:
     holder, text = holder_of(fleet, asked)
     server = fleet.servers[int(holder[1:])]
     server.post("/sleep?level=1")
-    until(lambda: holder not in own_blocks(fleet), "the sleeping engine gone", PATIENCE_S)
+    until(lambda: holder not in fleet.own_blocks(), "the sleeping engine gone", PATIENCE_S)
     again = fleet.ask(asked)
     assert again.decision["prefill"] != holder
     assert again.text == text
     server.post("/wake_up")
-    until(lambda: own_blocks(fleet).get(holder) == 0, "the engine back, without its blocks", PATIENCE_S)
+    until(lambda: fleet.own_blocks().get(holder) == 0, "the engine back, without its blocks", PATIENCE_S)
     assert fleet.ask(asked).decision["prefill"] != holder
 
 
@@ -75,10 +62,10 @@ def test_cleared_cache_is_known_once_the_engine_runs_again(fleet: Fleet) -> None
     holder, _ = holder_of(fleet, prompt(2))
     server = fleet.servers[int(holder[1:])]
     complete(server, prompt(3))
-    until(lambda: own_blocks(fleet)[holder] >= 2 * BLOCKS, "two prompts", PATIENCE_S)
+    until(lambda: fleet.own_blocks()[holder] >= 2 * BLOCKS, "two prompts", PATIENCE_S)
     server.post("/reset_prefix_cache")
     complete(server, prompt(4))
-    until(lambda: own_blocks(fleet)[holder] == BLOCKS, "the last prompt alone", PATIENCE_S)
+    until(lambda: fleet.own_blocks()[holder] == BLOCKS, "the last prompt alone", PATIENCE_S)
 
 
 class Story:

@@ -1,44 +1,27 @@
 """Requests to kvstore-router and to vLLM itself: the answers are equal in every field, by one engine and by two."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
-from tests.engines.live.router.comparing import Reply, ask
-from tests.engines.live.router.fleet import BLOCK_TOKENS, MODEL, PATIENCE_S, Fleet
+from tests.engines.live.http_engine import PATIENCE_S
+from tests.engines.live.router.comparing import Reply, ask, body_of, through
+from tests.engines.live.router.fleet import BLOCK_TOKENS, MODEL, Fleet
 from tests.engines.live.router.kinds import CALL, CHAT, COMPLETIONS, KINDS, NAMED, PREFIX, PROMPT, RESPONSES, TIME, WEATHER
-from tests.engines.live.tiny_model import make
+from tests.engines.live.vllm.engines import PATIENT
 from tests.system.running import until
 
 ROLES: Final = {"one engine": ("both", "both"), "two engines": ("prefill", "decode")}
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    model = tmp_path_factory.mktemp("model")
-    make(model, "tiny")
-    patient = {"lookup_deadline_s": 30, "load_deadline_s": 60, "prefill_wait_s": 30}
-    with Fleet(tmp_path_factory.mktemp("fleet"), model, settings=patient) as running:
-        through(running, COMPLETIONS, PROMPT)  # the router learns of an engine by its first answer
-        yield running
+FLEET: Final = {"settings": PATIENT | {"prefill_wait_s": 30}}
 
 
-def body_of(members: dict[str, Any]) -> dict[str, Any]:
-    return {"model": MODEL, "temperature": 0, **members}
-
-
-def through(fleet: Fleet, path: str, members: dict[str, Any]) -> Reply:
-    """By the router. Asked again, as clients do, while no engine is known to it."""
-    found: list[Reply] = []
-
-    def answers() -> bool:
-        found.append(ask(f"http://{fleet.address}", path, body_of(members)))
-        return found[-1].status not in (429, 503)
-
-    until(answers, "an answer of the router", PATIENCE_S)
-    return found[-1]
+@pytest.fixture(scope="module", autouse=True)
+def known(fleet: Fleet) -> None:
+    """The router learns of an engine by its first answer."""
+    through(fleet.url, COMPLETIONS, PROMPT)
 
 
 def compare(fleet: Fleet, kind: str) -> Reply:
@@ -46,7 +29,7 @@ def compare(fleet: Fleet, kind: str) -> Reply:
     path, members, _ = KINDS[kind]
     for _ in range(2):
         direct = [ask(server.url, path, body_of(members)) for server in fleet.servers]
-    routed = through(fleet, path, members)
+    routed = through(fleet.url, path, members)
     for expected in direct:
         assert (routed.status, routed.content_type) == (expected.status, expected.content_type)
         assert routed.body == expected.body
@@ -91,7 +74,7 @@ def converse(url: str, subject: str) -> list[dict[str, Any]]:
 
 
 def test_a_chat_of_three_turns_with_tools_is_the_engines(fleet: Fleet, way: str) -> None:
-    routed, direct = converse(f"http://{fleet.address}", way), converse(fleet.servers[0].url, way)
+    routed, direct = converse(fleet.url, way), converse(fleet.servers[0].url, way)
     assert [turn["choices"] for turn in routed] == [turn["choices"] for turn in direct]
     assert [turn["usage"]["prompt_tokens"] for turn in routed] == [turn["usage"]["prompt_tokens"] for turn in direct]
     assert routed[0]["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
@@ -101,10 +84,10 @@ def test_the_next_turn_goes_where_the_chat_is(fleet: Fleet, way: str) -> None:
     """Once the scheduler has the engine's events: all full blocks of the prompt are found, and the engine computes none of them."""
     messages = [{"role": "user", "content": f"The chat by {way}: " + "how is the weather in Oslo? " * 12}]
     members = {"messages": messages, "max_tokens": 8, "tools": [WEATHER]}
-    blocks = through(fleet, CHAT, members).body["usage"]["prompt_tokens"] // BLOCK_TOKENS
+    blocks = through(fleet.url, CHAT, members).body["usage"]["prompt_tokens"] // BLOCK_TOKENS
 
     def prefix() -> Reply:
-        return through(fleet, CHAT, members)
+        return through(fleet.url, CHAT, members)
 
     until(lambda: json.loads(prefix().headers["x-kvstore-decision"])["prefix_blocks"] == blocks, "the prompt's blocks", PATIENCE_S)
     assert prefix().body["usage"]["prompt_tokens_details"]["cached_tokens"] == blocks * BLOCK_TOKENS
@@ -112,22 +95,22 @@ def test_the_next_turn_goes_where_the_chat_is(fleet: Fleet, way: str) -> None:
 
 @pytest.mark.parametrize("members", [{}, {"stream": True}])
 def test_a_response_is_continued_by_the_engine_that_keeps_it(fleet: Fleet, way: str, members: dict[str, Any]) -> None:
-    first = through(fleet, RESPONSES, {"input": f"How is {way}?", "max_output_tokens": 12, **members})
+    first = through(fleet.url, RESPONSES, {"input": f"How is {way}?", "max_output_tokens": 12, **members})
     assert (first.status, first.headers["x-kvstore-routed-by"]) == (200, "load; api")
     (keeper,) = [
         server.url for server in fleet.servers if ask(server.url, f"{RESPONSES}/{first.response_id}", None, method="GET").status == 200
     ]
     follow = {"input": "And tomorrow?", "max_output_tokens": 12, "previous_response_id": first.response_id}
     for _ in range(4):
-        routed = through(fleet, RESPONSES, follow)
+        routed = through(fleet.url, RESPONSES, follow)
         assert (routed.status, routed.headers["x-kvstore-routed-by"]) == (200, "response")
     kept = f"{RESPONSES}/{routed.response_id}"
-    assert ask(f"http://{fleet.address}", kept, None, method="GET").body == ask(keeper, kept, None, method="GET").body
+    assert ask(fleet.url, kept, None, method="GET").body == ask(keeper, kept, None, method="GET").body
 
 
 def test_every_prompt_was_tokenised_as_the_engine_did(fleet: Fleet, way: str) -> None:
     """After all of the above."""
-    stats = ask(f"http://{fleet.address}", "/stats", None, method="GET").body
+    stats = ask(fleet.url, "/stats", None, method="GET").body
     assert (stats["token_mismatches"], stats["failed"]) == (0, 0), way
     assert set(stats["routed_by_load"]) == {
         "no_engine",

@@ -1,11 +1,6 @@
-"""Run by SGLang's environment: an engine on a CPU with HiCache, told what to generate by lines of JSON.
-
-`engine_child.py FD OPTIONS_JSON` writes `{}` to descriptor FD once the engine is up, then a line there for each line of standard input. It
-ends when standard input does. OPTIONS are arguments of `sglang.Engine` beyond those that all engines of the tests have.
-"""
+"""Run by SGLang's environment: an engine on a CPU with HiCache."""
 
 import json
-import sys
 from typing import Any
 
 import sglang
@@ -17,7 +12,8 @@ PAGE = 16
 
 
 class Child:
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: str) -> None:
+        """`options`: arguments of `sglang.Engine` beyond those that all engines of the tests have, as JSON."""
         self.engine = sglang.Engine(
             **{
                 "device": "cpu",
@@ -37,7 +33,7 @@ class Child:
                 "hicache_io_backend": "kernel",
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
-            | options
+            | json.loads(options)
         )
 
     def generate(
@@ -89,16 +85,5 @@ class Child:
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return {each.name: each.value for metric in registry.collect() for each in metric.samples if each.name.startswith("kvstore")}
 
-
-def main() -> None:
-    with open(int(sys.argv[1]), "w", buffering=1) as out:
-        child = Child(json.loads(sys.argv[2]))
-        print("{}", file=out)
-        for line in sys.stdin:
-            command = json.loads(line)
-            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
-        child.engine.shutdown()
-
-
-if __name__ == "__main__":  # the engine starts processes that import this file
-    main()
+    def end(self) -> None:
+        self.engine.shutdown()

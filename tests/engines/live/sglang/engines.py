@@ -39,7 +39,7 @@ class Engine:
         places = path()
         places["PYTHONPATH"] = os.pathsep.join([places["PYTHONPATH"], str(ROOT)])
         environment = places | {"HF_HUB_OFFLINE": "1", VANISHING: str(self._vanishing), "PYTHONDONTWRITEBYTECODE": ""}
-        log = model.with_name(f"engine-{number}.log")
+        log = model.with_name(f"sglang-{number}.log")
         self._child = EngineChild("sglang", FOLDER / "engine_child.py", json.dumps(options), log=log, environment=environment)
 
     def generate(self, *prompts: list[int], tokens: int = 8, **more: Any) -> list[Answer]:
@@ -57,6 +57,16 @@ class Engine:
     def forget(self) -> None:
         """What it has in pools of its own, once nothing that it writes is on the way to the store."""
         eventually(lambda: bool(self._child.ask("forget")), "the engine is idle")
+
+    def flush(self) -> None:
+        """As `forget`, which waits for what it writes."""
+        self.forget()
+
+    def save(self, *prompts: list[int], **how: Any) -> list[Answer]:
+        """Have it compute prompts, or load them, whose pages are in the store then."""
+        answers = self.generate(*prompts, **how)
+        self.flush()
+        return answers
 
     def update(self, folder: Path, how: str, **more: Any) -> None:
         """Load other weights into it; `version` and `flush`."""

@@ -1,14 +1,11 @@
-"""Run by SGLang's environment: its own host pools and cache controller over our back end, told what to do by lines of JSON.
+"""Run by SGLang's environment: its own host pools and cache controller over our back end.
 
-`hicache_child.py FD` writes `{}` to descriptor FD, then a line there for each line of standard input. It ends when standard input does.
 Pages are filled with numbers made from a seed; what a page holds is told as a digest.
 """
 
 import hashlib
-import json
 import logging
 import os
-import sys
 import threading
 from typing import Any
 
@@ -102,6 +99,10 @@ class Child:
         for storage in self.storages:
             storage.close()
         self.controller, self.storages = None, []
+
+    def end(self) -> None:
+        self.close()
+        os._exit(0)  # SGLang's controller leaves threads that would keep it
 
     # --- a back end by itself, of any rank ---
 
@@ -295,18 +296,3 @@ class Child:
     def digests(self, host: Any, place: torch.Tensor) -> list[str]:
         pages = (host.get_data_page(page).contiguous().numpy().tobytes() for page in place[::PAGE].tolist())
         return [hashlib.blake2b(page, digest_size=8).hexdigest() for page in pages]
-
-
-def main() -> None:
-    with open(int(sys.argv[1]), "w", buffering=1) as out:
-        child = Child()
-        print("{}", file=out)
-        for line in sys.stdin:
-            command = json.loads(line)
-            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
-        child.close()
-    os._exit(0)  # SGLang's controller leaves threads that would keep it
-
-
-if __name__ == "__main__":
-    main()

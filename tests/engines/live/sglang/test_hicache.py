@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import Cluster
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
+from tests.engines.live.conftest import PLAN
 from tests.engines.live.sglang.hicache import child, use
 
-PLAN = ClusterPlan(dram="128MiB", is_private=True)
 PAGE = 16
 """Tokens."""
 Two = tuple[EngineChild, EngineChild]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with embedded(PLAN) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +35,11 @@ def engines(request: pytest.FixtureRequest, cluster: Cluster, processes: Two) ->
         assert each.ask("attach") == "_page_get_zero_copy"
         assert (each.ask("open"), each.ask("open", tp=[0, 2]), each.ask("open", tp=[1, 2])) == (0, 1, 2)
     return processes
+
+
+def opened(engine: EngineChild, cluster: Cluster, **how: Any) -> None:
+    """With one back end, of the only rank."""
+    opened(engine, cluster, **how)
 
 
 def hashes(*names: int) -> list[str]:
@@ -104,8 +103,7 @@ def test_calls_that_make_no_sense_are_misses(engines: Two) -> None:
 def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
     pages, layers = processes
     for each, layout in ((pages, "page_first"), (layers, "layer_first")):
-        use(each, cluster.address, layout=layout, salt="layouts")
-        assert each.ask("open") == 0
+        opened(each, cluster, layout=layout, salt="layouts")
     assert pages.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
     assert pages.ask("exists", storage=0, keys=hashes(1)) == 1
     assert layers.ask("exists", storage=0, keys=hashes(1)) == 0
@@ -116,8 +114,7 @@ def test_element_types_of_equal_storage_share_nothing(cluster: Cluster, processe
     """SGLang stores both as uint8."""
     for each, dtype, name in zip(processes, ("float8_e4m3fn", "float8_e5m2"), ("fp8_e4m3", "fp8_e5m2"), strict=True):
         each.ask("tell", kv_cache_dtype=name)
-        use(each, cluster.address, kind=kind, dtype=dtype, salt=f"fp8 {kind}")
-        assert each.ask("open") == 0
+        opened(each, cluster, kind=kind, dtype=dtype, salt=f"fp8 {kind}")
     one, two = processes
     assert one.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
     assert [each.ask("exists", storage=0, keys=hashes(1)) for each in processes] == [1, 0]
@@ -140,13 +137,11 @@ def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: Clu
     one, two = processes
     for each, arguments in ((one, {}), (two, told)):
         each.ask("tell", **arguments)
-        use(each, cluster.address, salt=str(told))
-        assert each.ask("open") == 0
+        opened(each, cluster, salt=str(told))
     assert one.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
     assert two.ask("exists", storage=0, keys=hashes(1)) == 0
     two.ask("tell")
-    use(two, cluster.address, salt=str(told))
-    assert two.ask("open") == 0
+    opened(two, cluster, salt=str(told))
     assert two.ask("exists", storage=0, keys=hashes(1)) == 1
 
 
@@ -220,9 +215,8 @@ def test_heads_that_are_not_divided_keep_the_engine_from_attaching(cluster: Clus
 
 def test_sglang_s_own_name_for_a_common_tp_counts(cluster: Cluster, processes: Two) -> None:
     one, two = processes
-    use(one, cluster.address, layout="page_head", heads=HEADS, salt="lcm", share_tp=4)
+    opened(one, cluster, layout="page_head", heads=HEADS, salt="lcm", share_tp=4)
     use(two, cluster.address, layout="page_head", heads=HEADS // 2, salt="lcm")
-    assert one.ask("open") == 0
     assert (two.ask("open", tp=[1, 2], tp_lcm_size=4), two.ask("open", tp=[1, 2])) == (0, 1)
     assert one.ask("set_heads", storage=0, keys=hashes(1), seed=1, heads=list(range(HEADS))) == [True]
     assert (two.ask("exists", storage=0, keys=hashes(1)), two.ask("exists", storage=1, keys=hashes(1))) == (1, 0)

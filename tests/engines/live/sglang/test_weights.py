@@ -6,7 +6,6 @@ Tokens and log-probabilities are held to those of an engine without a store that
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.environments import ROOT, python_of
+from tests.engines.live.environments import python_of
 from tests.engines.live.sglang.engines import PAGE, PATIENT, Engine, prompt
 from tests.engines.live.sglang.hicache import FOLDER, path
 from tests.engines.live.vllm.engines import Answer
@@ -38,14 +37,14 @@ def write_lora(folder: Path, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def models(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Path]:
     """Three folders that differ in their weights only."""
     root = tmp_path_factory.mktemp("engines")
     folders = [root / f"model-{number}" for number in range(3)]
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folders[0], "tiny"], cwd=ROOT, check=True)
-    for number, folder in enumerate(folders[1:], start=1):
-        shutil.copytree(folders[0], folder)
-        write_other(folder, folders[0], number)
+    for number, folder in enumerate(folders):
+        shutil.copytree(model, folder)
+        if number:
+            write_other(folder, model, number)
     return folders
 
 
@@ -79,9 +78,7 @@ def right(plain: Engine, folder: Path, asked: list[int]) -> Answer:
 def check(engine: Engine, asked: list[int], wanted: Answer, cached: int) -> None:
     """From the store alone, not from the engine's own pools."""
     engine.forget()
-    (answer,) = engine.generate(asked)
-    answer.check_same(wanted)
-    assert answer.cached == cached
+    engine.generate(asked)[0].check_same(wanted, cached=cached)
     engine.forget()
 
 
@@ -182,9 +179,7 @@ def test_files_overwritten_before_a_restart(plain: Engine, models: list[Path], s
     write_lora(lora, 2)
     with Engine(folder, lora=lora) as other, Engine(folder, store=settings, lora=lora) as engine:
         (wanted,) = other.generate(asked, lora="lora")
-        (answer,) = engine.generate(asked, lora="lora")
-        answer.check_same(wanted)
-        assert answer.cached == 0
+        engine.generate(asked, lora="lora")[0].check_same(wanted, cached=0)
 
 
 def test_an_engine_says_soon_that_its_store_is_not_there(models: list[Path]) -> None:

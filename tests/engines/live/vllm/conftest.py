@@ -1,29 +1,14 @@
 """One store, and engines that all tests of this folder share: each takes long to begin. Each test has prompts of its own."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import PATIENT, Engine, start_node
 
 LOSING = "tests.engines.live.vllm.faults:LosingConnector"
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory, "tiny")
-
-
-def make_model(tmp_path_factory: pytest.TempPathFactory, *what: str) -> Path:
-    """By a process of its own: what makes it takes seconds to load."""
-    folder = tmp_path_factory.mktemp("engines") / "model"
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, *what], cwd=ROOT, check=True)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +27,14 @@ def plain(model: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def waiting(model: Path, store: Cluster) -> Iterator[Engine]:
+def first(model: Path, store: Cluster) -> Iterator[Engine]:
     """Computes what the other one loads."""
     with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def loading(model: Path, store: Cluster) -> Iterator[Engine]:
+def second(model: Path, store: Cluster) -> Iterator[Engine]:
     """Loads between its steps."""
     with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
         yield engine

@@ -1,11 +1,6 @@
-"""vLLM in its own environment, for a test that speaks with it (child.py): `driver.py ANSWERS OPTIONS`.
-
-OPTIONS are arguments of `vllm.LLM` as JSON, "kv_transfer_config" as an object.
-"""
+"""Run by vLLM's environment: an engine."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +19,10 @@ from tests.engines.live.pictures import IMAGE_PIXELS
 from tests.engines.live.vllm import faults
 
 
-class Engine:
-    """One engine in this process, with answers to the test's lines."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
+class Child:
+    def __init__(self, arguments: str) -> None:
+        """`arguments`: of `vllm.LLM` as JSON, "kv_transfer_config" as an object."""
+        options: dict[str, Any] = json.loads(arguments)
         if transfer := options.pop("kv_transfer_config", None):
             options["kv_transfer_config"] = KVTransferConfig(**transfer)
         self._adapters: dict[str, LoRARequest] = {}
@@ -130,6 +125,9 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}
 
+    def end(self) -> None:
+        """The engine goes with its process."""
+
     def _settle(self) -> None:
         """In this process nobody else runs the engine until it has let go of the blocks of what is over."""
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
@@ -150,17 +148,3 @@ def flush_rank(worker: Any) -> str:
     except KVStoreError as error:
         return str(error)
     return ""
-
-
-def main() -> None:
-    with os.fdopen(int(sys.argv[1]), "w") as answers:
-        engine = Engine(json.loads(sys.argv[2]))
-        print(json.dumps("ready"), file=answers, flush=True)
-        for line in sys.stdin:
-            arguments = json.loads(line)
-            method = getattr(engine, arguments.pop("do"))
-            print(json.dumps(method(**arguments)), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ BLOCK_TOKENS: Final = 32
 """The smallest that vLLM has on a CPU."""
 PATIENT: Final[dict[str, Any]] = {"lookup_deadline_s": 30, "load_deadline_s": 60}
 """What a slow machine makes late is no miss."""
+CONNECTOR: Final = "kvstore.engines.vllm.connector:KVStoreConnector"
 SAME_LOGPROB: Final = 1e-4
 """Of one token by two ways in float32: kernels add in another order where a batch is of another shape."""
 
@@ -36,10 +37,40 @@ class Answer:
     """Tokens of the prompt that it did not compute."""
     first_token_s: float
 
-    def check_same(self, other: "Answer") -> None:
-        """Raises AssertionError unless both made the same of the prompt."""
+    def check_same(self, other: "Answer", *, cached: int | None = None) -> None:
+        """Raises AssertionError unless both made the same of the prompt, this one with so many tokens `cached`, if that is given."""
         assert self.tokens == other.tokens
         assert self.logprobs == pytest.approx(other.logprobs, abs=SAME_LOGPROB)
+        assert cached is None or self.cached == cached
+
+
+def check_all(answers: list[Answer], right: list[Answer], *, cached: int | None = None) -> None:
+    """`check_same` of each prompt."""
+    for answer, wanted in zip(answers, right, strict=True):
+        answer.check_same(wanted, cached=cached)
+
+
+def variables() -> dict[str, str]:
+    """Of the environment of an engine."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONDONTWRITEBYTECODE": "",  # else each engine compiles all of torch and vLLM again, for a minute
+    }
+
+
+def transfer_to(store: dict[str, Any], connector: str = CONNECTOR, role: str = "kv_both") -> dict[str, Any]:
+    """Configuration of the connector MODULE:CLASS, or :CLASS of vLLM's own, with these settings."""
+    module, _, name = connector.partition(":")
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": module or None,
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": store,
+    }
 
 
 class Engine:
@@ -50,7 +81,7 @@ class Engine:
         model: Path,
         *,
         store: dict[str, Any] | None = None,
-        connector: str = "kvstore.engines.vllm.connector:KVStoreConnector",
+        connector: str = CONNECTOR,
         transfer: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -65,26 +96,14 @@ class Engine:
             "num_gpu_blocks_override": 64,
         } | options
         if store is not None:
-            module, _, name = connector.partition(":")
-            transfer = {
-                "kv_connector": name,
-                "kv_connector_module_path": module or None,
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": store,
-            }
+            transfer = transfer_to(store, connector)
         if transfer is not None:
             options["kv_transfer_config"] = transfer
         has_ranks = {"tensor_parallel_size", "pipeline_parallel_size"} & options.keys()
-        environment = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
+        environment = variables() | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             # Ranks are processes; vLLM would have a NUMA node for each.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind" if has_ranks else "auto",
-            "PYTHONDONTWRITEBYTECODE": "",  # else each engine compiles all of torch and vLLM again, for a minute
         }
         self._log = model.with_name(f"engine-{next(NUMBERS)}.log")
         self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=self._log, environment=environment)
@@ -104,6 +123,12 @@ class Engine:
     def forget(self) -> None:
         """Its own prefix cache, so that it must ask the store."""
         assert self.tell("reset")
+
+    def save(self, *prompts: list[int], **how: Any) -> list[Answer]:
+        """Have it compute prompts, or load them, whose blocks are in the store then."""
+        answers = self.generate(*prompts, **how)
+        self.flush()
+        return answers
 
     def flush(self) -> None:
         """What it has saved is in the store then, for all to read."""
@@ -134,6 +159,13 @@ def prompt(seed: int, blocks: int = 5) -> list[int]:
 def random_tokens(seed: int, count: int) -> list[int]:
     numbers = random.Random(seed)
     return [numbers.randrange(3, 1000) for _ in range(count)]
+
+
+def expected(plain: Any, *prompts: list[int], **how: Any) -> list[Answer]:
+    """What an engine makes of prompts that it has to compute."""
+    plain.forget()
+    answers: list[Answer] = plain.generate(*prompts, **how)
+    return answers
 
 
 def start_node(store: Cluster) -> None:

@@ -1,4 +1,8 @@
-"""Each field of vLLM's configurations and cache specifications, changed: whether the key of blocks changes, and whether it should."""
+"""What the connector knows of this vLLM; no engine runs.
+
+Each field of its configurations and cache specifications, changed: whether the key of blocks changes, and whether it should. Methods of its
+EngineCore that the connector wraps: it has them, with the arguments that the wrappers take.
+"""
 
 import json
 import os
@@ -61,3 +65,26 @@ def test_fields_of_cache_specifications_are_in_the_key_or_in_a_table(changed: di
         assert is_changed == (name.partition(".")[2] not in names), name
     for name in ("FullAttentionSpec.dtype", "FullAttentionSpec.kv_quant_mode", "MLAAttentionSpec.cache_dtype_str", "MambaSpec.dtypes"):
         assert found[name], name
+
+
+CALLS: Final = """
+import inspect
+from kvstore.engines.vllm.engine_calls import AROUND, watch_engines
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+
+before = {name: inspect.signature(getattr(EngineCore, name)) for name in AROUND}
+for _ in range(2):
+    watch_engines()
+for name, around in AROUND.items():
+    method = getattr(EngineCore, name)
+    assert inspect.signature(method) == before[name], f"{name}: vLLM converts arguments by its signature"
+    assert list(before[name].parameters)[1:] == list(inspect.signature(around).parameters)[3:], f"{name}: other arguments"
+    assert not hasattr(method.__wrapped__, "of_kvstore"), f"{name} is wrapped twice"
+    assert getattr(EngineCoreProc, name) is method, f"{name}: engines in processes of their own have another"
+print(len(AROUND))
+"""
+
+
+def test_engine_s_methods_are_wrapped_once_with_their_arguments() -> None:
+    run = subprocess.run([python_of("vllm"), "-c", CALLS], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines()[-1:] == ["9"], run.stderr

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.client.processes import Cluster
-from tests.engines.live.vllm.conftest import LOSING, make_model
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, random_tokens
+from tests.engines.live.conftest import make_model
+from tests.engines.live.vllm.conftest import LOSING
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, check_all, expected, random_tokens
 
 BLOCKS = 9
 CACHED = BLOCKS * BLOCK_TOKENS
@@ -41,10 +42,7 @@ class Hybrid:
             self.plain.generate(earlier)
         (right,) = self.plain.generate(asked, tokens=tokens)
         engine.forget()
-        (answer,) = engine.generate(asked, tokens=tokens)
-        answer.check_same(right)
-        assert answer.cached == cached
-        engine.flush()
+        engine.save(asked, tokens=tokens)[0].check_same(right, cached=cached)
 
 
 @pytest.fixture(scope="module", params=["windows", "sliding", "states", "mamba"])
@@ -90,11 +88,9 @@ def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_
     """None of the request's other blocks is taken for computed."""
     asked = hybrid.prompt(10 + group)
     hybrid.check(hybrid.first, asked, cached=0)
-    hybrid.plain.forget()
-    (right,) = hybrid.plain.generate(asked)
+    (right,) = expected(hybrid.plain, asked)
     hybrid.second.tell("lose", places=[0], group=group)
-    (answer,) = hybrid.second.generate(asked)
-    answer.check_same(right)
+    hybrid.second.generate(asked)[0].check_same(right)
     hybrid.second.flush()
     hybrid.check(hybrid.first, asked, cached=CACHED)
 
@@ -103,10 +99,8 @@ def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_
 def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(hybrid: Hybrid) -> None:
     """Not of short convolutions, of which vLLM itself makes something else when they are computed in other chunks: see `Hybrid.check`."""
     asked = [hybrid.prompt(seed) for seed in range(20, 28)]
-    hybrid.plain.forget()
-    right = hybrid.plain.generate(*asked, tokens=110)
+    right = expected(hybrid.plain, *asked, tokens=110)
     for engine in (hybrid.first, hybrid.second):
         engine.forget()
-        for answer, wanted in zip(engine.generate(*asked, tokens=110), right, strict=True):
-            answer.check_same(wanted)
+        check_all(engine.generate(*asked, tokens=110), right)
         engine.flush()

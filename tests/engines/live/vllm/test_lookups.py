@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt, start_node
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, check_all, expected, prompt, start_node, transfer_to
 from tests.ports import free_ports
 
 WAITING = 6
@@ -20,9 +20,7 @@ def test_waiting_requests_share_lookups(model: Path, store: Cluster, plain: Engi
     right = plain.generate(*prompts, tokens=MADE_TOKENS)
     settings = PATIENT | {"master": store.address}
     with Engine(model, store=settings, num_gpu_blocks_override=2 * ONE_REQUEST_BLOCKS + 1, max_model_len=512) as engine:
-        answers = engine.generate(*prompts, tokens=MADE_TOKENS)
-        for answer, expected in zip(answers, right, strict=True):
-            answer.check_same(expected)
+        check_all(engine.generate(*prompts, tokens=MADE_TOKENS), right)
         metrics = engine.tell("metrics")
     assert metrics["vllm:kvstore_lookups"] < 60, "all requests were there before the first was asked for, and share one a second"
     assert metrics["vllm:kvstore_requests"] == len(prompts)
@@ -33,16 +31,13 @@ def test_waiting_requests_share_lookups(model: Path, store: Cluster, plain: Engi
 def test_found_blocks_stay_until_they_are_loaded(model: Path, tmp_path: Path, plain: Engine) -> None:
     """Four times the store's DRAM is put between lookup and load."""
     asked = prompt(9200)
-    plain.forget()
-    (right,) = plain.generate(asked)
+    (right,) = expected(plain, asked)
     with cluster(tmp_path) as started:
         started.start_node("--dram", "16MiB", "--policy", "lru")
         with Engine(model, store=PATIENT | {"master": started.address}, connector=FILLING) as engine:
-            engine.generate(asked)
-            engine.flush()
+            engine.save(asked)
             engine.forget()
-            (answer,) = engine.generate(asked)
-            answer.check_same(right)
+            engine.generate(asked)[0].check_same(right)
             assert engine.tell("metrics")["vllm:kvstore_failed_blocks"] == 0
 
 
@@ -51,13 +46,7 @@ def test_consumer_warns_once_of_a_store_that_cannot_be_reached(model: Path, tmp_
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     asked = prompt(9100)
     (right,) = plain.generate(asked)
-    transfer = {
-        "kv_connector": "KVStoreConnector",
-        "kv_connector_module_path": "kvstore.engines.vllm.connector",
-        "kv_role": "kv_consumer",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"master": listen},
-    }
+    transfer = transfer_to({"master": listen}, role="kv_consumer")
     with Engine(model, transfer=transfer) as engine:
         (line,) = engine.log_lines("kvstore: the store at")
         assert " WARNING " in line

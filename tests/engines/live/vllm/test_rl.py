@@ -15,7 +15,7 @@ import pytest
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Cluster
 from tests.docs.shell_blocks import ROOT, SHELL, code
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, Answer, Engine, prompt
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, expected, prompt
 from tests.engines.live.vllm.server import Server
 from tests.engines.live.vllm.test_weights import TRAINED
 
@@ -50,12 +50,6 @@ def servers(model: Path, store: Cluster) -> Iterator[list[Server]]:
 def computing(model: Path) -> Iterator[Engine]:
     with Engine(model, **TRAINED) as engine:
         yield engine
-
-
-def expected(computing: Engine, asked: list[int], tokens: int = 8) -> Answer:
-    computing.forget()
-    (answer,) = computing.generate(asked, tokens=tokens)
-    return answer
 
 
 def update(server: Server, seed: int, name: str | None) -> None:
@@ -123,7 +117,7 @@ def test_pause_and_sleep_work_under_load(servers: list[Server], computing: Engin
     """With requests that run, load and save. Weights stay, so that tokens are those of an engine without a store."""
     server = servers[0]
     asked = prompt(500 + len(mode), BLOCKS)
-    right = expected(computing, asked)
+    right = expected(computing, asked)[0]
     server.complete(asked).check_same(right)
     with Load(server, asked) as load:
         for _ in range(3):
@@ -148,16 +142,14 @@ def test_kept_requests_save_nothing_under_the_weights_that_follow(servers: list[
         assert len(kept.result(120).tokens) == LONG
     update(servers[1], 1, "kept-1")
     computing.tell("rpc", method="train", arguments={"seed": 1})
-    right = expected(computing, asked)
-    answer = servers[1].complete(asked)
-    answer.check_same(right)
-    assert answer.cached == 0
+    right = expected(computing, asked)[0]
+    servers[1].complete(asked).check_same(right, cached=0)
 
 
 def test_requests_that_load_while_weights_change_are_computed_by_the_new_ones(servers: list[Server], computing: Engine) -> None:
     """What they were to load is of the weights before."""
     asked = prompt(525, BLOCKS)
-    servers[0].complete(asked).check_same(expected(computing, asked))
+    servers[0].complete(asked).check_same(expected(computing, asked)[0])
     eventually(partial(is_stored, servers[0], asked), "it is stored")
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(servers[0].complete, asked)
@@ -166,9 +158,8 @@ def test_requests_that_load_while_weights_change_are_computed_by_the_new_ones(se
         update(servers[1], 5, "loaded-5")
         computing.tell("rpc", method="train", arguments={"seed": 5})
         answer = loading.result(120)
-    right = expected(computing, asked)
-    answer.check_same(right)
-    assert answer.cached == 0
+    right = expected(computing, asked)[0]
+    answer.check_same(right, cached=0)
     eventually(partial(is_stored, servers[1], asked), "it is stored under the new name")
     servers[1].complete(asked).check_same(right)
 
@@ -177,28 +168,22 @@ def test_updates_of_two_engines_interleaved(servers: list[Server], computing: En
     """Engines of one version share, one that is behind does not, and one that starts from the files shares with none of them."""
     for step in (2, 3):
         asked = prompt(530 + step, BLOCKS)
-        behind = expected(computing, asked)
+        behind = expected(computing, asked)[0]
         update(servers[0], step, f"step-{step}")
         computing.tell("rpc", method="train", arguments={"seed": step})
-        right = expected(computing, asked)
+        right = expected(computing, asked)[0]
         assert right.logprobs != behind.logprobs
         servers[0].complete(asked).check_same(right)
         eventually(partial(is_stored, servers[0], asked), "it is stored")
-        late = servers[1].complete(asked)
-        late.check_same(behind)
-        assert late.cached == 0
+        servers[1].complete(asked).check_same(behind, cached=0)
         update(servers[1], step, f"step-{step}")
-        answer = servers[1].complete(asked)
-        answer.check_same(right)
-        assert answer.cached == CACHED
+        servers[1].complete(asked).check_same(right, cached=CACHED)
     update_as_printed(servers, 4)
     computing.tell("rpc", method="train", arguments={"seed": 4})
-    right = expected(computing, asked)
+    right = expected(computing, asked)[0]
     servers[0].complete(asked).check_same(right)
     eventually(partial(is_stored, servers[1], asked), "both have the weights of that name")
     servers[1].complete(asked).check_same(right)
     with Engine(model) as plain, Engine(model, store={"master": store.address, "lookup_deadline_s": 30}) as fresh:
         (right,) = plain.generate(asked)
-        (answer,) = fresh.generate(asked)
-        answer.check_same(right)
-        assert answer.cached == 0
+        fresh.generate(asked)[0].check_same(right, cached=0)

@@ -13,7 +13,7 @@ import pytest
 from kvstore.engines.vllm.checkpoint import WATCH_S
 from tests.client.processes import Cluster
 from tests.engines.live.environments import ROOT
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, expected, prompt
 
 BLOCKS: Final = 5
 CACHED: Final = BLOCKS * BLOCK_TOKENS
@@ -39,13 +39,9 @@ def computing(model: Path) -> Iterator[Engine]:
 
 def check_cached(engine: Engine, right: Engine, asked: list[int], cached: int) -> None:
     """`engine` has loaded so many tokens, and makes what `right` makes, which computes all."""
-    right.forget()
-    (wanted,) = right.generate(asked)
+    (wanted,) = expected(right, asked)
     engine.forget()
-    (answer,) = engine.generate(asked)
-    answer.check_same(wanted)
-    assert answer.cached == cached
-    engine.flush()
+    engine.save(asked)[0].check_same(wanted, cached=cached)
 
 
 def test_weights_overwritten_in_place_are_others(own_model: Path, store: Cluster) -> None:
