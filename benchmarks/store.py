@@ -18,7 +18,7 @@ import redis
 from rich.console import Console
 
 from benchmarks import first_writes
-from benchmarks.harness import redis_server
+from benchmarks.harness import redis_server, write
 from kvstore.cli.replay import show_trouble
 from kvstore.cli.tools.bench import (
     BLOCK_BYTES,
@@ -32,7 +32,6 @@ from kvstore.cli.tools.bench import (
     measure,
     microseconds,
     table,
-    write,
 )
 from kvstore.cli.tools.cluster import Cluster, ClusterPlan
 from kvstore.client import Client

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from kvstore.protocol.traceparent import is_sampled, parse_traceparent
-from kvstore.router.openai_api import OUTPUT_LIMITS
 from kvstore.rpc.tracing import TRACEPARENT, Span, asking_for
 
 if TYPE_CHECKING:
@@ -21,6 +20,15 @@ if TYPE_CHECKING:
 
 TRACESTATE: Final = "tracestate"
 """What other tracers say to their like: it goes along with a traceparent, unread."""
+TRACED: Final = MappingProxyType(
+    {
+        "/v1/completions": "completions",
+        "/v1/chat/completions": "chat_completions",
+        "/v1/embeddings": "embeddings",
+        "/v1/responses": "responses",
+    }
+)
+"""Paths whose requests have spans, and what they are called."""
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _SPAN: Final[ContextVar[Span | None]] = ContextVar("kvstore_request", default=None)
@@ -51,12 +59,13 @@ class RequestTraces:
             _SPAN.reset(here)
 
     def _begin(self, request: web.Request, came: Mapping[str, str]) -> Span | None:
-        if self._tracing is None or request.path not in OUTPUT_LIMITS:
+        name = TRACED.get(request.path)
+        if self._tracing is None or name is None:
             return None
         parent = parse_traceparent(came.get(TRACEPARENT, ""))
         if parent is None and (came or not self._tracing.samples()):
             return None
-        return self._tracing.begin_named(request.path.removeprefix("/v1/").replace("/", "_"), parent)
+        return self._tracing.begin_named(name, parent)
 
 
 async def _followed(span: Span, request: web.Request, handler: Handler) -> web.StreamResponse:

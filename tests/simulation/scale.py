@@ -28,8 +28,9 @@ from typing import Any, Final
 import xxhash
 from rich.console import Console
 
+from benchmarks.harness import write
 from benchmarks.masters.memory import PUBLISHED, resident_bytes
-from kvstore.cli.tools.bench import Row, table, write
+from kvstore.cli.tools.bench import Row, table
 from kvstore.client.sync import Client
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.config import MasterSettings
