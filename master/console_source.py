@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from kvstore.console.source import Look, MasterSeen
-from kvstore.master.control_service import IT_GOES_ON
+from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, IT_GOES_ON
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.leadership.contents_messages import contents
 from kvstore.master.leadership.leader import Leading
@@ -56,7 +56,7 @@ class Watched:
         self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
         self._standings = [partition.standing for partition in status.partitions]
         self._timeout_s = master.settings.control_timeout_s
-        self._action_timeout_s = master.settings.console_action_timeout_s
+        self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
         """For an action to be durable, and for contents of a fellow."""
         self._told: dict[int, tuple[float, pb.StatusReply]] = {}
         """Of partitions of others, what their owners said last, and when."""

@@ -69,6 +69,8 @@ IDLE_MS: Final = 300_000
 
 STRANGERS_INTERVAL_S: Final = 1.0
 """How often connections are looked at where there are many."""
+CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
+"""An action of the console is answered after this, done or not; it continues."""
 IT_GOES_ON: Final = "it has begun and takes long, or the catalog takes no writes now; it goes on"
 OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
 
@@ -83,7 +85,7 @@ class ControlService(ControlServicer):
         self._callers = callers
         self._sessions = sessions
         self._timeout_s = master.settings.control_timeout_s
-        self._action_timeout_s = master.settings.console_action_timeout_s
+        self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
         """For what is done with all blocks of a namespace."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802

@@ -71,8 +71,6 @@ from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
-CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
-"""What an operator asks of the console is answered after this, done or not; it goes on."""
 SHARE_TURN_S: Final = 0.2
 """With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
 after so long, and so on."""

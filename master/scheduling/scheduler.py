@@ -109,14 +109,14 @@ class Scheduling:
         they are still whole numbers in the JSON that engines pass on. `prefixes`: those of all partitions; None for the directory's.
         Raises ConfigError, as `make_estimators`."""
         self.instances = Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances)
-        self.engine_caches = EngineCaches(max_blocks=settings.max_engine_blocks)
+        self.engine_caches = EngineCaches(max_blocks=MAX_ENGINE_BLOCKS)
         self.estimators = make_estimators(settings)
         self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
         self._directory = directory
         self._dispatcher = make_dispatcher(
             settings.dispatcher, self.estimators.for_dispatcher(), threshold=settings.kvcache_balancing_threshold, seed=wall_ns
         )
-        self._admission = make_admission(settings.admission, self.estimators, load_limit=settings.admission_load_limit)
+        self._admission = make_admission(settings.admission, self.estimators, load_limit=ADMISSION_LOAD_LIMIT)
         self._replicate = replicate
         self._prefixes = prefixes or directory.queries.prefixes
         self._decision_ttl_ns = round(settings.decision_ttl_s * NS_PER_S)
