@@ -27,9 +27,7 @@ class Scheduled:
         self.nodes: dict[str, Member] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
         self.copies: list[tuple[str, list[bytes], int, int]] = []
         self.now_ns = 0
-        settings = MasterSettings(
-            dispatcher=dispatcher, admission=admission, max_instances=max_instances, max_engine_blocks=1000, decision_ttl_s=3.0
-        )
+        settings = MasterSettings(dispatcher=dispatcher, admission=admission, max_instances=max_instances, decision_ttl_s=3.0)
         self.scheduling = Scheduling(settings, self.master.directory, replicate=self._replicate, wall_ns=1_000_000)
 
     def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:

@@ -61,7 +61,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tupl
         report = InstanceReport(name="e0", role=Role.BOTH, address=engine, capacity_tokens=4096)
         with SchedulerClient(ClientSettings(master=started.address)) as client, Reporter(client, lambda: report):
             flags = ("--listen", "127.0.0.1:0", "--master", started.address, "--model", MODEL, "--block-tokens", str(PAGE))
-            router = Process("kvstore.router.daemon", *flags, "--tokenize-timeout-s", "60", log=folder / "router.log")
+            router = Process("tests.tuned_daemon", "kvstore-router", *flags, "--tokenize-timeout-s", "60", log=folder / "router.log")
             try:
                 url = f"http://{router.ready['listen']}"
                 through(url, COMPLETIONS, {"prompt": "Hi", "max_tokens": 1})
