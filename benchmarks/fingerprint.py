@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.engines.weights.fingerprint import fingerprint, stamp
 
 OUT: Final = Path(__file__).parent / "out" / "fingerprint.json"
@@ -34,7 +34,7 @@ def main() -> int:
     return run({"fingerprint": rows}, OUT)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("KVSTORE_BENCH_DIR") or Path.cwd()) as folder:
         checkpoint, cache = Path(folder) / "checkpoint", Path(folder) / "cache.json"
         _write(checkpoint)
@@ -45,11 +45,11 @@ def rows() -> Iterator[Row]:
             cold_s.append(_seconds(lambda: fingerprint(checkpoint, cache=None)))
         if cold_s:
             yield at_most("fingerprint of 100 GB, 10,000 tensors, 20 files, cold cache", statistics.median(cold_s), "s", 5)
-            yield Row("the same, slowest of 5", max(cold_s), "s")
-        yield Row("the same, warm cache", _median(lambda: fingerprint(checkpoint, cache=None)), "s")
+            yield BenchRow("the same, slowest of 5", max(cold_s), "s")
+        yield BenchRow("the same, warm cache", _median(lambda: fingerprint(checkpoint, cache=None)), "s")
         fingerprint(checkpoint, cache=cache, now_ns=lambda: 1 << 62)
-        yield Row("the same, remembered", 1e3 * _median(lambda: fingerprint(checkpoint, cache=cache)), "ms")
-        yield Row("stamp of 20 files", 1e6 * _median(lambda: stamp(checkpoint)), "us")
+        yield BenchRow("the same, remembered", 1e3 * _median(lambda: fingerprint(checkpoint, cache=cache)), "ms")
+        yield BenchRow("stamp of 20 files", 1e6 * _median(lambda: stamp(checkpoint)), "us")
 
 
 def _write(folder: Path) -> None:

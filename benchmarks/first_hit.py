@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.bench import BenchRow
 from tests.engines.live import process_group
 from tests.engines.live.environments import ROOT
 from tests.engines.live.scripts import block
@@ -32,7 +32,7 @@ def main() -> int:
     return run({"first_hit": rows}, OUT)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder / "model", "tiny"], cwd=ROOT, check=True)
@@ -47,12 +47,12 @@ def rows() -> Iterator[Row]:
         installed_s = begin_of(steps, "kvstore up")
         asked_s = begin_of(steps, "PROMPT=")
         *_, hit_s = [at_s for at_s, text in steps if text.startswith("sleep 2")]
-        yield Row("clone", cloned_s - begun_s, "s")
-        yield Row("install, downloads included", installed_s - cloned_s, "s")
-        yield Row("install, time of the processor", computed_s, "s")
-        yield Row("store and vLLM, until it serves", asked_s - installed_s, "s")
-        yield Row("two prompts, the second one loaded", hit_s - asked_s, "s")
-        yield Row("from the clone to the first hit", hit_s - begun_s, "s")
+        yield BenchRow("clone", cloned_s - begun_s, "s")
+        yield BenchRow("install, downloads included", installed_s - cloned_s, "s")
+        yield BenchRow("install, time of the processor", computed_s, "s")
+        yield BenchRow("store and vLLM, until it serves", asked_s - installed_s, "s")
+        yield BenchRow("two prompts, the second one loaded", hit_s - asked_s, "s")
+        yield BenchRow("from the clone to the first hit", hit_s - begun_s, "s")
 
 
 def begin_of(steps: list[tuple[float, str]], command: str) -> float:

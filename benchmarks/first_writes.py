@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, Row, at_least, copy_all, of_size, put_all, seconds
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, BenchRow, at_least, copy_all, of_size, put_all, seconds
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 FIRST_BATCHES: Final = 4
@@ -18,14 +18,14 @@ FIRST_BATCHES: Final = 4
 FIRST_CLIENTS: Final = 6
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     """First writes of new clients, connecting included, against memcpy in turn. The node has touched its memory; the first client has new
     slabs, the others map those that the one before wrote."""
     size_bytes, count = 4 * BLOCK_BYTES, FIRST_BATCHES * 8
     sources = [np.random.default_rng(1).integers(0, 256, size_bytes, dtype=np.uint8) for _ in range(8)]
     arena = [np.ones(size_bytes, np.uint8) for _ in range(count)]
     ratios: list[float] = []
-    with Cluster(ClusterPlan(is_private=True, dram=str(NEEDED_DRAM_BYTES)), on_log=show_trouble) as running:
+    with LocalCluster(ClusterPlan(is_private=True, dram=str(NEEDED_DRAM_BYTES)), on_log=show_trouble) as running:
         running.wait_warm()
         for _ in range(FIRST_CLIENTS):
             keys = [os.urandom(16) for _ in range(count)]

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.cli.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import BenchRow, at_least
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
@@ -42,7 +42,7 @@ LAYERWISE: Final = "layer by layer"
 AT_ONCE: Final = "all at once"
 
 
-def overlap_rows() -> Iterator[Row]:
+def overlap_rows() -> Iterator[BenchRow]:
     """Nothing where two hosts cannot be had."""
     reason = why_not()
     if reason:
@@ -54,7 +54,7 @@ def overlap_rows() -> Iterator[Row]:
             yield from _rows_at(rate, _Ranks(hosts))
 
 
-def _rows_at(rate: int, ranks: "_Ranks") -> Iterator[Row]:
+def _rows_at(rate: int, ranks: "_Ranks") -> Iterator[BenchRow]:
     """The best of ROUNDS each, in turns."""
     wire_s = LAYOUT.region_bytes(0, 0) / (rate * 1e9 / 8)
     after_s: dict[str, float] = {}
@@ -68,13 +68,13 @@ def _rows_at(rate: int, ranks: "_Ranks") -> Iterator[Row]:
             total_s[name] = min(found["total_s"], total_s.get(name, DEADLINE_S))
             overlap = max(overlap, found["overlap"])
     size = LAYOUT.region_bytes(0, 0) >> 20
-    yield Row(f"{rate} Gbit/s: {size} MiB on the wire take at least", wire_s * 1000, "ms")
+    yield BenchRow(f"{rate} Gbit/s: {size} MiB on the wire take at least", wire_s * 1000, "ms")
     for name in (AT_ONCE, LAYERWISE):
-        yield Row(f"{rate} Gbit/s: {name}, decode waits after the prefill", after_s[name] * 1000, "ms")
-    yield Row(f"{rate} Gbit/s: all at once / its time on the wire", after_s[AT_ONCE] / wire_s, "ratio")
-    yield Row(f"{rate} Gbit/s: layer by layer, sent while the prefill ran", overlap, "share")
+        yield BenchRow(f"{rate} Gbit/s: {name}, decode waits after the prefill", after_s[name] * 1000, "ms")
+    yield BenchRow(f"{rate} Gbit/s: all at once / its time on the wire", after_s[AT_ONCE] / wire_s, "ratio")
+    yield BenchRow(f"{rate} Gbit/s: layer by layer, sent while the prefill ran", overlap, "share")
     least_s = max(SPEC.layers * LAYER_S + wire_s / SPEC.layers, LAYER_S + wire_s)
-    yield Row(f"{rate} Gbit/s: layer by layer, prefill and hand-over / the least possible", total_s[LAYERWISE] / least_s, "ratio")
+    yield BenchRow(f"{rate} Gbit/s: layer by layer, prefill and hand-over / the least possible", total_s[LAYERWISE] / least_s, "ratio")
     gain = total_s[AT_ONCE] / total_s[LAYERWISE]
     yield at_least(f"{rate} Gbit/s: prefill and hand-over, all at once / layer by layer", gain, "ratio", 1)
 

@@ -17,15 +17,15 @@ from typing import Final
 import redis
 from rich.console import Console
 
-from kvstore.cli.tools.bench import Row, table
+from kvstore.cli.tools.bench import BenchRow, table
 
 START_DEADLINE_S: Final = 10.0
 
 
-def run(parts: Mapping[str, Callable[[], Iterable[Row]]], out: Path, *, may_lack: tuple[type[Exception], ...] = ()) -> int:
+def run(parts: Mapping[str, Callable[[], Iterable[BenchRow]]], out: Path, *, may_lack: tuple[type[Exception], ...] = ()) -> int:
     """The exit status. `out` gets the rows; a part that raises one of `may_lack` is left out from there on."""
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[BenchRow]:
         for name in sys.argv[1:] or parts:
             try:
                 yield from parts[name]()
@@ -35,15 +35,15 @@ def run(parts: Mapping[str, Callable[[], Iterable[Row]]], out: Path, *, may_lack
     return report(rows(), out)
 
 
-def write(rows: Iterable[Row], path: Path) -> None:
+def write(rows: Iterable[BenchRow], path: Path) -> None:
     """Write the rows as JSON. The folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def report(rows: Iterable[Row], out: Path) -> int:
+def report(rows: Iterable[BenchRow], out: Path) -> int:
     """Print each row as it is had, and the table at the end; write them to `out`. The exit status."""
-    found: list[Row] = []
+    found: list[BenchRow] = []
     for row in rows:
         print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
         found.append(row)

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.handover import overlap_rows
 from benchmarks.harness import report
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.kvcache.codecs.codec import decode, encode
 from kvstore.kvcache.codecs.schemes import Scheme
 from kvstore.kvcache.layouts.formatter import remap
@@ -53,24 +53,24 @@ def main() -> int:
 # --- codecs ---
 
 
-def codec_rows() -> Iterator[Row]:
+def codec_rows() -> Iterator[BenchRow]:
     """Speeds count bytes of bfloat16, in or out; half of them K, half V."""
     key, value = cache(is_key=True), cache(is_key=False)
     copy, raw_bytes = torch.empty_like(key), key.nbytes + value.nbytes
     memcpy = raw_bytes / 2 / best_s(lambda: copy.copy_(key)) / 1e9
-    yield Row(f"memcpy of {key.nbytes >> 20} MiB, {torch.get_num_threads()} threads", memcpy, "GB/s")
+    yield BenchRow(f"memcpy of {key.nbytes >> 20} MiB, {torch.get_num_threads()} threads", memcpy, "GB/s")
     for name in SCHEMES:
         kind, _, group = name.partition("/")
         both = [_Coding(Scheme(kind, int(group or 0)), values, is_key=is_key) for values, is_key in ((key, True), (value, False))]
         stored_bytes = sum(coding.records.nbytes for coding in both)
         for verb, calls in (("encode", [coding.encode for coding in both]), ("decode", [coding.decode for coding in both])):
             gb_s = raw_bytes / sum(map(best_s, calls)) / 1e9
-            yield Row(f"{name}: {verb}", gb_s, "GB/s")
-            yield Row(f"{name}: {verb} / memcpy", gb_s / memcpy, "ratio")
-        yield Row(f"{name}: bytes saved", 1 - stored_bytes / raw_bytes, "share")
-        yield Row(f"{name}: bits a value, metadata included", 16 * stored_bytes / raw_bytes, "bits")
+            yield BenchRow(f"{name}: {verb}", gb_s, "GB/s")
+            yield BenchRow(f"{name}: {verb} / memcpy", gb_s / memcpy, "ratio")
+        yield BenchRow(f"{name}: bytes saved", 1 - stored_bytes / raw_bytes, "share")
+        yield BenchRow(f"{name}: bits a value, metadata included", 16 * stored_bytes / raw_bytes, "bits")
         for part, coding in zip("KV", both, strict=True):
-            yield Row(f"{name}: error of {part}, RMS / RMS", coding.relative_error(), "share")
+            yield BenchRow(f"{name}: error of {part}, RMS / RMS", coding.relative_error(), "share")
 
 
 class _Coding:
@@ -116,7 +116,7 @@ def best_s(call: Callable[[], Any]) -> float:
 # --- plans ---
 
 
-def plan_rows() -> Iterator[Row]:
+def plan_rows() -> Iterator[BenchRow]:
     """All pairs of ranks of TP 8 -> TP 4, Llama 3 70B's shape."""
     for order in ("HND", "NHD"):
         name = f"plan of {PLAN_LAYERS} layers x TP 8 -> TP 4 x {PLAN_BLOCKS:,} blocks, {order}"
@@ -125,13 +125,13 @@ def plan_rows() -> Iterator[Row]:
         begun_s = time.perf_counter()
         runs = build(source, destination, blocks)
         first_s = time.perf_counter() - begun_s
-        yield Row(f"{name}: runs", runs, "")
-        yield Row(f"{name}, of a new shape", first_s * 1000, "ms")
+        yield BenchRow(f"{name}: runs", runs, "")
+        yield BenchRow(f"{name}, of a new shape", first_s * 1000, "ms")
         cpu_s = time.thread_time()
         again_s = statistics.median(timed(lambda: build(source, destination, blocks)) for _ in range(ROUNDS))  # noqa: B023 - called at once
         cpu_s = (time.thread_time() - cpu_s) / ROUNDS
         yield at_most(f"{name}, of a shape seen before, median", again_s * 1000, "ms", MAX_PLAN_MS)
-        yield Row(f"{name}, of a shape seen before, of the processor", cpu_s * 1000, "ms")
+        yield BenchRow(f"{name}, of a shape seen before, of the processor", cpu_s * 1000, "ms")
 
 
 def layout(tp: int, order: str, *, pool_blocks: int) -> CacheLayout:
@@ -139,7 +139,7 @@ def layout(tp: int, order: str, *, pool_blocks: int) -> CacheLayout:
     return CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=pool_blocks, order=order)
 
 
-def run_rows() -> Iterator[Row]:
+def run_rows() -> Iterator[BenchRow]:
     """What many runs cost in Python before agents have them: checked and cut into slices, in processor time of this thread."""
     peer = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
     ours = Region(np.empty(RUNS * RUN_BYTES, np.uint8).data)  # no page of it is ever touched
@@ -151,7 +151,7 @@ def run_rows() -> Iterator[Row]:
     yield at_most(f"{name}, as columns", min(columns) * 1000, "ms", MAX_RUNS_MS)
     ends = list(zip(source.tolist(), destination.tolist(), strict=True))
     listed = timed_cpu(lambda: slices([(Span(ours, here), Span(theirs, there), RUN_BYTES) for here, there in ends]))
-    yield Row(f"{name}, as a list", listed * 1000, "ms")
+    yield BenchRow(f"{name}, as a list", listed * 1000, "ms")
 
 
 def slices(batch: Batch) -> int:
@@ -164,7 +164,7 @@ def timed_cpu(call: Callable[[], Any]) -> float:
     return time.thread_time() - begun_s
 
 
-def staging_rows() -> Iterator[Row]:
+def staging_rows() -> Iterator[BenchRow]:
     """What is done in place of a plan where runs are as short as here, 256 bytes: rank 0's bytes through one buffer, one thread."""
     blocks = np.random.default_rng(0).permutation(STAGED_TOKENS // 16)
     ends = [layout(tp, "NHD", pool_blocks=len(blocks)) for tp in (8, 4)]
@@ -177,8 +177,8 @@ def staging_rows() -> Iterator[Row]:
         ("scattered", lambda: remapping.scatter(0, 0, pools[1:], blocks, staged, tokens=STAGED_TOKENS)),
     ):
         gb_s = staged.nbytes / best_s(call) / 1e9
-        yield Row(f"NHD, TP 8 -> TP 4, {staged.nbytes >> 20} MiB in runs of 256 bytes, {name}", gb_s, "GB/s")
-        yield Row(f"NHD, {name} / memcpy", gb_s / memcpy, "ratio")
+        yield BenchRow(f"NHD, TP 8 -> TP 4, {staged.nbytes >> 20} MiB in runs of 256 bytes, {name}", gb_s, "GB/s")
+        yield BenchRow(f"NHD, {name} / memcpy", gb_s / memcpy, "ratio")
 
 
 def build(source: CacheLayout, destination: CacheLayout, blocks: Any) -> int:

@@ -22,8 +22,8 @@ from benchmarks.engines.mooncake import mooncake_master, mooncake_segment
 from benchmarks.harness import report
 from benchmarks.transfer_peers import Trouble, mooncake_python
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_least, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OUT: Final = Path(__file__).parent / "out" / "local_puts.json"
@@ -60,7 +60,7 @@ def main() -> int:
     return report(all_rows(), OUT)
 
 
-def all_rows() -> Iterator[Row]:
+def all_rows() -> Iterator[BenchRow]:
     with ExitStack() as stack:
         clients = {"kvstore": stack.enter_context(kvstore_client())}
         try:
@@ -83,23 +83,23 @@ def take_turns(clients: "Mapping[str, subprocess.Popen[str]]") -> dict[str, dict
     return found
 
 
-def rows_of(task: Task, seconds: Mapping[str, Sequence[float]]) -> Iterator[Row]:
+def rows_of(task: Task, seconds: Mapping[str, Sequence[float]]) -> Iterator[BenchRow]:
     what = f"put of {said(task.size_bytes)}" + ", one value again and again" * task.repeats
     if task.computes:
         means_ms = {name: 1000 * statistics.mean(seconds[name]) for name in seconds if name != "memcpy"}
         for name, mean_ms in means_ms.items():
-            yield Row(f"{name}: {what} beside a computing thread, mean", mean_ms, "ms")
-            yield Row(f"{name}: {what} beside a computing thread, p50", 1000 * statistics.median(seconds[name]), "ms")
+            yield BenchRow(f"{name}: {what} beside a computing thread, mean", mean_ms, "ms")
+            yield BenchRow(f"{name}: {what} beside a computing thread, p50", 1000 * statistics.median(seconds[name]), "ms")
         if "Mooncake" in means_ms:
             yield at_most(f"kvstore / Mooncake: {what} beside a computing thread", means_ms["kvstore"] / means_ms["Mooncake"], "ratio", 1)
         return
     rates = {name: task.size_bytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
     for name, rate in rates.items():
-        yield Row(f"{name}: {what}, single", rate, "GB/s")
-    yield Row(f"kvstore / memcpy: {what}, single", rates["kvstore"] / rates["memcpy"], "ratio")
+        yield BenchRow(f"{name}: {what}, single", rate, "GB/s")
+    yield BenchRow(f"kvstore / memcpy: {what}, single", rates["kvstore"] / rates["memcpy"], "ratio")
     if "Mooncake" in rates:
         name, ratio = f"kvstore / Mooncake: {what}, single", rates["kvstore"] / rates["Mooncake"]
-        yield at_least(name, ratio, "ratio", AIM) if task.size_bytes == ODD_BYTES else Row(name, ratio, "ratio")
+        yield at_least(name, ratio, "ratio", AIM) if task.size_bytes == ODD_BYTES else BenchRow(name, ratio, "ratio")
 
 
 def said(size_bytes: int) -> str:
@@ -138,7 +138,7 @@ def ask(client: "subprocess.Popen[str]", task: Task) -> list[float]:
 
 @contextmanager
 def kvstore_client() -> "Iterator[subprocess.Popen[str]]":
-    with Cluster(ClusterPlan(dram=DRAM, is_private=True), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(dram=DRAM, is_private=True), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         with child([sys.executable, "-m", "benchmarks.puts_child", "kvstore", cluster.address]) as client:
             yield client

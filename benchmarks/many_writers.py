@@ -18,8 +18,8 @@ import redis
 
 from benchmarks.harness import cpu_ns, redis_server
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_least, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 PROCESSES: Final = (1, 2, 4, 8)
@@ -49,7 +49,7 @@ class _Run:
         return taken_ns / 1000 / max(1, sum(self.puts))
 
 
-def process_rows(seconds: float) -> Iterator[Row]:
+def process_rows(seconds: float) -> Iterator[BenchRow]:
     turn_s = seconds / TURNS
     with _store() as cluster, redis_server() as (path, pid):
         for count in PROCESSES:
@@ -61,33 +61,33 @@ def process_rows(seconds: float) -> Iterator[Row]:
             yield from _compared(f"put of 4 KiB, {count} processes", ours, theirs)
 
 
-def _compared(name: str, ours: list[_Run], theirs: list[_Run]) -> Iterator[Row]:
+def _compared(name: str, ours: list[_Run], theirs: list[_Run]) -> Iterator[BenchRow]:
     """The medians of both, and the ratio of their rates."""
     rates = [statistics.median(run.rate for run in runs) for runs in (ours, theirs)]
-    yield Row(name, rates[0], "puts/s")
-    yield Row(f"{name}, Redis", rates[1], "puts/s")
+    yield BenchRow(name, rates[0], "puts/s")
+    yield BenchRow(f"{name}, Redis", rates[1], "puts/s")
     yield at_least(f"{name}: puts/s of Redis'", rates[0] / rates[1], "ratio", 1)
     for runs, servers in ((ours, "node and master"), (theirs, "Redis")):
         writers_us = statistics.median(run.cpu_us(run.writers_ns) for run in runs)
         servers_us = statistics.median(run.cpu_us(run.servers_ns) for run in runs)
-        yield Row(f"{name}: CPU a put, {servers}", servers_us, "us")
-        yield Row(f"{name}: CPU a put, writers to {servers}", writers_us, "us")
-        yield Row(f"{name}: CPU a put, all, {servers}", writers_us + servers_us, "us")
+        yield BenchRow(f"{name}: CPU a put, {servers}", servers_us, "us")
+        yield BenchRow(f"{name}: CPU a put, writers to {servers}", writers_us, "us")
+        yield BenchRow(f"{name}: CPU a put, all, {servers}", writers_us + servers_us, "us")
 
 
-def thread_rows(seconds: float) -> Iterator[Row]:
+def thread_rows(seconds: float) -> Iterator[BenchRow]:
     with _store() as cluster:
         one = _store_run(cluster, min(seconds, 5.0), processes=1)
         for count in THREADS:
             run = _store_run(cluster, seconds, threads=count)
             name = f"put of 4 KiB, {count} threads of one client"
-            yield Row(name, run.rate, "puts/s")
-            yield Row(f"{name}: puts/s of one thread's", run.rate / one.rate, "ratio")
+            yield BenchRow(name, run.rate, "puts/s")
+            yield BenchRow(f"{name}: puts/s of one thread's", run.rate / one.rate, "ratio")
             yield at_most(f"{name}: errors", run.errors, "errors", 0)
             yield at_least(f"{name}: slowest thread of the mean", min(run.puts) / statistics.mean(run.puts), "ratio", 0.33)
 
 
-def _store_run(cluster: Cluster, seconds: float, *, processes: int = 1, threads: int = 1) -> _Run:
+def _store_run(cluster: LocalCluster, seconds: float, *, processes: int = 1, threads: int = 1) -> _Run:
     pids = [cluster.nodes[0].pid, cluster.master_pid]
     found = _run("kvstore", cluster.address, seconds, pids, processes=processes, threads=threads)
     with Client(cluster.address, deadline_s=60) as client:
@@ -123,7 +123,7 @@ def _line(child: "subprocess.Popen[str]") -> str:
 
 
 @contextlib.contextmanager
-def _store() -> Iterator[Cluster]:
-    with Cluster(ClusterPlan(is_private=True, dram=DRAM), on_log=show_trouble) as cluster:
+def _store() -> Iterator[LocalCluster]:
+    with LocalCluster(ClusterPlan(is_private=True, dram=DRAM), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         yield cluster

@@ -22,8 +22,8 @@ from typing import Final
 
 from benchmarks.harness import run
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 
@@ -62,7 +62,7 @@ class Running:
         return sum(map(_processor_s, self.pids))
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     put_us: dict[str, list[float]] = {way: [] for way in WAYS}
     idle_ms: dict[str, list[float]] = {way: [] for way in WAYS}
     scrape_ms: dict[str, list[float]] = {}
@@ -75,8 +75,8 @@ def rows() -> Iterator[Row]:
                 put_us[way].append(taken_us)
             for way, a_second_ms in _idle(running).items():
                 idle_ms[way].append(a_second_ms)
-    yield Row(f"put of 4 KiB, {BASE}: processor time of client, node and master", statistics.mean(put_us[BASE]), "us")
-    yield Row(f"a second of nothing, {BASE}: of node and master", statistics.mean(idle_ms[BASE]), "ms")
+    yield BenchRow(f"put of 4 KiB, {BASE}: processor time of client, node and master", statistics.mean(put_us[BASE]), "us")
+    yield BenchRow(f"a second of nothing, {BASE}: of node and master", statistics.mean(idle_ms[BASE]), "ms")
     for way in WAYS:
         if way != BASE:
             ratios = [100 * (one / other - 1) for one, other in zip(put_us[way], put_us[BASE], strict=True)]
@@ -84,18 +84,18 @@ def rows() -> Iterator[Row]:
             added_ms = [one - other for one, other in zip(idle_ms[way], idle_ms[BASE], strict=True)]
             yield from _with_error(f"a second of nothing, {way}: more than {BASE}", added_ms, "ms")
     for name, taken_ms in scrape_ms.items():
-        yield Row(name, statistics.median(taken_ms), "ms")
+        yield BenchRow(name, statistics.median(taken_ms), "ms")
 
 
-def _with_error(name: str, values: list[float], unit: str) -> Iterator[Row]:
-    yield Row(f"{name}, mean of {len(values)} rounds", statistics.mean(values), unit)
-    yield Row(f"{name}: its standard error", statistics.stdev(values) / len(values) ** 0.5, unit)
+def _with_error(name: str, values: list[float], unit: str) -> Iterator[BenchRow]:
+    yield BenchRow(f"{name}, mean of {len(values)} rounds", statistics.mean(values), unit)
+    yield BenchRow(f"{name}: its standard error", statistics.stdev(values) / len(values) ** 0.5, unit)
 
 
 def _start(opened: contextlib.ExitStack, config: Path, text: str) -> Running:
     config.write_text(f"{text}busy_poll_us = 0\n")
     plan = ClusterPlan(is_private=True, dram="64MiB", config=str(config))
-    cluster = opened.enter_context(Cluster(plan, on_log=show_trouble))
+    cluster = opened.enter_context(LocalCluster(plan, on_log=show_trouble))
     cluster.wait_warm()
     with cluster.control() as control:
         status = control.status()

@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.block_table.block import DRAM
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 
@@ -35,13 +35,13 @@ AIM_BYTES: Final = 400
 SERIES: Final = {"in prompts of 16": ("prefix", PROMPT), "without parents": ("prefix", 0), "without parents, lru": ("lru", 0)}
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     for name, (policy, prompt) in SERIES.items():
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             yield from pool.apply(fill, (name, policy, prompt))
 
 
-def fill(name: str, policy: str, prompt: int) -> list[Row]:
+def fill(name: str, policy: str, prompt: int) -> list[BenchRow]:
     """Fill the tier, then once more, when for each new block an old one leaves; batches first, then puts one by one."""
     gc.set_threshold(100_000, 50, 100)  # as in a daemon
     map_large_arrays()
@@ -53,9 +53,9 @@ def fill(name: str, policy: str, prompt: int) -> list[Row]:
     single = statistics.median(with_room.single() for _ in range(SINGLES))
     return [
         at_most(f"table: memory a block, {name}", took, "bytes", AIM_BYTES),
-        Row(f"table: a block of a batch, {name}", statistics.median(spent) / BATCH, "us"),
-        Row(f"table: a block of a batch for which another leaves, {name}", statistics.median(turned_over) / BATCH, "us"),
-        Row(f"table: a single put for which another block leaves, {name}", single, "us"),
+        BenchRow(f"table: a block of a batch, {name}", statistics.median(spent) / BATCH, "us"),
+        BenchRow(f"table: a block of a batch for which another leaves, {name}", statistics.median(turned_over) / BATCH, "us"),
+        BenchRow(f"table: a single put for which another block leaves, {name}", single, "us"),
     ]
 
 
@@ -69,8 +69,8 @@ class Filling:
             {DRAM: self._dram},
             TableRules(make_policy=lambda: make_policy(policy), put_ttl_ns=10**9),
             emit=lambda kind, block: None,
-            events=EventLog(lambda: 0),
-            showing=Showing(self._dram, holds, max_look_ns=10**9),
+            events=BlockEventLog(lambda: 0),
+            showing=SharedIndexWriter(self._dram, holds, max_look_ns=10**9),
             partitioning=Partitioning(),
             holds=holds,
         )

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.harness import report
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_least, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 ROOT: Final = Path(__file__).parent
@@ -56,7 +56,7 @@ def main() -> int:
         shutil.rmtree(folder)
 
 
-def measured(folder: Path) -> Iterator[Row]:
+def measured(folder: Path) -> Iterator[BenchRow]:
     yield from read_rows(folder)
     yield from put_rows(folder)
     yield from mixed_rows(folder)
@@ -86,8 +86,8 @@ class Disk:
     def __getitem__(self, name: str) -> float:
         return statistics.median(self._figures[name])
 
-    def row(self, name: str) -> Row:
-        return Row(f"fio: {name}", self[name], "reads/s" if "4 KiB" in name else "GB/s")
+    def row(self, name: str) -> BenchRow:
+        return BenchRow(f"fio: {name}", self[name], "reads/s" if "4 KiB" in name else "GB/s")
 
     def _add(self, name: str, figure: float) -> None:
         self._figures.setdefault(name, []).append(figure)
@@ -103,7 +103,7 @@ class Disk:
 # --- reads ---
 
 
-def read_rows(folder: Path) -> Iterator[Row]:
+def read_rows(folder: Path) -> Iterator[BenchRow]:
     """Cold reads after each restart, each beside fio's, and warm ones."""
     disk = Disk(folder)
     large, small = _keys(LARGE_BLOCKS), _keys(SMALL_BLOCKS)
@@ -132,19 +132,19 @@ def read_rows(folder: Path) -> Iterator[Row]:
     for batch, taken_s in cold_small.items():
         name, rate = f"random read of 4 KiB, depth {batch}", batch / statistics.fmean(taken_s)
         yield disk.row(name)
-        yield Row(f"cold get of 4 KiB, batch {batch}", rate, "reads/s")
+        yield BenchRow(f"cold get of 4 KiB, batch {batch}", rate, "reads/s")
         yield at_least(f"cold get of 4 KiB, batch {batch} / fio", rate / disk[name], "ratio", 0.5)
     for batch, taken_s in warm.items():
-        yield Row(f"warm get of 2 MiB, batch {batch}", batch * LARGE_BYTES / 1e9 / statistics.median(taken_s), "GB/s")
+        yield BenchRow(f"warm get of 2 MiB, batch {batch}", batch * LARGE_BYTES / 1e9 / statistics.median(taken_s), "GB/s")
 
 
-def _cold_rows(batch: int, taken_s: float, cpu_s: float, disk: Disk) -> Iterator[Row]:
+def _cold_rows(batch: int, taken_s: float, cpu_s: float, disk: Disk) -> Iterator[BenchRow]:
     """Of one call, its time and the CPU time of client and node."""
     name, rate = f"cold get of 2 MiB, batch {batch}", batch * LARGE_BYTES / 1e9 / taken_s
     fio = f"random read of 2 MiB, depth {batch}"
     yield disk.row(fio)
-    yield Row(name, rate, "GB/s")
-    yield Row(f"{name}: time a block", 1e3 * taken_s / batch, "ms")
+    yield BenchRow(name, rate, "GB/s")
+    yield BenchRow(f"{name}: time a block", 1e3 * taken_s / batch, "ms")
     yield at_least(f"{name} / fio", rate / disk[fio], "ratio", READ_AIMS[batch])
     yield at_most(f"{name}: CPU of client and node", cpu_s / (batch * LARGE_BYTES / (1 << 30)), "s/GiB", 0.5)
 
@@ -183,7 +183,7 @@ def _warm(client: Client) -> dict[int, list[float]]:
 # --- writes ---
 
 
-def put_rows(folder: Path) -> Iterator[Row]:
+def put_rows(folder: Path) -> Iterator[BenchRow]:
     """Puts into memory that is full, between two writes by fio."""
     disk, fio = Disk(folder), "write of 2 MiB, direct, fsync at the end"
     with _cluster(folder) as cluster, Client(cluster.address) as client:
@@ -204,18 +204,18 @@ def put_rows(folder: Path) -> Iterator[Row]:
     yield disk.row(fio)
     percent = statistics.quantiles(taken_s, n=100)
     rate = PUTS * LARGE_BYTES / 1e9 / whole_s
-    yield Row("put of 2 MiB, memory full, NVMe below", rate, "GB/s")
+    yield BenchRow("put of 2 MiB, memory full, NVMe below", rate, "GB/s")
     yield at_least("put of 2 MiB, memory full, NVMe below / fio's write", rate / disk[fio], "ratio", 0.7)
-    yield Row("put of 2 MiB, memory full, NVMe below: p50", 1e3 * percent[49], "ms")
-    yield Row("put of 2 MiB, memory full, NVMe below: p99", 1e3 * percent[98], "ms")
+    yield BenchRow("put of 2 MiB, memory full, NVMe below: p50", 1e3 * percent[49], "ms")
+    yield BenchRow("put of 2 MiB, memory full, NVMe below: p99", 1e3 * percent[98], "ms")
     yield at_most("put of 2 MiB, memory full, NVMe below: p99 / p50", percent[98] / percent[49], "ratio", 5)
-    yield Row("put of 2 MiB, memory full, NVMe below: still there after all", kept / PUTS, "share")
-    yield Row("put of 2 MiB, memory full, NVMe below: CPU of client and node", cpu_s / (PUTS * LARGE_BYTES / (1 << 30)), "s/GiB")
-    yield Row("write-behind", written_bytes / 1e9 / whole_s, "GB/s")
+    yield BenchRow("put of 2 MiB, memory full, NVMe below: still there after all", kept / PUTS, "share")
+    yield BenchRow("put of 2 MiB, memory full, NVMe below: CPU of client and node", cpu_s / (PUTS * LARGE_BYTES / (1 << 30)), "s/GiB")
+    yield BenchRow("write-behind", written_bytes / 1e9 / whole_s, "GB/s")
     yield at_least("write-behind / fio's write", written_bytes / 1e9 / whole_s / disk[fio], "ratio", 0.7)
 
 
-def mixed_rows(folder: Path) -> Iterator[Row]:
+def mixed_rows(folder: Path) -> Iterator[BenchRow]:
     """A working set of twice DRAM, read by Zipf's law; what is missing is put."""
     random = np.random.default_rng(5)
     keys, value, hits = _keys(MIXED_KEYS), _random(MIXED_BYTES), 0
@@ -229,26 +229,26 @@ def mixed_rows(folder: Path) -> Iterator[Row]:
             else:
                 hits += 1
         taken_s, written_bytes = time.perf_counter() - begun_s, _written_bytes(node) - begun_bytes
-    yield Row("get or put of 256 KiB, by Zipf's law", MIXED_CALLS / taken_s, "calls/s")
-    yield Row("get or put of 256 KiB: hits", hits / MIXED_CALLS, "share")
-    yield Row("get or put of 256 KiB: written to NVMe a hit", written_bytes / 1024 / hits, "KiB")
+    yield BenchRow("get or put of 256 KiB, by Zipf's law", MIXED_CALLS / taken_s, "calls/s")
+    yield BenchRow("get or put of 256 KiB: hits", hits / MIXED_CALLS, "share")
+    yield BenchRow("get or put of 256 KiB: written to NVMe a hit", written_bytes / 1024 / hits, "KiB")
 
 
 # --- parts ---
 
 
 @contextmanager
-def _cluster(folder: Path, **settings: float) -> Iterator[Cluster]:
+def _cluster(folder: Path, **settings: float) -> Iterator[LocalCluster]:
     """On the tier in the folder, its DRAM touched. `settings` are the node's."""
     config = folder / "settings.toml"
     config.write_text("\n".join(["[node]", *(f"{name} = {value}" for name, value in settings.items())]) + "\n")
     plan = ClusterPlan(is_private=True, dram=str(DRAM_BYTES), nvme=f"{folder / 'tier'}:{NVME_BYTES}", config=str(config))
-    with Cluster(plan, on_log=show_trouble) as cluster:
+    with LocalCluster(plan, on_log=show_trouble) as cluster:
         cluster.wait_warm()
         yield cluster
 
 
-def _restart(cluster: Cluster, folder: Path) -> None:
+def _restart(cluster: LocalCluster, folder: Path) -> None:
     """Its DRAM is empty then, and nothing of the tier is in the page cache."""
     cluster.kill_node(0)
     _drop_page_cache(folder)
@@ -283,7 +283,7 @@ def _written_bytes(pid: int) -> int:
     return int(text.split("\nwrite_bytes: ")[1].split()[0])
 
 
-def _cpu_s(cluster: Cluster) -> float:
+def _cpu_s(cluster: LocalCluster) -> float:
     """CPU time of this process and the node."""
     tasks = (path for pid in (os.getpid(), cluster.nodes[0].pid) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9

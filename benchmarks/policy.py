@@ -19,16 +19,16 @@ from rich.console import Console
 
 from benchmarks.harness import write
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_least, at_most, table
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
-from kvstore.cli.tools.replay import Replay as LiveReplay
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most, table
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
+from kvstore.cli.tools.replay import StoreReplay as LiveReplay
 from kvstore.client import Client
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.pools import Routing, compare
-from kvstore.lab.replay import Replay
+from kvstore.lab.replay import CacheReplay
 from kvstore.lab.report import bounds, policy_table
 from kvstore.lab.runs import run_jobs, spread
 from kvstore.tiers.policies.by_name import POLICIES, make_policy
@@ -52,7 +52,7 @@ POOL_BLOCKS: Final = 5859
 
 def main() -> int:
     console = Console()
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     trace = list(read_trace(TRACE)) if TRACE.exists() else []
     unseen = {f"generated {seed}": list(itertools.islice(generate(seed=seed), REQUESTS)) for seed in UNSEEN_SEEDS}
     for name, requests in {**({"conversation": trace} if trace else {}), **unseen}.items():
@@ -74,7 +74,7 @@ def ratio_name(name: str, policy: str, blocks: int) -> str:
     return f"{name}: {policy} at {blocks:,} blocks"
 
 
-def ratio_rows(name: str, requests: Sequence[TraceRequest], console: Console) -> list[Row]:
+def ratio_rows(name: str, requests: Sequence[TraceRequest], console: Console) -> list[BenchRow]:
     """Every policy at every capacity, and ours against the best other one."""
     jobs: list[Job] = [PolicyJob(policy, blocks) for policy in sorted(POLICIES) for blocks in CAPACITIES]
     begin = time.perf_counter()
@@ -82,7 +82,7 @@ def ratio_rows(name: str, requests: Sequence[TraceRequest], console: Console) ->
     seconds = time.perf_counter() - begin
     console.print(policy_table(found, bounds(flatten(requests), CAPACITIES)))
     ratios = {(row.policy, row.capacity_blocks): row.prefix_hit_ratio for row in found}
-    rows = [Row(ratio_name(name, policy, blocks), ratio, "prefix hit ratio") for (policy, blocks), ratio in ratios.items()]
+    rows = [BenchRow(ratio_name(name, policy, blocks), ratio, "prefix hit ratio") for (policy, blocks), ratio in ratios.items()]
     for blocks in CAPACITIES:
         best = max(ratio for (policy, size), ratio in ratios.items() if size == blocks and policy != OURS)
         rows.append(at_least(f"{name}: {OURS} / best other at {blocks:,}", ratios[OURS, blocks] / best, "ratio", 1))
@@ -91,7 +91,7 @@ def ratio_rows(name: str, requests: Sequence[TraceRequest], console: Console) ->
     return rows
 
 
-def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[Row]) -> Iterator[Row]:
+def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[BenchRow]) -> Iterator[BenchRow]:
     """What is published of the trace."""
     by_name = {row.name: row.value for row in rows}
     yield near("LRU at 10,000, as published", by_name[ratio_name("conversation", "lru", 10_000)], "prefix hit ratio", 0.2112, 0.0005)
@@ -103,11 +103,11 @@ def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[Row]) -> Iterat
         # Published: 1.4 to 2.4 over three traces, 2.22 for this one.
         gain = found.gain or 0.0
         is_blind = routing is not Routing.CACHE_AWARE
-        yield Row(name, gain, "ratio", "1.4 to 2.4", 1.4 <= gain <= 2.4) if is_blind else Row(name, gain, "ratio")
+        yield BenchRow(name, gain, "ratio", "1.4 to 2.4", 1.4 <= gain <= 2.4) if is_blind else BenchRow(name, gain, "ratio")
 
 
-def near(name: str, value: float, unit: str, aim: float, tolerance: float) -> Row:
-    return Row(name, value, unit, f"{aim:g} +- {tolerance:g}", abs(value - aim) <= tolerance)
+def near(name: str, value: float, unit: str, aim: float, tolerance: float) -> BenchRow:
+    return BenchRow(name, value, unit, f"{aim:g} +- {tolerance:g}", abs(value - aim) <= tolerance)
 
 
 # --- what an operation costs ---
@@ -125,12 +125,12 @@ class Cost:
         return self.seconds / self.count * 1e6 if self.count else 0.0
 
 
-def cost_rows(requests: Sequence[TraceRequest]) -> Iterator[Row]:
+def cost_rows(requests: Sequence[TraceRequest]) -> Iterator[BenchRow]:
     for policy in sorted(POLICIES):
         touch, evict, insert = costs(policy, requests)
         yield at_most(f"{policy}: touch, {COST_BLOCKS:,} blocks", touch.us, "us", 5)
         yield at_most(f"{policy}: eviction, {COST_BLOCKS:,} blocks", evict.us, "us", 5)
-        yield Row(f"{policy}: insertion, {COST_BLOCKS:,} blocks", insert.us, "us")
+        yield BenchRow(f"{policy}: insertion, {COST_BLOCKS:,} blocks", insert.us, "us")
 
 
 def costs(name: str, requests: Sequence[TraceRequest]) -> tuple[Cost, Cost, Cost]:
@@ -176,12 +176,12 @@ def costs(name: str, requests: Sequence[TraceRequest]) -> tuple[Cost, Cost, Cost
 # --- the live store ---
 
 
-def live_rows(requests: Sequence[TraceRequest]) -> Iterator[Row]:
+def live_rows(requests: Sequence[TraceRequest]) -> Iterator[BenchRow]:
     """What a real node hits, and how far that is from the lab."""
     for policy in sorted(POLICIES):
         live, as_sent = live_ratio(policy, requests)
-        lab = Replay(policy, LIVE_BLOCKS).run(spread(as_sent)).prefix_hit_ratio
-        yield Row(f"live store: {policy} at {LIVE_BLOCKS:,} blocks, {len(requests):,} requests", live, "prefix hit ratio")
+        lab = CacheReplay(policy, LIVE_BLOCKS).run(spread(as_sent)).prefix_hit_ratio
+        yield BenchRow(f"live store: {policy} at {LIVE_BLOCKS:,} blocks, {len(requests):,} requests", live, "prefix hit ratio")
         yield at_most(f"live store: {policy}, off the lab", abs(live - lab), "prefix hit ratio", 0.005)
 
 
@@ -189,7 +189,7 @@ def live_ratio(policy: str, requests: Sequence[TraceRequest]) -> tuple[float, li
     """The prefix hit ratio, and the requests at the times at which they were sent."""
     plan = ClusterPlan(is_private=True, dram=str(LIVE_BLOCKS * LIVE_BYTES), policy=policy)
     as_sent = []
-    with Cluster(plan, on_log=show_trouble) as running:
+    with LocalCluster(plan, on_log=show_trouble) as running:
         running.wait_warm()
         with Client(running.address) as client:
             live = LiveReplay(client, block_bytes=LIVE_BYTES)

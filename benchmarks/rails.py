@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import report
-from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from tests.namespaces import Cut, TwoHosts, why_not
 from tests.transfer.paths.rails_child import Load, Look
 
@@ -40,7 +40,7 @@ def main() -> int:
         return report(measure(hosts, load), OUT)
 
 
-def measure(hosts: TwoHosts, load: Load) -> Iterator[Row]:
+def measure(hosts: TwoHosts, load: Load) -> Iterator[BenchRow]:
     watch(load, WARM_UP_S)
     yield from steady_rows(watch(load, STEADY_S))
     for kind in Cut:
@@ -48,23 +48,23 @@ def measure(hosts: TwoHosts, load: Load) -> Iterator[Row]:
             yield from cut_rows(hosts, load, rail, kind, CUT_S)
     yield from cut_rows(hosts, load, len(RATES_GBIT_S) - 1, Cut.SILENT, LONG_CUT_S)
     last = load.close()
-    yield Row("batches of 8 x 4 MiB", last.batches, "")
+    yield BenchRow("batches of 8 x 4 MiB", last.batches, "")
     yield at_most("errors told to callers", len(last.errors), "", 0)
     yield at_most("blocks with wrong bytes", last.wrong_blocks, "", 0)
 
 
-def steady_rows(looks: Sequence[Look]) -> Iterator[Row]:
+def steady_rows(looks: Sequence[Look]) -> Iterator[BenchRow]:
     first, last = looks[0], looks[-1]
     taken_ns = last.now_ns - first.now_ns
     gb_s = (last.total_bytes - first.total_bytes) / taken_ns
-    yield Row("three rails: read", gb_s, "GB/s")
+    yield BenchRow("three rails: read", gb_s, "GB/s")
     yield at_least("three rails: read / sum of their rates", gb_s / gbyte_s(RATES_GBIT_S), "ratio", NEEDED_SHARE)
     for rate, device in zip(RATES_GBIT_S, first.delivered_bytes, strict=True):
         carried = (last.delivered_bytes[device] - first.delivered_bytes[device]) / taken_ns
         yield at_least(f"three rails: {device} / its {rate} Gbit/s", carried / gbyte_s([rate]), "ratio", NEEDED_SHARE)
 
 
-def cut_rows(hosts: TwoHosts, load: Load, rail: int, kind: Cut, cut_s: float) -> Iterator[Row]:
+def cut_rows(hosts: TwoHosts, load: Load, rail: int, kind: Cut, cut_s: float) -> Iterator[BenchRow]:
     """Cut a rail, restore it, and leave all rails at work again."""
     name, device = f"rail {rail} cut, {kind.value}, {cut_s:g} s", hosts.rails[rail].device
     left = gbyte_s([rate for i, rate in enumerate(RATES_GBIT_S) if i != rail])
@@ -73,7 +73,7 @@ def cut_rows(hosts: TwoHosts, load: Load, rail: int, kind: Cut, cut_s: float) ->
     yield at_most(f"{name}: recovered after", recovered_s(looks, NEEDED_SHARE * left), "s", RECOVERED_WITHIN_S)
     mean = (looks[-1].total_bytes - looks[0].total_bytes) / (looks[-1].now_ns - looks[0].now_ns)
     yield at_least(f"{name}: read / what is left", mean / left, "ratio", NEEDED_SHARE)
-    yield Row(f"{name}: slowest batch", max(look.slowest_batch_s for look in looks), "s")
+    yield BenchRow(f"{name}: slowest batch", max(look.slowest_batch_s for look in looks), "s")
     before = looks[-1].delivered_bytes[device]
     restored_ns = time.monotonic_ns()
     hosts.restore(rail)

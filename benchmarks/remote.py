@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from kvstore.cli.tools.bench import Row, at_least, at_most, table
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most, table
 from tests.namespaces import TwoHosts, why_not
 from tests.transfer.paths.rails_child import answer_of, wait_until_up
 
@@ -47,7 +47,7 @@ def main() -> int:
     return 0
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     """Nothing where two hosts cannot be had."""
     reason = why_not()
     if reason:
@@ -59,7 +59,7 @@ def rows() -> Iterator[Row]:
             yield row
 
 
-def latency_rows() -> Iterator[Row]:
+def latency_rows() -> Iterator[BenchRow]:
     """A get of a small value whose place is known, and a frame that is answered by one, taking turns."""
     with TwoHosts((0,)) as hosts, ExitStack() as stack:
         [client] = cluster(hosts, stack)
@@ -71,12 +71,12 @@ def latency_rows() -> Iterator[Row]:
         for _ in range(LATENCY_ROUNDS):
             bare.append(statistics.median(ask(client, what="frames", address=frames, calls=CALLS)))
             gets.append(statistics.median(ask(client, what="latency", key=key, block_bytes=SMALL_BYTES, calls=CALLS)))
-    yield Row("remote: bare frame, p50", min(bare), "us")
-    yield Row("remote: get of 4 KiB, p50", min(gets), "us")
+    yield BenchRow("remote: bare frame, p50", min(bare), "us")
+    yield BenchRow("remote: get of 4 KiB, p50", min(gets), "us")
     yield at_most("remote: get of 4 KiB / bare frame", min(gets) / min(bare), "ratio", 2)
 
 
-def crowd_rows() -> Iterator[Row]:
+def crowd_rows() -> Iterator[BenchRow]:
     """Ten clients that read one node without pause, each blocks of its own, and iperf3's ten streams, taking turns."""
     with TwoHosts((SHARED_GBIT_S,)) as hosts, ExitStack() as stack:
         clients = cluster(hosts, stack, clients=CLIENTS)
@@ -93,14 +93,14 @@ def crowd_rows() -> Iterator[Row]:
                 _tell(client, what="read", keys=own, block_bytes=CLIENT_BLOCK_BYTES, seconds=CROWD_S)
             crowds.append([_rate(answer_of(client)) for client in clients])
     best = max(crowds, key=sum)
-    yield Row(f"remote: iperf3 -P {CLIENTS} over {SHARED_GBIT_S} Gbit/s", max(streams), "GB/s")
-    yield Row(f"remote: {CLIENTS} clients of one node", sum(best), "GB/s")
+    yield BenchRow(f"remote: iperf3 -P {CLIENTS} over {SHARED_GBIT_S} Gbit/s", max(streams), "GB/s")
+    yield BenchRow(f"remote: {CLIENTS} clients of one node", sum(best), "GB/s")
     yield at_least(f"remote: {CLIENTS} clients of one node / iperf3 -P {CLIENTS}", sum(best) / max(streams), "ratio", 0.9)
     slowest = min(min(rates) / statistics.mean(rates) for rates in crowds)
     yield at_least("remote: slowest client / mean, worst round", slowest, "ratio", 0.5)
 
 
-def spread_rows() -> Iterator[Row]:
+def spread_rows() -> Iterator[BenchRow]:
     """One batch that lies on one node, and one that lies on two, each node behind a rail of its own, taking turns."""
     with TwoHosts(RAILS_GBIT_S) as hosts, ExitStack() as stack:
         [client] = cluster(hosts, stack)
@@ -118,8 +118,8 @@ def spread_rows() -> Iterator[Row]:
         for number in range(SPREAD_ROUNDS):
             one.append(_rate(ask(client, what="read", keys=on_one[number % 2], block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
             two.append(_rate(ask(client, what="read", keys=on_two, block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
-    yield Row("remote: 256 x 256 KiB on one node", max(one), "GB/s")
-    yield Row("remote: 256 x 256 KiB on two nodes", max(two), "GB/s")
+    yield BenchRow("remote: 256 x 256 KiB on one node", max(one), "GB/s")
+    yield BenchRow("remote: 256 x 256 KiB on two nodes", max(two), "GB/s")
     yield at_least("remote: 256 x 256 KiB on two nodes / on one", max(two) / max(one), "ratio", 1.3)
 
 

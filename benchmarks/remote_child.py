@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.frames import Header
-from kvstore.protocol.node_messages import Abort
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.node_messages import AbortPuts
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.busy_poll import BusyPoll
@@ -105,7 +105,7 @@ class Asker:
         taken = []
         for _ in range(calls):
             begun_ns = time.perf_counter_ns()
-            channel.call(Abort([]), Ok, deadline)
+            channel.call(AbortPuts([]), Ok, deadline)
             taken.append((time.perf_counter_ns() - begun_ns) / 1e3)
         channel.close()
         return taken
@@ -190,11 +190,11 @@ def value_of(key: bytes, size_bytes: int) -> bytes:
 class Frames:
     """Answers each frame with one, and does nothing else: what our reactor, sockets and the network between take."""
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         session.context = self
         session.reply(header.request_id, Welcome(SERVER_NODE, "frames"))
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> "list[memoryview] | None":
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> "list[memoryview] | None":
         raise AssertionError("bare frames have none")
 
     def closed(self, session: Session) -> None:

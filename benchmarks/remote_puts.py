@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks import harness
 from benchmarks.remote import NODE_PORT, ask, cluster, start
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, found_program, mooncake_python
-from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from tests.namespaces import TwoHosts, why_not
 from tests.transfer.paths.rails_child import answer_of
 
@@ -36,7 +36,7 @@ MOONCAKE_AIM: Final = 1.5
 FRAME_AIM: Final = 2.0
 
 
-def small_rows() -> Iterator[Row]:
+def small_rows() -> Iterator[BenchRow]:
     """A put of 4 KiB, new keys each, and a frame of a few bytes to the same node."""
     with TwoHosts((0,)) as hosts, ExitStack() as stack:
         address = hosts.rails[0].addresses[1]
@@ -51,29 +51,29 @@ def small_rows() -> Iterator[Row]:
             for name, peer in peers.items():
                 taken[name].append(statistics.median(ask(peer, what="put_latency", calls=CALLS)))
     frame, put = min(frames), min(taken["kvstore"])
-    yield Row("remote: frame to the node, p50", frame, "us")
-    yield Row("remote: put of 4 KiB, p50", put, "us")
+    yield BenchRow("remote: frame to the node, p50", frame, "us")
+    yield BenchRow("remote: put of 4 KiB, p50", put, "us")
     yield at_most("remote: put of 4 KiB / frame", put / frame, "ratio", FRAME_AIM)
     for name in ("Mooncake", "Redis"):
-        yield Row(f"remote: put of 4 KiB, {name}, p50", min(taken[name]), "us")
-        yield Row(f"remote: put of 4 KiB, {name} / us", min(taken[name]) / put, "ratio")
+        yield BenchRow(f"remote: put of 4 KiB, {name}, p50", min(taken[name]), "us")
+        yield BenchRow(f"remote: put of 4 KiB, {name} / us", min(taken[name]) / put, "ratio")
 
 
-def shaped_rows() -> Iterator[Row]:
+def shaped_rows() -> Iterator[BenchRow]:
     """Batches of 32 x 2 MiB over a shaped link, as shares of it."""
     link = LINK_GBIT_S * 1e9 / 8
     for operation, found in _rates(LINK_GBIT_S).items():
         label = f"remote: {operation} {BLOCKS} x 2 MiB / {LINK_GBIT_S} Gbit/s"
         yield at_least(label, found["kvstore"] / link, "ratio", LINK_AIM)
-        yield Row(f"{label}, Mooncake", found["Mooncake"] / link, "ratio")
+        yield BenchRow(f"{label}, Mooncake", found["Mooncake"] / link, "ratio")
 
 
-def unshaped_rows() -> Iterator[Row]:
+def unshaped_rows() -> Iterator[BenchRow]:
     """The same over a link that carries what the processors can."""
     for operation, found in _rates(0).items():
         label = f"remote: {operation} {BLOCKS} x 2 MiB, unshaped"
-        yield Row(label, found["kvstore"] / 1e9, "GB/s")
-        yield Row(f"{label}, Mooncake", found["Mooncake"] / 1e9, "GB/s")
+        yield BenchRow(label, found["kvstore"] / 1e9, "GB/s")
+        yield BenchRow(f"{label}, Mooncake", found["Mooncake"] / 1e9, "GB/s")
         yield at_least(f"{label} / Mooncake", found["kvstore"] / found["Mooncake"], "ratio", MOONCAKE_AIM)
 
 

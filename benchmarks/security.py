@@ -19,7 +19,7 @@ from typing import Final
 import xxhash
 
 from benchmarks.harness import run
-from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.bench import BenchRow
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.transfer.config import TransferSettings
@@ -81,7 +81,7 @@ class Kind:
         self.small_s.append(statistics.median(taken_s))
 
 
-def reads() -> Iterator[Row]:
+def reads() -> Iterator[BenchRow]:
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder, ExitStack() as opened:
         authority = Cluster(Path(folder, "certs"))
 
@@ -109,30 +109,30 @@ def reads() -> Iterator[Row]:
         yield checksums(kinds[0])
 
 
-def figures(kinds: list[Kind]) -> Iterator[Row]:
+def figures(kinds: list[Kind]) -> Iterator[BenchRow]:
     plain = kinds[0]
     for one in kinds:
         rate = BLOCKS * BLOCK_BYTES / statistics.median(one.batch_s) / 1e9
-        yield Row(f"batch gets of 1 MiB over TCP, {one.name}", rate, "GB/s")
-        yield Row(f"get of 4 KiB over TCP, {one.name}, p50", statistics.median(one.small_s) * 1e6, "us")
+        yield BenchRow(f"batch gets of 1 MiB over TCP, {one.name}", rate, "GB/s")
+        yield BenchRow(f"get of 4 KiB over TCP, {one.name}, p50", statistics.median(one.small_s) * 1e6, "us")
     for one in kinds[1:]:
         ratio = statistics.median(plain.batch_s) / statistics.median(one.batch_s)
-        yield Row(f"batch gets of 1 MiB, {one.name} / plain", ratio, "ratio")
+        yield BenchRow(f"batch gets of 1 MiB, {one.name} / plain", ratio, "ratio")
         ratio = statistics.median(one.small_s) / statistics.median(plain.small_s)
-        yield Row(f"time of a get of 4 KiB, {one.name} / plain", ratio, "ratio")
+        yield BenchRow(f"time of a get of 4 KiB, {one.name} / plain", ratio, "ratio")
 
 
-def checksums(plain: Kind) -> Row:
+def checksums(plain: Kind) -> BenchRow:
     """Every value that crossed a network is compared with its checksum: the share of a batch's time that this takes one thread."""
     began_s = time.perf_counter()
     for _ in range(ROUNDS):
         for room in plain.room:
             xxhash.xxh3_64_intdigest(room)
     taken_s = (time.perf_counter() - began_s) / ROUNDS
-    return Row("checksums of a batch of 1 MiB / its plain get", taken_s / statistics.median(plain.batch_s), "ratio")
+    return BenchRow("checksums of a batch of 1 MiB / its plain get", taken_s / statistics.median(plain.batch_s), "ratio")
 
 
-def lookups() -> Iterator[Row]:
+def lookups() -> Iterator[BenchRow]:
     """On a master's host: a client with a certificate stays on TCP, one with a token takes the Unix socket."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder, System(Path(folder)) as system:
         authority, token = Cluster(Path(folder, "certs")), "a token"
@@ -152,9 +152,9 @@ def lookups() -> Iterator[Row]:
                     taken_us[way] += [took_us] if number else []  # the first one connects
         medians = {way: statistics.median(taken) for way, taken in taken_us.items()}
         for way, median in medians.items():
-            yield Row(f"lookup at a master of this host by {way}", median, "us")
+            yield BenchRow(f"lookup at a master of this host by {way}", median, "us")
         by_certificate, by_token = medians.values()
-        yield Row("lookup by certificate over the loopback / by token over the Unix socket", by_certificate / by_token, "ratio")
+        yield BenchRow("lookup by certificate over the loopback / by token over the Unix socket", by_certificate / by_token, "ratio")
 
 
 def _lookup_us(client: Client) -> float:
@@ -164,7 +164,7 @@ def _lookup_us(client: Client) -> float:
     return (time.perf_counter() - began_s) / LOOKUPS * 1e6
 
 
-PARTS: Final[dict[str, Callable[[], Iterator[Row]]]] = {"reads": reads, "lookups": lookups}
+PARTS: Final[dict[str, Callable[[], Iterator[BenchRow]]]] = {"reads": reads, "lookups": lookups}
 
 if __name__ == "__main__":
     sys.exit(run(PARTS, OUT))

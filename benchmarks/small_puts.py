@@ -22,8 +22,8 @@ from benchmarks import node_table, value_memory
 from benchmarks.harness import cpu_ns, run
 from benchmarks.many_writers import process_rows, thread_rows
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import SMALL_BLOCKS, SMALL_BYTES, Row, at_least, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import SMALL_BLOCKS, SMALL_BYTES, BenchRow, at_least, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 OUT: Final = Path(__file__).parent / "out" / "small_puts.json"
@@ -42,7 +42,7 @@ Put = Callable[[bytes], object]
 
 def main() -> int:
     seconds = _seconds(sys.argv)
-    parts: dict[str, Callable[[], Iterable[Row]]] = {
+    parts: dict[str, Callable[[], Iterable[BenchRow]]] = {
         "batches": batch_rows,
         "full": full_rows,
         "single": single_rows,
@@ -64,7 +64,7 @@ def _seconds(arguments: list[str]) -> float:
     return float(value)
 
 
-def batch_rows() -> Iterator[Row]:
+def batch_rows() -> Iterator[BenchRow]:
     """Into memory that has been used before."""
     with _cluster(ROOMY_BYTES) as cluster, Client(cluster.address) as client:
         rows, cpu = _values(client), _Cpu(cluster)
@@ -80,7 +80,7 @@ def batch_rows() -> Iterator[Row]:
     yield from cpu.rows("put_batch 4,096 x 4 KiB", BATCHES * SMALL_BLOCKS)
 
 
-def full_rows() -> Iterator[Row]:
+def full_rows() -> Iterator[BenchRow]:
     """Into a node from which as many blocks leave."""
     with _cluster(FULL_BYTES) as cluster, Client(cluster.address) as client:
         rows, cpu = _values(client), _Cpu(cluster)
@@ -92,11 +92,11 @@ def full_rows() -> Iterator[Row]:
             with cpu:
                 puts_s += [_batch(client, rows)[1] for _ in range(BATCHES)]
                 client.flush()
-    yield Row("put_batch 4,096 x 4 KiB, the cache full", SMALL_BLOCKS / statistics.median(puts_s), "blocks/s")
+    yield BenchRow("put_batch 4,096 x 4 KiB, the cache full", SMALL_BLOCKS / statistics.median(puts_s), "blocks/s")
     yield from cpu.rows("put_batch 4,096 x 4 KiB, the cache full", BATCHES * SMALL_BLOCKS)
 
 
-def single_rows() -> Iterator[Row]:
+def single_rows() -> Iterator[BenchRow]:
     """The two ways take turns."""
     with _cluster(ROOMY_BYTES) as cluster, Client(cluster.address) as client:
         _values(client)
@@ -122,7 +122,7 @@ def single_rows() -> Iterator[Row]:
 class _Cpu:
     """A context manager: the CPU time that client, node and master take inside, each time anew."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
         self._pids = {"client": os.getpid(), "node": cluster.nodes[0].pid, "master": cluster.master_pid}
         self._begun_ns: dict[str, int] = {}
         self._taken_ns: dict[str, list[int]] = {name: [] for name in self._pids}
@@ -134,20 +134,20 @@ class _Cpu:
         for name, pid in self._pids.items():
             self._taken_ns[name].append(cpu_ns(pid) - self._begun_ns[name])
 
-    def rows(self, what: str, blocks: int) -> Iterator[Row]:
+    def rows(self, what: str, blocks: int) -> Iterator[BenchRow]:
         """The medians, each by so many blocks."""
         for name, taken_ns in self._taken_ns.items():
-            yield Row(f"{what}: CPU a block, {name}", statistics.median(taken_ns) / blocks / 1000, "us")
+            yield BenchRow(f"{what}: CPU a block, {name}", statistics.median(taken_ns) / blocks / 1000, "us")
 
 
-def _cluster(dram_bytes: int) -> Cluster:
+def _cluster(dram_bytes: int) -> LocalCluster:
     return _Ready(ClusterPlan(is_private=True, dram=str(dram_bytes)), on_log=show_trouble)
 
 
-class _Ready(Cluster):
+class _Ready(LocalCluster):
     """Inside, its memory has been touched, too."""
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> "LocalCluster":
         super().__enter__()
         self.wait_warm()
         return self

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks import first_writes
 from benchmarks.harness import run
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_most, copy_all, put_all, seconds
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_most, copy_all, put_all, seconds
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 OUT: Final = Path(__file__).parent / "out" / "start.json"
@@ -43,7 +43,7 @@ def main() -> int:
     return run({"imports": import_rows, "cluster": cluster_rows, "first": first_writes.rows}, OUT)
 
 
-def import_rows() -> Iterator[Row]:
+def import_rows() -> Iterator[BenchRow]:
     """The quickest of several: what else runs on the machine only adds."""
     taken_ms: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
@@ -54,15 +54,15 @@ def import_rows() -> Iterator[Row]:
                 if number:  # before that modules are compiled
                     taken_ms[name].append(1000 * took_s)
     best_ms = {name: min(found) for name, found in taken_ms.items()}
-    yield Row("bare Python, start to end", best_ms["bare Python"], "ms")
-    yield Row("import numpy, likewise", best_ms["import numpy"], "ms")
+    yield BenchRow("bare Python, start to end", best_ms["bare Python"], "ms")
+    yield BenchRow("import numpy, likewise", best_ms["import numpy"], "ms")
     for name in list(PROGRAMS)[2:]:
-        row = at_most if name.endswith(" Client") else lambda name, value, unit, _: Row(name, value, unit)
+        row = at_most if name.endswith(" Client") else lambda name, value, unit, _: BenchRow(name, value, unit)
         yield row(f"{name}, likewise", best_ms[name], "ms", 100)
-        yield Row(f"{name} beyond numpy's", best_ms[name] - best_ms["import numpy"], "ms")
+        yield BenchRow(f"{name} beyond numpy's", best_ms[name] - best_ms["import numpy"], "ms")
 
 
-def cluster_rows() -> Iterator[Row]:
+def cluster_rows() -> Iterator[BenchRow]:
     """Medians; the last round waits until DRAM is touched, too."""
     cold: dict[str, list[float]] = defaultdict(list)
     found: dict[str, list[float]] = defaultdict(list)
@@ -78,16 +78,16 @@ def cluster_rows() -> Iterator[Row]:
             os.environ.update(before)
     gibibytes = DRAM_BYTES >> 30
     yield at_most(f"master and node with {gibibytes} GiB, ready", statistics.median(found["ready"]), "s", 1)
-    yield Row("the same, its modules being compiled", cold["ready"][0], "s")
+    yield BenchRow("the same, its modules being compiled", cold["ready"][0], "s")
     yield at_most(f"master and node with {gibibytes} GiB, first put answered", statistics.median(found["put"]), "s", 1)
-    yield Row("128 MiB put right after that, DRAM being touched / memcpy", statistics.median(found["puts"]), "ratio")
-    yield Row(f"the same node, {gibibytes} GiB touched", found["warm"][0], "s")
+    yield BenchRow("128 MiB put right after that, DRAM being touched / memcpy", statistics.median(found["puts"]), "ratio")
+    yield BenchRow(f"the same node, {gibibytes} GiB touched", found["warm"][0], "s")
 
 
 def start(found: dict[str, list[float]], *, waits: bool) -> None:
     """One cluster: when it is ready, when a put is answered, how fast the next ones are, and, with `waits`, when all is touched."""
     begun_s = time.perf_counter()
-    with Cluster(ClusterPlan(is_private=True, dram=str(DRAM_BYTES)), on_log=show_trouble) as running:
+    with LocalCluster(ClusterPlan(is_private=True, dram=str(DRAM_BYTES)), on_log=show_trouble) as running:
         running.wait_ready()
         found["ready"].append(time.perf_counter() - begun_s)
         with Client(running.address) as client:

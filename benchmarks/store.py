@@ -25,7 +25,7 @@ from kvstore.cli.tools.bench import (
     BLOCKS,
     NEEDED_DRAM_BYTES,
     SMALL_BYTES,
-    Row,
+    BenchRow,
     after_sleep,
     at_least,
     at_most,
@@ -33,7 +33,7 @@ from kvstore.cli.tools.bench import (
     microseconds,
     table,
 )
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from tests.client.local.stress import stress
 from tests.etcd_server import EtcdServer
@@ -54,7 +54,7 @@ CLIENTS_ROUNDS = 3
 
 
 def main() -> int:
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for part in (store_rows, bare_rows, redis_rows, publish_rows, memory_rows, stress_rows):
         for row in part(rows):
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
@@ -64,11 +64,11 @@ def main() -> int:
     return 0
 
 
-def cluster(*, dram: int, catalog: str = "") -> Cluster:
-    return Cluster(ClusterPlan(is_private=True, dram=str(dram), catalog=catalog), on_log=show_trouble)
+def cluster(*, dram: int, catalog: str = "") -> LocalCluster:
+    return LocalCluster(ClusterPlan(is_private=True, dram=str(dram), catalog=catalog), on_log=show_trouble)
 
 
-def store_rows(rows: list[Row]) -> Iterator[Row]:
+def store_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     with cluster(dram=NEEDED_DRAM_BYTES) as running:
         running.wait_warm()
         with Client(running.address) as client, running.control() as control:
@@ -77,7 +77,7 @@ def store_rows(rows: list[Row]) -> Iterator[Row]:
     yield from first_writes.rows()
 
 
-def bare_rows(rows: list[Row]) -> Iterator[Row]:
+def bare_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     """Puts against a bare message to another process and back, which is what the machine takes for them."""
     ours = {row.name: row.value for row in rows}
     near, far = socket.socketpair()
@@ -96,13 +96,15 @@ def bare_rows(rows: list[Row]) -> Iterator[Row]:
         finally:
             near.shutdown(socket.SHUT_RDWR)
             peer.wait()
-    yield Row("a bare message of 4 KiB and its answer, p50", bare_us, "us")
-    yield Row("the same after 2 ms of sleep, p50", after_sleep_us, "us")
-    yield Row("put of 4 KiB / bare message", ours["put of 4 KiB, p50"] / bare_us, "ratio")
-    yield Row("put of 4 KiB / bare message, after 2 ms of sleep", ours["put of 4 KiB after 2 ms of sleep, p50"] / after_sleep_us, "ratio")
+    yield BenchRow("a bare message of 4 KiB and its answer, p50", bare_us, "us")
+    yield BenchRow("the same after 2 ms of sleep, p50", after_sleep_us, "us")
+    yield BenchRow("put of 4 KiB / bare message", ours["put of 4 KiB, p50"] / bare_us, "ratio")
+    yield BenchRow(
+        "put of 4 KiB / bare message, after 2 ms of sleep", ours["put of 4 KiB after 2 ms of sleep, p50"] / after_sleep_us, "ratio"
+    )
 
 
-def clients_rows(client: Client, address: str) -> Iterator[Row]:
+def clients_rows(client: Client, address: str) -> Iterator[BenchRow]:
     """Two processes that read blocks of 1 MiB at once, against one alone, in turn."""
     keys = [os.urandom(16) for _ in range(BLOCKS)]
     client.put_batch(keys, [os.urandom(BLOCK_BYTES) for _ in keys])
@@ -132,28 +134,28 @@ def read_for(seconds: float, readers: "Sequence[subprocess.Popen[str]]") -> list
     return [int(reader.stdout.readline()) for reader in readers if reader.stdout is not None]
 
 
-def stress_rows(rows: list[Row]) -> Iterator[Row]:
+def stress_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     """A minute of a node that reuses slots as fast as it can, and a reader in another process."""
     counts = stress(STRESS_SECONDS)
-    yield Row("slots reused under a reader, in a minute", counts.reused, "slots")
-    yield Row("values read and looked at meanwhile", counts.read + counts.viewed, "values")
+    yield BenchRow("slots reused under a reader, in a minute", counts.reused, "slots")
+    yield BenchRow("values read and looked at meanwhile", counts.read + counts.viewed, "values")
     yield at_most("wrong values among them", counts.wrong, "values", 0)
 
 
-def redis_rows(rows: list[Row]) -> Iterator[Row]:
+def redis_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     """The same calls against Redis; ratios say how much more (or less) the store does."""
     ours = {row.name: row.value for row in rows}
     with redis_server() as (path, _pid):
         found = measure_redis(redis.Redis(unix_socket_path=path))
     for name, value, unit in found:
-        yield Row(f"Redis: {name}", value, unit)
+        yield BenchRow(f"Redis: {name}", value, unit)
     by_name = {name: value for name, value, _ in found}
     put, get = by_name["put 32 x 1 MiB"], by_name["get 32 x 1 MiB"]
-    yield Row("put_batch / Redis", ours["put_batch 32 x 1 MiB, used memory"] / put, "ratio")
-    yield Row("get_batch_into / Redis", ours["get_batch_into 32 x 1 MiB"] / get, "ratio")
-    yield Row("put of 4 KiB, Redis / us", by_name["put of 4 KiB, p50"] / ours["put of 4 KiB, p50"], "ratio")
+    yield BenchRow("put_batch / Redis", ours["put_batch 32 x 1 MiB, used memory"] / put, "ratio")
+    yield BenchRow("get_batch_into / Redis", ours["get_batch_into 32 x 1 MiB"] / get, "ratio")
+    yield BenchRow("put of 4 KiB, Redis / us", by_name["put of 4 KiB, p50"] / ours["put of 4 KiB, p50"], "ratio")
     yield at_least("get of 4 KiB, Redis / us", by_name["get of 4 KiB, p50"] / ours["get_into of 4 KiB, p50"], "ratio", 10)
-    yield Row("exists of 1,024 keys, Redis / us", by_name["exists of 1,024 keys, p50"] / ours["exists of 1,024 keys, p50"], "ratio")
+    yield BenchRow("exists of 1,024 keys, Redis / us", by_name["exists of 1,024 keys, p50"] / ours["exists of 1,024 keys, p50"], "ratio")
 
 
 def measure_redis(peer: "redis.Redis") -> list[tuple[str, float, str]]:
@@ -182,7 +184,7 @@ def measure_redis(peer: "redis.Redis") -> list[tuple[str, float, str]]:
     return found
 
 
-def publish_rows(rows: list[Row]) -> Iterator[Row]:
+def publish_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     """Blocks a second that are put, published and durable in a real etcd, end to end."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
         etcd = EtcdServer(Path(folder))
@@ -196,7 +198,7 @@ def publish_rows(rows: list[Row]) -> Iterator[Row]:
     yield at_least("blocks put and published into etcd", PUBLISH_BLOCKS / seconds, "blocks/s", 30_000)
 
 
-def memory_rows(rows: list[Row]) -> Iterator[Row]:
+def memory_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:
     """The master's and the node's resident memory for a million blocks, over what they had before; a node's without its tiers."""
     with cluster(dram=MEMORY_BLOCKS * TINY_DRAM_BYTES) as running:
         running.wait_warm()
@@ -207,7 +209,7 @@ def memory_rows(rows: list[Row]) -> Iterator[Row]:
     assert status.blocks == MEMORY_BLOCKS, status.blocks
     yield at_most("master's memory a block, at 1,000,000", (status.rss_bytes - before) / MEMORY_BLOCKS, "bytes", 150)
     yield at_most("node's memory a block, at 1,000,000", (node_after - node_before) / MEMORY_BLOCKS, "bytes", 400)
-    yield Row("blocks put and published in memory", MEMORY_BLOCKS / seconds, "blocks/s")
+    yield BenchRow("blocks put and published in memory", MEMORY_BLOCKS / seconds, "blocks/s")
 
 
 def private_bytes(pid: int) -> int:

@@ -22,14 +22,14 @@ from typing import Final
 
 from benchmarks.harness import run
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.stats import Timings, timed
 from kvstore.client.tracing import CALLS, trace_calls
 from kvstore.protocol.node_messages import Put
 from kvstore.rpc.tracing import CALL, Stopwatch
-from kvstore.telemetry.metrics.requests import Requests
+from kvstore.telemetry.metrics.requests import RequestMetrics
 from kvstore.telemetry.tracing.config import TracingSettings
 
 OUT: Final = Path(__file__).parent / "out" / "telemetry.json"
@@ -53,7 +53,7 @@ def main() -> int:
     return run({"calls": call_rows, "countdown": countdown_rows, "traces": tracing_rows}, OUT)
 
 
-def call_rows() -> Iterator[Row]:
+def call_rows() -> Iterator[BenchRow]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "without.toml")
         config.write_text(WITHOUT)
@@ -65,17 +65,17 @@ def call_rows() -> Iterator[Row]:
             call_ns.append(_call_ns())
             countdown_ns.append(_countdown_ns())
     paid_ns = {"put of 4 KiB": (request_ns, call_ns), "get of 4 KiB": (countdown_ns,), "locate": (request_ns, call_ns)}
-    yield Row("a request that a daemon times", statistics.median(request_ns), "ns")
-    yield Row("a call that a client times", statistics.median(call_ns), "ns")
-    yield Row("a quick call that a client counts down", statistics.median(countdown_ns), "ns")
+    yield BenchRow("a request that a daemon times", statistics.median(request_ns), "ns")
+    yield BenchRow("a call that a client times", statistics.median(call_ns), "ns")
+    yield BenchRow("a quick call that a client counts down", statistics.median(countdown_ns), "ns")
     for name, parts in paid_ns.items():
         bare_us = 1e6 * statistics.median(seconds for pair in pairs for seconds in pair[name, "without metrics"])
-        yield Row(f"{name}, daemons without metrics", bare_us, "us")
+        yield BenchRow(f"{name}, daemons without metrics", bare_us, "us")
         paid_us = sum(map(statistics.median, parts)) / 1e3
         yield at_most(f"{name}: what its client and daemon run for metrics", 100 * paid_us / bare_us, "%", MOST_COST_PERCENT)
         ratios = [statistics.median(pair[name, "with metrics"]) / statistics.median(pair[name, "without metrics"]) for pair in pairs]
-        yield Row(f"{name}: with metrics beside without, mean of {PAIRS} pairs", 100 * (statistics.mean(ratios) - 1), "%")
-        yield Row(f"{name}: its standard error", 100 * statistics.stdev(ratios) / PAIRS**0.5, "%")
+        yield BenchRow(f"{name}: with metrics beside without, mean of {PAIRS} pairs", 100 * (statistics.mean(ratios) - 1), "%")
+        yield BenchRow(f"{name}: its standard error", 100 * statistics.stdev(ratios) / PAIRS**0.5, "%")
 
 
 def _pair(ways: dict[str, str]) -> dict[tuple[str, str], list[float]]:
@@ -88,7 +88,7 @@ def _pair(ways: dict[str, str]) -> dict[tuple[str, str], list[float]]:
 
 def _request_ns() -> float:
     """What a request costs the loop that answers it, folding of the log included."""
-    requests = Requests()
+    requests = RequestMetrics()
     stopwatch = Stopwatch(requests)
     names = {"stopwatch": stopwatch, "kind": Put.TYPE}
     return _loop_ns("stopwatch.begin(7, kind)\nstopwatch.answered(7)", names, after=requests.turn)
@@ -106,7 +106,7 @@ def _countdown_ns() -> float:
     return _loop_ns("t = self\nt.untimed -= 1\nif t.untimed < 0: pass", {"self": timings})
 
 
-def tracing_rows() -> Iterator[Row]:
+def tracing_rows() -> Iterator[BenchRow]:
     """Traces: off, wanted with no call sampled, and one call in a hundred sampled; the collector is a process that throws all away."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
         endpoint = _collector(opened)
@@ -120,15 +120,15 @@ def tracing_rows() -> Iterator[Row]:
     yield from _compared(taken_s, "traces off")
 
 
-def countdown_rows() -> Iterator[Row]:
+def countdown_rows() -> Iterator[BenchRow]:
     """What each quick call of a client pays for being timed now and then, and what traces cost who is not traced."""
-    yield Row("countdown of a quick call", _countdown_ns(), "ns")
-    yield Row("each request: is its call traced?", _loop_ns("CALL.get()", {"CALL": CALL}), "ns")
+    yield BenchRow("countdown of a quick call", _countdown_ns(), "ns")
+    yield BenchRow("each request: is its call traced?", _loop_ns("CALL.get()", {"CALL": CALL}), "ns")
     client = Quick()
     bare_ns = _loop_ns("call()", {"call": client.get})
     tracing = trace_calls(client, TracingSettings(endpoint=NOWHERE, sample_ratio=0), name="bench")
     assert tracing is not None
-    yield Row("each call with traces wanted, none sampled", _loop_ns("call()", {"call": client.get}) - bare_ns, "ns")
+    yield BenchRow("each call with traces wanted, none sampled", _loop_ns("call()", {"call": client.get}) - bare_ns, "ns")
     tracing.close()
 
 
@@ -174,18 +174,18 @@ def _in_turns(clients: dict[str, Client], *, turns: int = TURNS, operations: int
     return taken_s
 
 
-def _compared(taken_s: dict[tuple[str, str], list[float]], base: str) -> Iterator[Row]:
+def _compared(taken_s: dict[tuple[str, str], list[float]], base: str) -> Iterator[BenchRow]:
     """Medians, and what each way costs beside `base` by the median of the turns."""
     for (name, way), seconds in taken_s.items():
-        yield Row(f"{name}, {way}", 1e6 * statistics.median(seconds), "us")
+        yield BenchRow(f"{name}, {way}", 1e6 * statistics.median(seconds), "us")
         if way != base:
             pairs = zip(seconds, taken_s[name, base], strict=True)
-            yield Row(f"{name}: {way} beside {base}", 100 * (statistics.median(one / other for one, other in pairs) - 1), "%")
+            yield BenchRow(f"{name}: {way} beside {base}", 100 * (statistics.median(one / other for one, other in pairs) - 1), "%")
 
 
 def _cluster(opened: contextlib.ExitStack, *, config: str) -> str:
     """The address of a cluster that is scraped, where it has metrics."""
-    cluster = opened.enter_context(Cluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_trouble))
+    cluster = opened.enter_context(LocalCluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_trouble))
     cluster.wait_warm()
     if http := cluster.nodes[0].facts("ready", deadline_s=10)["http"]:
         _scrape_once(f"http://{http}/metrics")  # a daemon loads its HTTP server when it is asked first: a third of a second, once

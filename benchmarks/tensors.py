@@ -15,8 +15,8 @@ import torch
 from benchmarks.harness import report
 from benchmarks.kvcache import timed
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
@@ -36,13 +36,13 @@ WAYS: Final = {"fresh": TensorSettings(kept_bytes=Size(0)), "kept": TensorSettin
 
 
 def main() -> int:
-    with Cluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         with Client(cluster.address) as client:
             return report((row for order in ("vllm-flash", "vllm-cpu") for row in order_rows(client, order)), OUT)
 
 
-def order_rows(client: Client, order: str) -> Iterator[Row]:
+def order_rows(client: Client, order: str) -> Iterator[BenchRow]:
     source, target = engine_pool(order), engine_pool(order)
     table_of_blocks = torch.randperm(POOL_BLOCKS, generator=torch.Generator().manual_seed(0))[:BLOCKS].numpy()
     namespace = Namespace(model=order, dtype=SPEC.dtype, block_tokens=SPEC.block_tokens)
@@ -59,9 +59,9 @@ def order_rows(client: Client, order: str) -> Iterator[Row]:
             client.remove_matching(pattern="*")  # the next one finds the memory of the node as this one did
     for what, of_turns in taken_s.items():
         best_s = min(of_turns)
-        yield Row(f"{order}: {what}", best_s * 1000, "ms")
+        yield BenchRow(f"{order}: {what}", best_s * 1000, "ms")
         if what != "memcpy":
-            yield Row(f"{order}: {what} / memcpy", best_s / min(taken_s["memcpy"]), "ratio")
+            yield BenchRow(f"{order}: {what} / memcpy", best_s / min(taken_s["memcpy"]), "ratio")
 
 
 def engine_pool(order: str) -> EnginePool:

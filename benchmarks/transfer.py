@@ -16,7 +16,7 @@ from benchmarks import remote
 from benchmarks.harness import write
 from benchmarks.peer_child import BLOCKS
 from benchmarks.transfer_peers import BLOCK_SIZES, ROUNDS, STREAMS, WAYS, Peer, paired, peers, take_turns
-from kvstore.cli.tools.bench import Row, at_least, table
+from kvstore.cli.tools.bench import BenchRow, at_least, table
 from kvstore.transfer.config import TransferSettings
 
 OUT: Final = Path(__file__).parent / "out" / "transfer.json"
@@ -39,7 +39,7 @@ def main() -> int:
     return 0
 
 
-def measure(rounds: int) -> tuple[list[Row], dict[str, str]]:
+def measure(rounds: int) -> tuple[list[BenchRow], dict[str, str]]:
     """All figures, then the ratios of those that there are; and why the others are missing, by peer."""
     with ExitStack() as stack:
         rows, troubles = take_turns([*ours(stack), *stack.enter_context(peers())], rounds)
@@ -65,7 +65,7 @@ def tcp(streams: int) -> str:
     return f"kvstore tcp, streams: {streams}"
 
 
-def ratios(found: Mapping[str, float]) -> Iterator[Row]:
+def ratios(found: Mapping[str, float]) -> Iterator[BenchRow]:
     """Ours to theirs, for each operation and size of which both sides were measured."""
     for streams in STREAMS:
         yield from against(found, tcp(streams), f"iperf3 -P {streams}", "", TCP_AIM)
@@ -78,7 +78,7 @@ def ratios(found: Mapping[str, float]) -> Iterator[Row]:
     yield from against(found, default, "Mooncake, TCP", ": {operation} {blocks} x {mib} MiB", MOONCAKE_AIM)
 
 
-def against(found: Mapping[str, float], one: str, other: str, figure: str, aim: float) -> Iterator[Row]:
+def against(found: Mapping[str, float], one: str, other: str, figure: str, aim: float) -> Iterator[BenchRow]:
     """`figure` is what follows the other's name in the row that ours is compared with."""
     for operation in OPERATIONS:
         for block_bytes in BLOCK_SIZES:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.peer_child import BLOCKS, HALF_BYTES, SMALL_BYTES, arena
 from benchmarks.peer_pair import ROOT, PeerPair
-from kvstore.cli.tools.bench import Row, table
+from kvstore.cli.tools.bench import BenchRow, table
 from tests.ports import free_ports
 
 BLOCK_SIZES: Final = (1 << 20, 4 << 20)
@@ -55,7 +55,7 @@ MIB: Final = float(1 << 20)
 class Figures:
     """What one peer showed in one round, or in `trouble` why it did not: what to install, or what it said."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[BenchRow, ...] = ()
     trouble: str = ""
 
 
@@ -93,13 +93,13 @@ def peers() -> Iterator[list[Peer]]:
         yield found
 
 
-def take_turns(measured: Sequence[Peer], rounds: int) -> tuple[list[Row], dict[str, str]]:
+def take_turns(measured: Sequence[Peer], rounds: int) -> tuple[list[BenchRow], dict[str, str]]:
     """The best of each figure over rounds in which all take their turn, and what those who showed nothing said.
 
     Best, not median: what disturbs a round comes from outside, only ever slows it, and hits whoever happens to be at work. Each round
     begins with another peer, so that nobody always follows the same one.
     """
-    best: dict[str, Row] = {}
+    best: dict[str, BenchRow] = {}
     troubles: dict[str, str] = {}
     shown: set[str] = set()
     for i in range(rounds):
@@ -140,16 +140,16 @@ def processor_times() -> NDArray[np.int64]:
     return np.array([sum(ticks), ticks[3] + ticks[4]])
 
 
-def better(one: Row, other: Row) -> Row:
+def better(one: BenchRow, other: BenchRow) -> BenchRow:
     """More of everything but of microseconds."""
     return min(one, other, key=lambda row: row.value if row.unit == "us" else -row.value)
 
 
-def peer(name: str, measure: Callable[[], tuple[Row, ...]]) -> Peer:
+def peer(name: str, measure: Callable[[], tuple[BenchRow, ...]]) -> Peer:
     return Peer(name, partial(reported, measure))
 
 
-def reported(measure: Callable[[], tuple[Row, ...]]) -> Figures:
+def reported(measure: Callable[[], tuple[BenchRow, ...]]) -> Figures:
     """Its rows, or why it has none."""
     try:
         return Figures(measure())
@@ -167,17 +167,17 @@ def paired(stack: ExitStack, name: str, module: str, python: Callable[[], str], 
     return peer(name, partial(pair_rows, name, pair))
 
 
-def pair_rows(name: str, pair: PeerPair) -> tuple[Row, ...]:
+def pair_rows(name: str, pair: PeerPair) -> tuple[BenchRow, ...]:
     rows = [
-        Row(f"{name}: {operation} {BLOCKS} x {block_bytes >> 20} MiB", pair.gb_s(operation, block_bytes, SECONDS), "GB/s")
+        BenchRow(f"{name}: {operation} {BLOCKS} x {block_bytes >> 20} MiB", pair.gb_s(operation, block_bytes, SECONDS), "GB/s")
         for operation in ("read", "write")
         for block_bytes in BLOCK_SIZES
     ]
     p50, p99 = pair.latency_us()
-    return (*rows, Row(f"{name}: read 4 KiB, p50", p50, "us"), Row(f"{name}: read 4 KiB, p99", p99, "us"))
+    return (*rows, BenchRow(f"{name}: read 4 KiB, p50", p50, "us"), BenchRow(f"{name}: read 4 KiB, p99", p99, "us"))
 
 
-def memcpy() -> tuple[Row, ...]:
+def memcpy() -> tuple[BenchRow, ...]:
     """One thread that copies batches of blocks between two warm arenas, by numpy."""
     memory = arena(seed=1)
     source, sink = memory[:HALF_BYTES], memory[HALF_BYTES:]
@@ -189,30 +189,30 @@ def memcpy() -> tuple[Row, ...]:
             for _ in range(BLOCKS):
                 np.copyto(sinks[copied % len(sinks)], sources[copied % len(sinks)])
                 copied += 1
-        rows.append(Row(f"memcpy: {BLOCKS} x {block_bytes >> 20} MiB", copied * block_bytes / taken / 1e9, "GB/s"))
+        rows.append(BenchRow(f"memcpy: {BLOCKS} x {block_bytes >> 20} MiB", copied * block_bytes / taken / 1e9, "GB/s"))
     return tuple(rows)
 
 
-def iperf3(streams: int) -> tuple[Row, ...]:
+def iperf3(streams: int) -> tuple[BenchRow, ...]:
     """A second of iperf3 over the loopback, with its own buffer sizes."""
     program = found_program("iperf3", "apt-get install iperf3")
     (port,) = free_ports(1)
     with serving([program, "-s", "-1", "-p", str(port)], port, {}):
         answer = tool([program, "-c", "127.0.0.1", "-p", str(port), "-P", str(streams), "-t", "1", "-J"], {})
     bits_s = json.loads(answer)["end"]["sum_received"]["bits_per_second"]
-    return (Row(f"iperf3 -P {streams}", bits_s / 8e9, "GB/s"), Row(f"iperf3 -P {streams}, bits", bits_s / 1e9, "Gbit/s"))
+    return (BenchRow(f"iperf3 -P {streams}", bits_s / 8e9, "GB/s"), BenchRow(f"iperf3 -P {streams}, bits", bits_s / 1e9, "Gbit/s"))
 
 
-def ucx_perftest(way: str) -> tuple[Row, ...]:
+def ucx_perftest(way: str) -> tuple[BenchRow, ...]:
     """UCX's own tool, in C, on one buffer that stays in the processor's cache: tagged messages, then one-sided reads ("get")."""
     rows = []
     for test, label in (("tag_bw", "tagged"), ("ucp_get", "get")):
         for block_bytes in BLOCK_SIZES:
             mib_s = perftest(way, test, block_bytes, ROUND_BYTES // block_bytes)["overall_bw"]
-            rows.append(Row(f"ucx_perftest, {way}: {label} {block_bytes >> 20} MiB", mib_s * MIB / 1e9, "GB/s"))
+            rows.append(BenchRow(f"ucx_perftest, {way}: {label} {block_bytes >> 20} MiB", mib_s * MIB / 1e9, "GB/s"))
     for rank in (50, 99):
         found = perftest(way, "ucp_get", SMALL_BYTES, 1000, "-R", str(rank))
-        rows.append(Row(f"ucx_perftest, {way}: get 4 KiB, p{rank}", found[f"{rank}.0_percentile_lat"], "us"))
+        rows.append(BenchRow(f"ucx_perftest, {way}: get 4 KiB, p{rank}", found[f"{rank}.0_percentile_lat"], "us"))
     return tuple(rows)
 
 
@@ -232,7 +232,7 @@ def perftest(way: str, test: str, size_bytes: int, count: int, *options: str) ->
     return dict(zip(names.split(","), map(float, values.split(",")), strict=True))
 
 
-def ucxx_send_recv() -> tuple[Row, ...]:
+def ucxx_send_recv() -> tuple[BenchRow, ...]:
     """ucxx's own round trips of one numpy array over TCP, polling: faster than its blocking and thread modes.
 
     Not over shared memory: it connects by IP address, and UCX then uses TCP, whatever else it may use (UCX_LOG_LEVEL=info says so).
@@ -240,8 +240,8 @@ def ucxx_send_recv() -> tuple[Row, ...]:
     if importlib.util.find_spec("ucxx") is None:
         raise Trouble("ucxx is not installed: pip install '.[ucx]'")
     name = "ucxx send_recv, TCP"
-    rows = [Row(f"{name}: {size >> 20} MiB", size / one_way_ns(size, ROUND_BYTES // 4 // size), "GB/s") for size in BLOCK_SIZES]
-    return (*rows, Row(f"{name}: 4 KiB one way, p50", one_way_ns(SMALL_BYTES, 1000) / 1000, "us"))
+    rows = [BenchRow(f"{name}: {size >> 20} MiB", size / one_way_ns(size, ROUND_BYTES // 4 // size), "GB/s") for size in BLOCK_SIZES]
+    return (*rows, BenchRow(f"{name}: 4 KiB one way, p50", one_way_ns(SMALL_BYTES, 1000) / 1000, "us"))
 
 
 def one_way_ns(size_bytes: int, count: int) -> float:

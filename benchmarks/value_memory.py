@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 BLOCKS: Final = 1_000_000
@@ -31,20 +31,20 @@ _SHARED: Final = {"index": "shared index", "desk": "reader slots"}
 """The node's memfds beside its slabs, by their names."""
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     grown = _grown(BLOCKS, _put_batches)
     name = f"{BLOCKS:,} values of {VALUE_BYTES} bytes: memory a value beside it"
     yield at_most(f"{name}, in all", sum(grown.values()), "bytes", AIM_BYTES)
     for part, took in grown.items():
-        yield Row(f"{name}, {part}", took, "bytes")
+        yield BenchRow(f"{name}, {part}", took, "bytes")
     alone = sum(_grown(SINGLES, _put_singles).values())
-    yield Row(f"{SINGLES:,} of them, put one by one: memory a value beside it, in all", alone, "bytes")
+    yield BenchRow(f"{SINGLES:,} of them, put one by one: memory a value beside it, in all", alone, "bytes")
 
 
 def _grown(count: int, put: Callable[[Client, int], None]) -> dict[str, float]:
     """Bytes a value by role, of so many values that are put into a cluster of their own."""
     plan = ClusterPlan(is_private=True, dram=str(DRAM_BYTES), table_share=TABLE_SHARE)
-    with Cluster(plan, on_log=show_trouble) as cluster, Client(cluster.address) as client:
+    with LocalCluster(plan, on_log=show_trouble) as cluster, Client(cluster.address) as client:
         cluster.wait_ready()
         client.put(b"first", b"value")
         client.get(b"first")
@@ -71,7 +71,7 @@ def _put_singles(client: Client, count: int) -> None:
         assert client.put(rng.bytes(KEY_BYTES), rng.bytes(VALUE_BYTES)), "a new key was there already"
 
 
-def _memory(cluster: Cluster) -> dict[str, int]:
+def _memory(cluster: LocalCluster) -> dict[str, int]:
     """Resident bytes by role: anonymous memory of master and node, and what of the node's memfds is no slab."""
     node = cluster.nodes[0].pid
     found = {"master": _anonymous(cluster.master_pid), "node": _anonymous(node)}

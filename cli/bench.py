@@ -10,7 +10,7 @@ import click
 from kvstore.cli.options import client_options, json_option, names_master, show
 from kvstore.cli.replay import show_trouble
 from kvstore.cli.tools.bench import NEEDED_DRAM_BYTES, measure, table
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
@@ -35,7 +35,7 @@ def _cluster(settings: ClientSettings) -> Iterator[ClientSettings]:
     if names_master():
         yield settings
         return
-    with Cluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         of_another: dict[str, Any] = dict.fromkeys(("tenant", "token", "tls_ca", "tls_cert", "tls_key", "tls_revoked"), "")
         yield dataclasses.replace(settings, master=cluster.address, **of_another)

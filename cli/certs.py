@@ -7,7 +7,7 @@ import click
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.extras import install_line
-from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, Subject
+from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, CertificateSubject
 
 FOLDER: Final = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 DAYS: Final = click.option("--days", type=click.FloatRange(0.001, 3650), default=90.0, show_default=True, help="How long it is valid.")
@@ -39,7 +39,7 @@ def init(folder: Path) -> None:
 @DAYS
 def master(folder: Path, hosts: tuple[str, ...], days: float) -> None:
     """Make FOLDER/master-HOST.pem and .key, for a master that is reached by each --host."""
-    _issue(folder, f"master-{hosts[0]}", Subject(MASTER), hosts, days)
+    _issue(folder, f"master-{hosts[0]}", CertificateSubject(MASTER), hosts, days)
 
 
 @certs.command(short_help="A certificate for a storage node.")
@@ -49,7 +49,7 @@ def master(folder: Path, hosts: tuple[str, ...], days: float) -> None:
 @DAYS
 def node(folder: Path, name: str, hosts: tuple[str, ...], days: float) -> None:
     """Make FOLDER/node-NAME.pem and .key, for the node of that --name ("*": of any), which is reached by each --host."""
-    _issue(folder, f"node-{name}", Subject(NODE, name), hosts, days)
+    _issue(folder, f"node-{name}", CertificateSubject(NODE, name), hosts, days)
 
 
 @certs.command(short_help="A certificate for clients of a tenant.")
@@ -59,15 +59,15 @@ def node(folder: Path, name: str, hosts: tuple[str, ...], days: float) -> None:
 @DAYS
 def client(folder: Path, tenant: str, hosts: tuple[str, ...], days: float) -> None:
     """Make FOLDER/client-TENANT.pem and .key, for clients of TENANT: without one those of no tenant; with "*" an operator's, for all."""
-    _issue(folder, f"client-{tenant}" if tenant else "client", Subject(CLIENT, tenant), hosts, days)
+    _issue(folder, f"client-{tenant}" if tenant else "client", CertificateSubject(CLIENT, tenant), hosts, days)
 
 
-def _issue(folder: Path, file: str, subject: Subject, hosts: tuple[str, ...], days: float) -> None:
+def _issue(folder: Path, file: str, subject: CertificateSubject, hosts: tuple[str, ...], days: float) -> None:
     authority = _authority()
     safe = file.replace(ANY, "any")
     if "/" in safe or "\0" in safe:
         raise InvalidArgument(f"{file!r} would be no file of {folder}: names of certificates have no /")
-    cert, key = authority.issue(folder, safe, [subject], hosts, valid=authority.Validity.from_now(days))
+    cert, key = authority.issue(folder, safe, [subject], hosts, valid=authority.ValidityPeriod.from_now(days))
     click.echo(f"made {cert} and {key}, for {subject.uri()}{': ' if hosts else ''}{', '.join(hosts)}, for {days:g} days")
 
 

@@ -18,7 +18,7 @@ from kvstore.protocol.variables import SECTIONS, SHARED_SECTION
 from kvstore.security.config_file import read_toml
 from kvstore.security.credentials import SECTIONS as TOKEN_SECTIONS
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import Kind
+from kvstore.security.identity import IdentityKind
 from kvstore.security.quotas.limits import read_tables
 from kvstore.security.quotas.quota import NAMES
 
@@ -89,7 +89,7 @@ def settings_kind(section: str) -> type[Any]:
 
 def _tokens(file: str) -> str:
     credentials = read_credentials(file, nodes_have_certificates=True)
-    joins = "" if credentials.has(Kind.NODE) else "; none lets a node join, so nodes need certificates"
+    joins = "" if credentials.has(IdentityKind.NODE) else "; none lets a node join, so nodes need certificates"
     return f"{len(credentials):,} token{'s' * (len(credentials) != 1)}{joins}"
 
 

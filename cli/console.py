@@ -18,8 +18,8 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.source import Look, MasterSeen
-from kvstore.console.watch import Watch
+from kvstore.console.source import ClusterSnapshot, MasterView
+from kvstore.console.watch import ClusterWatcher
 from kvstore.console.web import add_console
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -37,7 +37,7 @@ PIN_KEYS: Final = 4096
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"
 
 
-class Outside:
+class ConsoleClient:
     """A kvstore.console.source.Source, with the rights of the settings' token, whose name the audit trail has for what is done here.
     Thread-safe: one question at a time."""
 
@@ -47,12 +47,12 @@ class Outside:
         self._control: Control | None = None
         self._lock = threading.Lock()
 
-    def look(self) -> Look:
-        return Look(self._asked(lambda control: control.status()))
+    def look(self) -> ClusterSnapshot:
+        return ClusterSnapshot(self._asked(lambda control: control.status()))
 
-    def masters(self) -> Sequence[MasterSeen]:
+    def masters(self) -> Sequence[MasterView]:
         told = ask_masters(self._settings, self.look().status)
-        return [MasterSeen(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
+        return [MasterView(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         return self._asked(lambda control: control.topologies())
@@ -150,9 +150,9 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     with a key, without which nobody is let in.
     """
     key = secrets.token_urlsafe(24) if settings.token or not is_loopback(parse_address(listen).host) else ""
-    source = Outside(settings)
+    source = ConsoleClient(settings)
     server = HttpServer(listen, access_control=TokenAccess([key]) if key else LocalAccess())
-    watch = Watch(source, ConsoleSettings(interval_s=interval_s))
+    watch = ClusterWatcher(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     ending = ending_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # of the threads as well: then whoever waits for them misses none

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, ClusterPlan, LocalCluster
 from kvstore.cli.tools.replay import run_replay, settled_status
 from kvstore.cli.tools.status_tables import nodes_table, status_lines
 from kvstore.cli.tools.tables import duration, percent
@@ -62,7 +62,7 @@ class Demo:
     def run(self, on_log: Callable[[str, str], None]) -> None:
         """Raises what the cluster and its client raise."""
         self._chapter("1", f"A cluster: a master, and a node with {_shown(self._plan.dram)} of DRAM and {_shown(self._plan.nvme)} of NVMe")
-        with Cluster(self._plan, on_log=on_log) as cluster:
+        with LocalCluster(self._plan, on_log=on_log) as cluster:
             cluster.wait_ready()
             with cluster.control() as control:
                 self._console.print(nodes_table(control.status()))
@@ -75,7 +75,7 @@ class Demo:
 
     # --- chapters ---
 
-    def _converse(self, cluster: Cluster, number: str, requests: Sequence[TraceRequest]) -> None:
+    def _converse(self, cluster: LocalCluster, number: str, requests: Sequence[TraceRequest]) -> None:
         blocks = sum(len(request.hash_ids) for request in requests)
         self._chapter(number, f"{len(requests):,} prompts of generated conversations, {blocks:,} blocks of {format_size(BLOCK_BYTES)}")
         report = run_replay(_settings_of(cluster), requests, total=len(requests), block_bytes=BLOCK_BYTES, cluster=cluster)
@@ -86,7 +86,7 @@ class Demo:
         saved = percent(counts.prefix_hits, counts.blocks)
         self._claim(f"{saved} need no prefill: every block that was stored and not lost", counts.prefix_hits == best > 0)
 
-    def _crash(self, cluster: Cluster) -> None:
+    def _crash(self, cluster: LocalCluster) -> None:
         self._chapter("3", f"kill -9 of the node (pid {cluster.nodes[0].pid}), and its restart")
         ids = list(dict.fromkeys(block for request in self._requests[: self._kill_at] for block in request.hash_ids))
         with Client(settings=_settings_of(cluster)) as client:
@@ -167,7 +167,7 @@ def read(client: Client, ids: Sequence[int]) -> tuple[list[int | None], int]:
     return sizes, sum(int(count) for count, size in zip(wrong, sizes, strict=True) if size is not None)
 
 
-def _settings_of(cluster: Cluster) -> ClientSettings:
+def _settings_of(cluster: LocalCluster) -> ClientSettings:
     """Of the demo's own cluster, whatever cluster the environment names."""
     return ClientSettings(master=cluster.address, is_loaded=True)
 

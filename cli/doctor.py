@@ -15,10 +15,10 @@ from rich.text import Text
 from kvstore.cli.options import client_options, config_file, json_option, show
 from kvstore.cli.tools import cluster_checks, host_checks
 from kvstore.cli.tools.tables import new_table
-from kvstore.cli.tools.transport_checks import Check, Verdict, examine
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict, examine
 from kvstore.client.config import ClientSettings
 
-_STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red", Verdict.WRONG: "bold red"}
+_STYLES: Final = {CheckVerdict.OK: "green", CheckVerdict.WARNING: "yellow", CheckVerdict.MISSING: "red", CheckVerdict.WRONG: "bold red"}
 WRONG_STATUS: Final = 1
 
 

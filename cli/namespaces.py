@@ -29,7 +29,7 @@ MAX_NAMED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ListedNamespace:
     """A namespace that has blocks, or that an engine reported. `usage` is empty for one without blocks that no live engine uses."""
 
     tenant: str
@@ -39,18 +39,18 @@ class Known:
     """With a digest for its salt; None: not reported."""
 
 
-def known(reply: pb.ContentsReply, table: pb.WeightsTable) -> list[Known]:
+def known(reply: pb.ContentsReply, table: pb.WeightsTable) -> list[ListedNamespace]:
     """All namespaces of both."""
     forms = {(one.tenant, one.form.id.hex()): one.form.form for one in table.namespaces}
     usages = {(one.tenant, one.namespace): one for one in reply.namespaces}
     places = dict.fromkeys((*usages, *forms))
     return [
-        Known(*place, usages.get(place, pb.NamespaceUsage()), Namespace.from_canonical(forms[place]) if place in forms else None)
+        ListedNamespace(*place, usages.get(place, pb.NamespaceUsage()), Namespace.from_canonical(forms[place]) if place in forms else None)
         for place in places
     ]
 
 
-def find(given: str, among: Sequence[Known], tenant: str) -> Known:
+def find(given: str, among: Sequence[ListedNamespace], tenant: str) -> ListedNamespace:
     """Return the namespace that `given` names: all of its name, or the beginning of an id. Of several tenants' that of `tenant`.
 
     Raises InvalidArgument: there is none, or there are several.
@@ -101,7 +101,7 @@ def namespaces_table(reply: pb.ContentsReply) -> RenderableType:
     return table
 
 
-def details(one: Known) -> dict[str, Any]:
+def details(one: ListedNamespace) -> dict[str, Any]:
     """All that is known of a namespace, for JSON."""
     usage = one.usage
     return {
@@ -117,7 +117,7 @@ def details(one: Known) -> dict[str, Any]:
     }
 
 
-def details_table(one: Known) -> RenderableType:
+def details_table(one: ListedNamespace) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -138,7 +138,7 @@ def details_table(one: Known) -> RenderableType:
     return table
 
 
-def compared(one: Known, other: Known) -> list[str]:
+def compared(one: ListedNamespace, other: ListedNamespace) -> list[str]:
     """Return why engines of two namespaces do not share, a sentence a line. Raises InvalidArgument: one of them was not reported."""
     for each in (one, other):
         if each.identity is None:
@@ -212,6 +212,6 @@ def diff(a: str, b: str, as_json: bool, settings: ClientSettings) -> None:
         click.echo("\n".join(lines))
 
 
-def _known(settings: ClientSettings) -> list[Known]:
+def _known(settings: ClientSettings) -> list[ListedNamespace]:
     with Control.find(settings) as control:
         return known(control.contents(), control.weights())

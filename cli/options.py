@@ -67,10 +67,10 @@ def console() -> Console:
     printed in it. Text is shown as it is: a name or an IPv6 address may have brackets and colons that rich would take for markup."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(markup=False, emoji=False)
-    return Console(markup=False, emoji=False, width=PIPED_COLUMNS, file=cast(IO[str], Unfilled()))
+    return Console(markup=False, emoji=False, width=PIPED_COLUMNS, file=cast(IO[str], UnpaddedOutput()))
 
 
-class Unfilled(io.TextIOBase):
+class UnpaddedOutput(io.TextIOBase):
     """Standard output without the blanks by which a table's lines are all as long as the longest: in a pager each would fill several."""
 
     @property

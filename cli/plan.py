@@ -7,14 +7,24 @@ import click
 
 from kvstore.cli.options import console, echo_json, json_option
 from kvstore.cli.plan_report import draw, plan_table
-from kvstore.cli.tools.capacity_plan import Plan, Setup, TraceHits, blocks_of, levels, make_plan, outcomes_of, trace_hits, users_in_hbm
+from kvstore.cli.tools.capacity_plan import (
+    CapacityPlan,
+    PlanInputs,
+    TraceHits,
+    blocks_of,
+    levels,
+    make_plan,
+    outcomes_of,
+    trace_hits,
+    users_in_hbm,
+)
 from kvstore.cli.tools.tables import progress
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.named import read_requests
-from kvstore.lab.pressure.load import Load
+from kvstore.lab.pressure.load import UserLoad
 from kvstore.lab.pressure.strategies import LowerTier
 from kvstore.lab.simulator.simulation import LOAD_BYTES_PER_S
 from kvstore.protocol.errors import TraceError
@@ -81,17 +91,17 @@ def plan(trace: str | None, limit: int | None, plots: str | None, plot_format: s
         people.print(plan_table(found, hits))
 
 
-def _setup(options: dict[str, Any]) -> Setup:
+def _setup(options: dict[str, Any]) -> PlanInputs:
     """Raises ConfigError for an unknown name or a malformed size, InvalidArgument for a figure out of range."""
     model, gpu, scheme = find_model(options["model"]), find_gpu(options["gpu"]), CacheScheme.parse(options["scheme"])
     model = replace(model, weight_bits=options["weight_bits"] or model.weight_bits)
     gpus = options["tp"] * options["pp"]
     block_tokens = options["block_tokens"] or max(DEFAULT_BLOCK_TOKENS, scheme.k.group)
-    return Setup(
+    return PlanInputs(
         model=model,
         gpu=gpu,
         spec=CacheSpec.of_model(model, block_tokens=block_tokens, dtype=options["dtype"] or "", scheme=scheme),
-        load=Load(
+        load=UserLoad(
             users=options["users"],
             context_tokens=options["context"],
             output_tokens=options["output_tokens"],
@@ -120,7 +130,7 @@ def _rate(text: str | None, default: float) -> float:
     return default if text is None else parse_size(text)
 
 
-def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
+def _replay(plan: CapacityPlan, trace: str, limit: int | None) -> list[TraceHits]:
     """Raises TraceError for a trace that cannot be read or has no blocks."""
     requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
     if not any(request.hash_ids for request in requests):
@@ -129,7 +139,7 @@ def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
         return trace_hits(plan, requests, on_done=on_done)
 
 
-def _json(plan: Plan, hits: list[TraceHits]) -> dict[str, Any]:
+def _json(plan: CapacityPlan, hits: list[TraceHits]) -> dict[str, Any]:
     """Sizes in bytes, times in seconds."""
     setup, hbm, spec = plan.setup, plan.hbm, plan.setup.spec
     return {

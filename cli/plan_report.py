@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.tools.capacity_plan import Plan, Reuse, TraceHits, sequence_curve, users_in_hbm
+from kvstore.cli.tools.capacity_plan import CapacityPlan, Reuse, TraceHits, sequence_curve, users_in_hbm
 from kvstore.cli.tools.tables import figures_table, percent, seconds
 from kvstore.lab.plots import Series, Weight, line_chart, save_all, stacked_bars
-from kvstore.lab.pressure.model import MeanAndTail, Outcome
+from kvstore.lab.pressure.model import LoadOutcome, MeanAndTail
 from kvstore.protocol.settings import format_size
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ CONTEXTS: Final = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens, of the chart of sequences."""
 
 
-OVER_USERS: Final[dict[str, tuple[Callable[[Outcome], float], str, str]]] = {
+OVER_USERS: Final[dict[str, tuple[Callable[[LoadOutcome], float], str, str]]] = {
     "ttft": (lambda each: each.ttft.mean_s, "Time to first token of completed requests", "mean TTFT (s)"),
     "latency": (lambda each: each.latency.mean_s, "Time to last token of completed requests", "mean latency (s)"),
     "goodput": (lambda each: each.goodput_tokens_per_s, "Tokens of complete answers", "goodput (tokens/s)"),
@@ -30,7 +30,7 @@ OVER_USERS: Final[dict[str, tuple[Callable[[Outcome], float], str, str]]] = {
 """Charts over the number of users: figure, title and label of the vertical axis of each."""
 
 
-def plan_table(plan: Plan, hits: Sequence[TraceHits] = ()) -> RenderableType:
+def plan_table(plan: CapacityPlan, hits: Sequence[TraceHits] = ()) -> RenderableType:
     """All of it, in two screenfuls."""
     parts: list[RenderableType] = [_summary(plan), Text(), _tiers(plan)]
     if hits:
@@ -43,7 +43,7 @@ def plan_table(plan: Plan, hits: Sequence[TraceHits] = ()) -> RenderableType:
     return Group(*parts)
 
 
-def _summary(plan: Plan) -> Table:
+def _summary(plan: CapacityPlan) -> Table:
     setup, hbm, spec = plan.setup, plan.hbm, plan.setup.spec
     per_gpu = " of each GPU" if hbm.gpus > 1 else ""
     table = Table.grid(padding=(0, 2))
@@ -67,7 +67,7 @@ def _summary(plan: Plan) -> Table:
     return table
 
 
-def _tiers(plan: Plan) -> Group:
+def _tiers(plan: CapacityPlan) -> Group:
     table = figures_table("tier", "size", "tokens", "sequences", "down to here", "x HBM")
     for tier in plan.tiers:
         table.add_row(
@@ -88,7 +88,7 @@ def _hits(hits: Sequence[TraceHits]) -> Group:
     return Group("What of the trace's prompts is in the cache", table)
 
 
-def _reuse(plan: Plan) -> Group:
+def _reuse(plan: CapacityPlan) -> Group:
     """Where times are unknown the columns that need them are left out."""
     bandwidths = plan.setup.bandwidths
     sources = [f"{name} {_gb_per_s(bytes_per_s)}" for name, bytes_per_s in bandwidths.items()]
@@ -113,7 +113,7 @@ def _fetched(row: Reuse, source: str) -> Text:
     return Text(seconds(row.fetch_s[source]) + verdict, style={True: "green", False: "red", None: ""}[pays])
 
 
-def _outcomes(plan: Plan) -> Group:
+def _outcomes(plan: CapacityPlan) -> Group:
     load = plan.setup.load
     table = figures_table("when full", "requests", "completed", "failed", "tokens/s", "TTFT", "TTFT p99", "latency", "latency p99")
     for each in plan.outcomes:
@@ -127,7 +127,7 @@ def _outcomes(plan: Plan) -> Group:
     return Group(f"{load.users:,} users, {asks}, for {seconds(load.duration_s)}", table)
 
 
-def _work(outcomes: Sequence[Outcome]) -> Table:
+def _work(outcomes: Sequence[LoadOutcome]) -> Table:
     table = figures_table(
         "when full", "wait", "wait p99", "displaced", "recomputed tokens", "of prefill", "offloaded", "fetched", "copying"
     )
@@ -145,7 +145,7 @@ def _work(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _spreads(outcome: Outcome, *spreads: MeanAndTail) -> list[str]:
+def _spreads(outcome: LoadOutcome, *spreads: MeanAndTail) -> list[str]:
     """Mean and p99 of each; dashes where nothing was completed."""
     return [seconds(value_s) if outcome.completed else "-" for spread in spreads for value_s in (spread.mean_s, spread.p99_s)]
 
@@ -158,7 +158,9 @@ def _gb_per_s(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:,.3g} GB/s"
 
 
-def draw(plan: Plan, outcomes: Mapping[int, Sequence[Outcome]], hits: Sequence[TraceHits], folder: str | Path, suffix: str) -> list[Path]:
+def draw(
+    plan: CapacityPlan, outcomes: Mapping[int, Sequence[LoadOutcome]], hits: Sequence[TraceHits], folder: str | Path, suffix: str
+) -> list[Path]:
     """Writes memory, sequences, reuse, ttft, latency, goodput, failed and hits as files of this suffix and says where. Without times or
     hits those charts are left out.
 
@@ -175,7 +177,7 @@ def draw(plan: Plan, outcomes: Mapping[int, Sequence[Outcome]], hits: Sequence[T
     return save_all({f"{name}.{suffix}": figure for name, figure in figures.items()}, folder)
 
 
-def _memory_chart(plan: Plan) -> "Figure":
+def _memory_chart(plan: CapacityPlan) -> "Figure":
     hbm = plan.hbm
     parts = {"weights": hbm.weight_bytes, "reserve": hbm.reserve_bytes, "KV cache": hbm.kv_bytes}
     return stacked_bars(
@@ -187,7 +189,7 @@ def _memory_chart(plan: Plan) -> "Figure":
     )
 
 
-def _sequences_chart(plan: Plan) -> "Figure":
+def _sequences_chart(plan: CapacityPlan) -> "Figure":
     lines, names = [], []
     for name, counts in sequence_curve(plan.setup, CONTEXTS).items():
         names.append(name)
@@ -206,7 +208,7 @@ def _sequences_chart(plan: Plan) -> "Figure":
     )
 
 
-def _reuse_chart(plan: Plan) -> "Figure":
+def _reuse_chart(plan: CapacityPlan) -> "Figure":
     tokens = [row.prefix_tokens for row in plan.reuse]
     computed = [row.compute for row in plan.reuse if row.compute is not None]
     lines = [
@@ -225,7 +227,9 @@ def _reuse_chart(plan: Plan) -> "Figure":
     )
 
 
-def _over_users(outcomes: Mapping[int, Sequence[Outcome]], figure: Callable[[Outcome], float], title: str, y_label: str) -> "Figure":
+def _over_users(
+    outcomes: Mapping[int, Sequence[LoadOutcome]], figure: Callable[[LoadOutcome], float], title: str, y_label: str
+) -> "Figure":
     """A line a strategy."""
     users = sorted(outcomes)
     names = [outcome.strategy for outcome in outcomes[users[0]]]

@@ -28,7 +28,7 @@ EVICTING: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_s
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QuotaRow:
     """One limit of one tenant at one daemon; `quota` is None where there is none."""
 
     tenant: str
@@ -41,7 +41,7 @@ class Row:
     """Who says so: "operator", "file" (its table) or "default" (that of the file); "" for nobody, or by a master that does not tell."""
 
 
-def rows(status: pb.StatusReply) -> list[Row]:
+def rows(status: pb.StatusReply) -> list[QuotaRow]:
     """By tenant and node: what is limited, and what is used of anything."""
     found = [row for node in sorted(status.nodes, key=lambda node: node.name) for row in _at_node(node, status)]
     given = {grants.tenant: grants for grants in status.grants}
@@ -50,7 +50,7 @@ def rows(status: pb.StatusReply) -> list[Row]:
     return sorted(found, key=lambda row: row.tenant)
 
 
-def quota_table(found: Sequence[Row]) -> RenderableType:
+def quota_table(found: Sequence[QuotaRow]) -> RenderableType:
     table = new_table("tenant", "at", "what", "used", "quota", "set by", right=("used", "quota"))
     for row in found:
         is_at_limit = row.quota is not None and row.used >= row.quota
@@ -64,21 +64,21 @@ def limit_shown(what: str, limit: int | None) -> str:
     return "none" if limit is None else _shown(what, limit)
 
 
-def _at_node(node: pb.NodeStatus, status: pb.StatusReply) -> Iterator[Row]:
+def _at_node(node: pb.NodeStatus, status: pb.StatusReply) -> Iterator[QuotaRow]:
     """Of the tenants that the node has told of, and of those with a quota of their own."""
     told = {use.tenant: use for use in node.tenants}
     for tenant in {**told, **dict.fromkeys(status.quotas.tenants)}:
         yield from _rows(status, tenant, node.name, AT_NODES, told.get(tenant, pb.TenantUse()))
 
 
-def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], used: "pb.TenantUse | pb.TenantGrants") -> Iterator[Row]:
+def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], used: "pb.TenantUse | pb.TenantGrants") -> Iterator[QuotaRow]:
     """Of what is limited, used, or left without a limit by an operator."""
     quota = status.quotas.tenants.get(tenant, status.quotas.default)
     for name in names:
         limit = getattr(quota, name) if quota.HasField(name) else None
         origin = _origin(status, tenant, name, limit)
         if limit is not None or getattr(used, name) or origin == "operator":
-            yield Row(tenant, at, name, getattr(used, name), limit, origin)
+            yield QuotaRow(tenant, at, name, getattr(used, name), limit, origin)
 
 
 def _origin(status: pb.StatusReply, tenant: str, name: str, limit: int | None) -> str:
@@ -93,7 +93,7 @@ def _shown(what: str, number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class OverQuota:
     """Use of one tenant at one node above a new limit."""
 
     at: str
@@ -109,14 +109,14 @@ class Excess:
         return f"{above} {of} lie above the new {self.what} of {limit_shown(self.what, self.limit)}, and will be evicted"
 
 
-def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | None]) -> list[Excess]:
+def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | None]) -> list[OverQuota]:
     """By node and limit. Empty if the status has no use by tenants, as for a caller that is no operator."""
     found = []
     for node in sorted(status.nodes, key=lambda node: node.name):
         for use in node.tenants:
             if use.tenant == tenant and node.state not in AWAY:
                 found += [
-                    Excess(node.name, name, getattr(use, name), limit, use.blocks)
+                    OverQuota(node.name, name, getattr(use, name), limit, use.blocks)
                     for name, limit in limits.items()
                     if name in EVICTING and limit is not None and getattr(use, name) > limit
                 ]
@@ -192,7 +192,7 @@ def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> 
     click.echo(f"{_named(of_tenant)}: {', '.join(names) or 'all limits'} as in the quotas file")
 
 
-def _confirm(tenant: str, found: Sequence[Excess], *, yes: bool) -> None:
+def _confirm(tenant: str, found: Sequence[OverQuota], *, yes: bool) -> None:
     """Say what will be evicted, and ask. Raises InvalidArgument: standard input is no terminal, and --yes is not given."""
     if not found:
         return

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvstore.cli.options import client_options, json_option, names_master, show
-from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, ClusterPlan, LocalCluster
 from kvstore.cli.tools.replay import run_replay
 from kvstore.client.config import ClientSettings
 from kvstore.kvcache.traces.named import count_requests, read_requests
@@ -60,7 +60,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
 
 
 @contextlib.contextmanager
-def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) -> Iterator[tuple[ClientSettings, Cluster | None]]:
+def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) -> Iterator[tuple[ClientSettings, LocalCluster | None]]:
     """The cluster to use, by its settings; a Cluster if it is the replay's own."""
     context = click.get_current_context()
     described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
@@ -71,7 +71,7 @@ def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) ->
         return
     table = table_share(block_bytes, own["dram"], own["nvme"], own["hbm"])
     plan = ClusterPlan(**own, table_share=table, demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
-    with Cluster(plan, on_log=show_trouble) as cluster:
+    with LocalCluster(plan, on_log=show_trouble) as cluster:
         cluster.wait_warm()
         yield dataclasses.replace(settings, master=cluster.address), cluster
 

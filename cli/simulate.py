@@ -15,8 +15,8 @@ from kvstore.cli.tools.tables import duration, figures_table, percent, progress,
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.plots import Series, line_chart, save_all, stacked_bars
-from kvstore.lab.simulator.plan import Mode, Plan
-from kvstore.lab.simulator.report import STAGES, Report, Spread
+from kvstore.lab.simulator.plan import Mode, SimulationPlan
+from kvstore.lab.simulator.report import STAGES, DurationSummary, SimulationReport
 from kvstore.lab.simulator.simulation import Scenario
 from kvstore.protocol.errors import InvalidArgument, TraceError
 from kvstore.protocol.settings import format_size, parse_size
@@ -37,12 +37,12 @@ CURVE_POINTS: Final = 400
 """Of a distribution that are drawn: more cannot be told apart."""
 
 
-def report_table(report: Report) -> RenderableType:
+def report_table(report: SimulationReport) -> RenderableType:
     """One simulation in a screenful."""
     return Group(_counts(report), Text(), _latencies(report), Text(), _pools(report))
 
 
-def modes_table(reports: Mapping[Mode, Report]) -> RenderableType:
+def modes_table(reports: Mapping[Mode, SimulationReport]) -> RenderableType:
     """TTFT, TBT and MFU of each mode: the table "Serving Scheduling", with figures for its signs.
 
     Source: "Mooncake: Trading More Storage for Less Computation", Serving Scheduling - Summary.
@@ -60,7 +60,7 @@ def modes_table(reports: Mapping[Mode, Report]) -> RenderableType:
     return found
 
 
-def _counts(report: Report) -> RenderableType:
+def _counts(report: SimulationReport) -> RenderableType:
     rejected = sum(report.rejected.values())
     reasons = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.rejected.items()))
     table = Table.grid(padding=(0, 2))
@@ -77,7 +77,7 @@ def _counts(report: Report) -> RenderableType:
     return table
 
 
-def _latencies(report: Report) -> RenderableType:
+def _latencies(report: SimulationReport) -> RenderableType:
     found = figures_table("", "mean", "p50", "p90", "p99")
     for name, spread in (("TTFT", report.ttft), ("TBT, of tokens", report.tbt), ("TBT, of requests", report.token)):
         found.add_row(name, *map(seconds, _columns(spread)))
@@ -86,18 +86,18 @@ def _latencies(report: Report) -> RenderableType:
     return Group(found, Text(), stages)
 
 
-def _pools(report: Report) -> RenderableType:
+def _pools(report: SimulationReport) -> RenderableType:
     found = figures_table("pool", "busy", "MFU while busy")
     found.add_row("prefill", percent(report.prefill_utilisation, 1), percent(report.prefill_mfu, 1))
     found.add_row("decode", percent(report.decode_utilisation, 1), percent(report.decode_mfu, 1))
     return found
 
 
-def _columns(spread: Spread) -> tuple[float, float, float, float]:
+def _columns(spread: DurationSummary) -> tuple[float, float, float, float]:
     return spread.mean_s, spread.p50_s, spread.p90_s, spread.p99_s
 
 
-def draw(reports: Mapping[str, Report], slo: Slo, folder: str | Path) -> list[Path]:
+def draw(reports: Mapping[str, SimulationReport], slo: Slo, folder: str | Path) -> list[Path]:
     """Writes ttft.svg, tbt.svg, stages.svg and load.svg and says where. There is a load-NAME.svg for each of several reports, and no
     tbt.svg where nothing has a second token.
 
@@ -136,7 +136,7 @@ def thinned(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return [gap_s for gap_s, _ in kept], [share for _, share in kept]
 
 
-def _load(report: Report, slo: Slo) -> "Figure":
+def _load(report: SimulationReport, slo: Slo) -> "Figure":
     """Both pools over time, each as a share of what its SLO allows."""
     at_s = [sample.at_s for sample in report.samples]
     lines = [
@@ -209,11 +209,11 @@ def simulate(trace: str, limit: int | None, compare_modes: bool, plots: str | No
 def _scenario(options: dict[str, Any]) -> Scenario:
     slo = Slo(options.pop("ttft_slo_s"), options.pop("tbt_slo_s"))
     names = ("prefill", "decode", "cache_blocks", "policy", "rate", "chunk_tokens", "overlap")
-    plan = Plan(mode=Mode(options.pop("mode")), slo=slo, **{name: options.pop(name) for name in names})
+    plan = SimulationPlan(mode=Mode(options.pop("mode")), slo=slo, **{name: options.pop(name) for name in names})
     bandwidth = options.pop("bandwidth")
     return Scenario(plan=plan, send_bytes_per_s=None if bandwidth is None else parse_size(bandwidth), **options)
 
 
-def _run(scenario: Scenario, modes: Sequence[Mode], requests: Sequence[TraceRequest]) -> dict[Mode, Report]:
+def _run(scenario: Scenario, modes: Sequence[Mode], requests: Sequence[TraceRequest]) -> dict[Mode, SimulationReport]:
     with progress("simulating", len(modes) * len(requests)) as on_progress:
         return {mode: replace(scenario, plan=replace(scenario.plan, mode=mode)).run(requests, on_progress=on_progress) for mode in modes}

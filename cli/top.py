@@ -19,10 +19,10 @@ from kvstore.cli.options import client_options, console, echo_json, json_option
 from kvstore.cli.tools.cluster_report import trouble_lines, troubles
 from kvstore.cli.tools.keyboard import ENDED, Keyboard
 from kvstore.cli.tools.status_tables import nodes_table, status_lines, tiers_table
-from kvstore.cli.tools.top_screen import View, screen
+from kvstore.cli.tools.top_screen import ScreenView, screen
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.console.model import Model
+from kvstore.console.model import ConsoleModel
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 
@@ -63,10 +63,10 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
 
 def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
     """On the terminal. Raises what the first look raises; later ones are shown as trouble, and the cluster is found again."""
-    shown, view, model = console(), View(), Model()
+    shown, view, model = console(), ScreenView(), ConsoleModel()
     with (
         Keyboard() as keyboard,
-        Looker(looks, interval_s, settings) as looker,
+        ClusterPoller(looks, interval_s, settings) as looker,
         Live(console=shown, screen=True, auto_refresh=False) as live,
     ):
         goes_on, keys, size, page = True, [""], shown.size, 1
@@ -89,7 +89,7 @@ def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> 
         raise click.ClickException(view.failure)
 
 
-class Looker:
+class ClusterPoller:
     """Asks the cluster again and again in a thread of its own, so that keys need not wait for it. A context manager."""
 
     def __init__(self, looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
@@ -100,7 +100,7 @@ class Looker:
         self.is_done = False
         """There are no more looks."""
 
-    def __enter__(self) -> "Looker":
+    def __enter__(self) -> "ClusterPoller":
         self._thread.start()
         return self
 

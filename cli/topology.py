@@ -62,7 +62,7 @@ path { fill: none; stroke-width: 1.6; } .cpu { stroke: var(--cpu); } .gpu { stro
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class HostPanel:
     """A host to be shown. `state` is its node's ("" for this machine). Without a topology the note says why there is none."""
 
     name: str
@@ -75,7 +75,7 @@ class Subject:
         return self.name if self.state in ("", "alive") else f"{self.name} ({self.state})"
 
 
-def topology_view(subject: Subject) -> RenderableType:
+def topology_view(subject: HostPanel) -> RenderableType:
     """One host: a headline, its NICs, its GPUs if any, and which rails are near which memory."""
     topology = subject.topology
     if topology is None:
@@ -120,7 +120,7 @@ def _matrix(topology: Topology) -> Table:
     return table
 
 
-def draw(subjects: Sequence[Subject]) -> str:
+def draw(subjects: Sequence[HostPanel]) -> str:
     """The whole SVG document, a panel a subject."""
     columns = max(1, min(MAX_COLUMNS, math.ceil(math.sqrt(len(subjects)))))
     panels = [_Panel(subject) for subject in subjects]
@@ -146,7 +146,7 @@ def draw(subjects: Sequence[Subject]) -> str:
 class _Panel:
     """One host. Cards are laid out first, because lines lead to cards of boxes further down."""
 
-    subject: Subject
+    subject: HostPanel
     height: float = field(init=False)
     _parts: list[str] = field(init=False, default_factory=list)
     _memory: dict[str, float] = field(init=False, default_factory=dict)
@@ -255,31 +255,31 @@ def topology(node: str | None, is_local: bool, svg: str | None, as_json: bool, s
             console().print(topology_view(subject))
 
 
-def _this_machine() -> Subject:
+def _this_machine() -> HostPanel:
     settings = load_settings(TransferSettings, SECTION, flags={})
-    return Subject(socket.gethostname(), Discovery.configured(settings).look())
+    return HostPanel(socket.gethostname(), Discovery.configured(settings).look())
 
 
-def _of_cluster(settings: ClientSettings, node: str | None) -> list[Subject]:
+def _of_cluster(settings: ClientSettings, node: str | None) -> list[HostPanel]:
     with Control.find(settings) as control:
         return [_subject(found) for found in sorted(control.topologies(node or ""), key=lambda found: found.name)]
 
 
-def _subject(found: pb.NodeTopology) -> Subject:
+def _subject(found: pb.NodeTopology) -> HostPanel:
     if not found.topology:
-        return Subject(found.name, None, found.state, "it has not told its topology")
+        return HostPanel(found.name, None, found.state, "it has not told its topology")
     try:
-        return Subject(found.name, parse_topology(found.topology), found.state)
+        return HostPanel(found.name, parse_topology(found.topology), found.state)
     except ProtocolError as error:  # one node of another release must not hide the others
-        return Subject(found.name, None, found.state, f"its topology cannot be read: {error}")
+        return HostPanel(found.name, None, found.state, f"its topology cannot be read: {error}")
 
 
-def _entry(subject: Subject) -> dict[str, Any]:
+def _entry(subject: HostPanel) -> dict[str, Any]:
     whole = topology_as_json(subject.topology) if subject.topology is not None else None
     return {"node": subject.name, "state": subject.state, "topology": whole, "note": subject.note}
 
 
-def _only(subjects: list[Subject]) -> dict[str, Any]:
+def _only(subjects: list[HostPanel]) -> dict[str, Any]:
     (subject,) = subjects
     if subject.topology is None:
         raise ProtocolError(f"{subject.name}: {subject.note}")

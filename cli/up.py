@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 
@@ -32,7 +32,7 @@ def up(as_json: bool, **plan: Any) -> None:
     """
     console = Console(stderr=True)
     try:
-        with Cluster(ClusterPlan(**plan), on_log=lambda name, line: pass_on(console, f"{name} | {line}")) as cluster:
+        with LocalCluster(ClusterPlan(**plan), on_log=lambda name, line: pass_on(console, f"{name} | {line}")) as cluster:
             if as_json:
                 _say("serving", cluster)
             cluster.wait_ready()
@@ -55,14 +55,14 @@ def pass_on(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
-def _await_memory(cluster: Cluster, console: Console) -> None:
+def _await_memory(cluster: LocalCluster, console: Console) -> None:
     columns = (TextColumn("touching memory"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("memory", total=None)
         cluster.wait_warm(lambda done, whole: progress.update(task, completed=done, total=whole))
 
 
-def _say(event: str, cluster: Cluster) -> None:
+def _say(event: str, cluster: LocalCluster) -> None:
     nodes = [{"name": node.name, "pid": node.pid} for node in cluster.nodes]
     places = {"master": cluster.address, "control": cluster.control_address, "console": cluster.console_address}
     click.echo(json.dumps({"event": event, **places, "master_pid": cluster.master_pid, "nodes": nodes}))

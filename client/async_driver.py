@@ -8,21 +8,21 @@ from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.connections.reservations import CLEANUP_S
 from kvstore.client.core.effects import (
+    AcquireConnectionEffect,
     AnyChannel,
-    Aside,
-    Ask,
-    AskForFds,
-    Await,
     Effect,
-    Fill,
-    Move,
+    GatherEffect,
     Operation,
-    Post,
-    Send,
-    Sleep,
-    Take,
-    Together,
-    Work,
+    ReadPayloadEffect,
+    ReceiveEffect,
+    RequestEffect,
+    RequestFdsEffect,
+    RunInThreadEffect,
+    SendEffect,
+    SendOneWayEffect,
+    SleepEffect,
+    SpawnEffect,
+    TransferEffect,
 )
 from kvstore.client.operations import Operations
 from kvstore.rpc.client.async_channel import AsyncChannel
@@ -33,7 +33,7 @@ INLINE_WORK_BYTES: Final = 256 << 10
 """Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""
 
 
-async def carry_out(effect: Work) -> Any:
+async def carry_out(effect: RunInThreadEffect) -> Any:
     """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
     by a signal): the memory that the work uses is given back right after. Where no thread can be had the loop does it, as a blocking
     client's thread would."""
@@ -131,32 +131,32 @@ class AsyncDriver:
 
     async def _do(self, effect: Effect) -> Any:
         match effect:
-            case Ask():
+            case RequestEffect():
                 return await _asynchronous(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
-            case Send():
+            case SendEffect():
                 return await _asynchronous(effect.channel).ask(effect.message, effect.deadline)
-            case Await():
+            case ReceiveEffect():
                 return await _asynchronous(effect.channel).await_answer(effect.answer, effect.until)
-            case Take():
+            case AcquireConnectionEffect():
                 return await self._pool.take(effect.address, effect.deadline, effect.hello)
-            case Fill():
+            case ReadPayloadEffect():
                 return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
-            case Work():
+            case RunInThreadEffect():
                 return await carry_out(effect)
-            case Move():
+            case TransferEffect():
                 return await effect.engine.transfer_async(effect.copies, deadline_s=effect.deadline.left_s())
-            case Post():
+            case SendOneWayEffect():
                 return await _asynchronous(effect.channel).post(effect.message)
-            case AskForFds():
+            case RequestFdsEffect():
                 return await _asynchronous(effect.channel).call_for_fds(effect.message, effect.deadline)
-            case Sleep():
+            case SleepEffect():
                 return await asyncio.sleep(effect.seconds)
-            case Aside():
+            case SpawnEffect():
                 task = asyncio.create_task(self.run(effect.operation))
                 self._aside.add(task)
                 task.add_done_callback(self._aside.discard)
                 return None
-            case Together():
+            case GatherEffect():
                 return await run_together([self.run(operation) for operation in effect.operations])
 
 

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kvstore.client.connections.reservations import CLEANUP_S
 from kvstore.client.core.effects import (
+    AcquireConnectionEffect,
     AnyChannel,
-    Aside,
-    Ask,
-    AskForFds,
-    Await,
     Effect,
-    Fill,
-    Move,
+    GatherEffect,
     Operation,
-    Post,
-    Send,
-    Sleep,
-    Take,
-    Together,
-    Work,
+    ReadPayloadEffect,
+    ReceiveEffect,
+    RequestEffect,
+    RequestFdsEffect,
+    RunInThreadEffect,
+    SendEffect,
+    SendOneWayEffect,
+    SleepEffect,
+    SpawnEffect,
+    TransferEffect,
     drive,
 )
 from kvstore.client.operations import Operations
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.connection_pool import Pool
+from kvstore.rpc.client.connection_pool import ConnectionPool
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.signal_safety import Shield, begin_thread
 
@@ -52,8 +52,8 @@ LONGEST_POLL_MS: Final = 60_000
 def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
     """Their results, in order. The first error ends them all, and so does whatever a signal handler raises: it is raised once nothing of
     theirs moves any more."""
-    bell = _Bell()
-    parts = [_Part(operation, do, bell) for operation in operations]
+    bell = _Waker()
+    parts = [_RunningOperation(operation, do, bell) for operation in operations]
     try:
         for part in parts:
             part.advance()  # as far as its first question: who has to connect for it may be interrupted as ever
@@ -74,7 +74,7 @@ def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
     return [part.result for part in parts]
 
 
-class _Bell:
+class _Waker:
     """Wakes the thread that polls. It lives as long as anyone may ring it."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class _Bell:
         os.close(self.fd)
 
 
-def _next_round(waiting: "Sequence[_Part]", bell: _Bell) -> None:
+def _next_round(waiting: "Sequence[_RunningOperation]", bell: _Waker) -> None:
     """Wait until a peer has said something, copies are over, or a deadline is; and go on with those whom it concerns."""
     waits = [(part, part.wait) for part in waiting if part.wait is not None]
     poll = select.poll()
@@ -107,10 +107,10 @@ def _next_round(waiting: "Sequence[_Part]", bell: _Bell) -> None:
             part.proceed(wait.expire)
 
 
-class _Part:
+class _RunningOperation:
     """One operation: `wait` is what it waits for, None once it is over."""
 
-    def __init__(self, operation: Operation[Any], do: Do, bell: _Bell) -> None:
+    def __init__(self, operation: Operation[Any], do: Do, bell: _Waker) -> None:
         self.operation = operation
         self.wait: _Wait | None = None
         self.result: Any = None
@@ -151,13 +151,13 @@ class _Part:
 
     def _begin(self, effect: Effect) -> "_Wait | None":
         match effect:
-            case Ask():
+            case RequestEffect():
                 return _AnswerWait(effect)
-            case Await():
+            case ReceiveEffect():
                 return _PatientWait(effect)
-            case Fill():
+            case ReadPayloadEffect():
                 return _ValuesWait(effect)
-            case Move():
+            case TransferEffect():
                 return _CopiesWait(effect, self._bell)
         return None
 
@@ -203,7 +203,7 @@ class _ChannelWait(_Wait):
 class _AnswerWait(_ChannelWait):
     """For the answer to a question."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: RequestEffect) -> None:
         """Asks it, and raises as the effect does."""
         channel = cast(Channel, ask.channel)
         channel.ask(ask.message, ask.deadline, ask.payload)
@@ -218,7 +218,7 @@ class _AnswerWait(_ChannelWait):
 class _PatientWait(_ChannelWait):
     """For the answer to a question sent before, which may be awaited further."""
 
-    def __init__(self, awaiting: Await) -> None:
+    def __init__(self, awaiting: ReceiveEffect) -> None:
         super().__init__(cast(Channel, awaiting.channel), awaiting.until)
         self._kind = awaiting.answer
         self.is_ready = True  # it may have come already
@@ -235,7 +235,7 @@ class _PatientWait(_ChannelWait):
 class _ValuesWait(_ChannelWait):
     """For an answer's values."""
 
-    def __init__(self, fill: Fill) -> None:
+    def __init__(self, fill: ReadPayloadEffect) -> None:
         super().__init__(cast(Channel, fill.channel), fill.deadline)
         self._pending: deque[memoryview] = self._channel.values_into(fill.destinations)
         self.is_ready = True  # some may have come along with the answer
@@ -248,7 +248,7 @@ class _ValuesWait(_ChannelWait):
 class _CopiesWait(_Wait):
     """For copies by the transfer engine. They begin with the first `proceed`."""
 
-    def __init__(self, move: Move, bell: _Bell) -> None:
+    def __init__(self, move: TransferEffect, bell: _Waker) -> None:
         super().__init__(move.deadline)
         self._move = move
         self._bell = bell
@@ -288,7 +288,7 @@ class Driver:
         """Does no I/O: channels are opened when effects want them."""
         self._reservations = operations.resources.reservations
         resources = operations.resources
-        self.pool = Pool(operations.hello, operations.settings, gil=resources.copier.gil, tls=resources.tls)
+        self.pool = ConnectionPool(operations.hello, operations.settings, gil=resources.copier.gil, tls=resources.tls)
         self._tidying: threading.Lock | None = None
         """Locked while a thread gives back what an interrupted put had reserved."""
 
@@ -332,29 +332,29 @@ class Driver:
 
     def _do(self, effect: Effect) -> Any:
         match effect:
-            case Ask():
+            case RequestEffect():
                 return _blocking(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
-            case Send():
+            case SendEffect():
                 return _blocking(effect.channel).ask(effect.message, effect.deadline)
-            case Await():
+            case ReceiveEffect():
                 return _blocking(effect.channel).await_answer(effect.answer, effect.until)
-            case Take():
+            case AcquireConnectionEffect():
                 return self.pool.take(effect.address, effect.deadline, effect.hello)
-            case Fill():
+            case ReadPayloadEffect():
                 return _blocking(effect.channel).read_into(effect.destinations, effect.deadline)
-            case Work():
+            case RunInThreadEffect():
                 return effect.function()
-            case Move():
+            case TransferEffect():
                 return effect.engine.transfer(effect.copies, deadline_s=effect.deadline.left_s())
-            case Post():
+            case SendOneWayEffect():
                 return _blocking(effect.channel).post(effect.message)
-            case AskForFds():
+            case RequestFdsEffect():
                 return _blocking(effect.channel).call_for_fds(effect.message, effect.deadline)
-            case Sleep():
+            case SleepEffect():
                 return time.sleep(effect.seconds)
-            case Aside():
+            case SpawnEffect():
                 return begin_thread(partial(self.run, effect.operation))
-            case Together():
+            case GatherEffect():
                 return run_together(effect.operations, self._do)
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.arguments import check_hold
-from kvstore.client.core.effects import Aside, Operation, Post, Take, Together
+from kvstore.client.core.effects import AcquireConnectionEffect, GatherEffect, Operation, SendOneWayEffect, SpawnEffect
 from kvstore.client.local.hold_lookup import LocalHoldLookup
 from kvstore.client.local.nodes import LocalNode
-from kvstore.client.reads.replica_lookup import Finding, Wanted
+from kvstore.client.reads.replica_lookup import ReplicaLookup, Wanted
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import HOLD_GRANTED, HOLD_MISS, HoldBlocks, ReleaseHolds
@@ -58,7 +58,7 @@ def require_hold(hold: Hold | None, *, is_optional: bool = True) -> None:
 
 
 @dataclass(slots=True)
-class Kept:
+class HoldTarget:
     """Where something may be held in one hold's name."""
 
     until_ns: int
@@ -73,7 +73,7 @@ class HoldTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept: OrderedDict[int, HoldTarget] = OrderedDict()
 
     def extend(self, hold: Hold, now_ns: int) -> int | None:
         """Until when what is found now may be held. None: there are too many holds."""
@@ -86,7 +86,7 @@ class HoldTable:
             self._purge(now_ns)
             if len(self._kept) >= MAX_HOLDS:
                 return None
-            self._kept[hold.number] = Kept(until_ns)
+            self._kept[hold.number] = HoldTarget(until_ns)
         return until_ns
 
     def add_local(self, hold: Hold, node: "LocalNode") -> None:
@@ -99,7 +99,7 @@ class HoldTable:
             if (kept := self._kept.get(hold.number)) is not None:
                 kept.nodes.update(nodes)
 
-    def take(self, hold: Hold) -> Kept | None:
+    def take(self, hold: Hold) -> HoldTarget | None:
         """Forget a hold: where it is to be released. None: it is unknown, or was released."""
         with self._lock:
             return self._kept.pop(hold.number, None)
@@ -176,7 +176,7 @@ class HoldLookup:
             node.desk.release(hold.number)
         if kept.nodes:
             with suppress(RuntimeError):  # the system has no thread for it: it ends at its time
-                yield Aside(self._tell(kept.nodes, ReleaseHolds([hold.number + BY_MESSAGE])))
+                yield SpawnEffect(self._tell(kept.nodes, ReleaseHolds([hold.number + BY_MESSAGE])))
 
     def _tell(self, nodes: set[int], message: ReleaseHolds) -> Operation[None]:
         for node_id in nodes:
@@ -185,10 +185,10 @@ class HoldLookup:
                 continue
             with suppress(KVStoreError):
                 address = node.route.address()
-                loan = yield Take(address, Deadline(RELEASE_S), node.route.hello)
+                loan = yield AcquireConnectionEffect(address, Deadline(RELEASE_S), node.route.hello)
                 with loan:
                     if node.route.is_meant(address, loan.channel.welcome):
-                        yield Post(loan.channel, message)
+                        yield SendOneWayEffect(loan.channel, message)
 
     def _elsewhere(self, keys: Sequence[bytes], hold: Hold | None, deadline: Deadline, *, is_prefix: bool) -> Operation[list[bool]]:
         """As `exist`, of blocks that are not in DRAM of this host."""
@@ -196,7 +196,7 @@ class HoldLookup:
         resources.counters.add(requests=1)
         if resources.early_puts.may_have(keys, resources.hints):
             yield from resources.early_puts.settle_soon(deadline)
-        places = yield from Finding(resources, keys, deadline).anew({0: list(range(len(keys)))})
+        places = yield from ReplicaLookup(resources, keys, deadline).anew({0: list(range(len(keys)))})
         found = [False] * len(keys)
         for wanted in places.values():
             for i, _ in wanted:
@@ -214,7 +214,7 @@ class HoldLookup:
         if len(operations) == 1:
             yield from operations[0]
         elif operations:
-            yield Together(operations)
+            yield GatherEffect(operations)
         return found
 
     def _hold_at(

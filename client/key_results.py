@@ -9,7 +9,7 @@ from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.buffers import Sources, as_parts
 from kvstore.client.core.effects import Operation
 from kvstore.client.memory import Parts
-from kvstore.client.writes.batch_put import Writing
+from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.frames import check_key
 from kvstore.rpc.deadline import Deadline
@@ -46,7 +46,7 @@ def put_each(
     batches = deque([list(sound)] if sound else [])
     while batches:
         batch = batches.popleft()
-        writing = Writing(
+        writing = BatchPut(
             resources,
             [keys[i] for i in batch],
             Sources([sound[i] for i in batch]),

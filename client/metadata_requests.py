@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.locations import Location, tier_names
 from kvstore.client.connections.partition_requests import by_partition, of_all
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.arguments import check_keys, check_ttl
-from kvstore.client.core.effects import Operation, Sleep
+from kvstore.client.core.effects import Operation, SleepEffect
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import (
@@ -30,7 +30,7 @@ from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.deadline import Deadline
 
 
-class Questions:
+class MetadataOperations:
     """All raise InvalidArgument for keys that are none, and as Daemons.ask_master. What this client put before and the cluster does not
     know yet is waited for: by removes and pins as long as it takes, by the others, if they ask for it, for a moment."""
 
@@ -159,7 +159,7 @@ PAUSE_A_KEY_S: Final = 20e-6
 """And no less for each block that is asked about, so that whoever waits for many does not keep the master busy."""
 
 
-def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
+def replicate(daemons: ClusterConnections, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
     """Have these blocks, which the cluster knows, at `count` nodes; with `waits` come back once they are.
 
     Raises Unavailable: there are not so many nodes that take blocks, or a block has been evicted since. What there is of them stays, and
@@ -182,5 +182,5 @@ def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Dea
                 raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
             pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
             if pending:
-                yield Sleep(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
+                yield SleepEffect(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -27,19 +27,19 @@ from kvstore.client.core.arguments import (
 )
 from kvstore.client.core.buffers import as_destination, as_rows, as_sources
 from kvstore.client.core.effects import Operation, work
-from kvstore.client.core.forks import Process
+from kvstore.client.core.forks import ForkGeneration
 from kvstore.client.holds import Hold, HoldLookup, require_hold
 from kvstore.client.key_results import check_each, put_each
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.ranges import RangeReads
 from kvstore.client.local.reader_slots import LocalView
 from kvstore.client.local.reads import LocalReads
-from kvstore.client.metadata_requests import Questions, replicate
-from kvstore.client.reads.batch_read import Reading, open_view
+from kvstore.client.metadata_requests import MetadataOperations, replicate
+from kvstore.client.reads.batch_read import BatchGet, open_view
 from kvstore.client.reads.mapped_values import CopyOut, OpenView, close_view
-from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
+from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Sink, SinkPart
 from kvstore.client.stats import ClientStats
-from kvstore.client.writes.batch_put import Writing
+from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import Forked, InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here
@@ -63,12 +63,12 @@ class Operations:
         self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
-        self._questions = Questions(self.resources)
+        self._questions = MetadataOperations(self.resources)
         self._holding = HoldLookup(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
-        self._process = Process.number
+        self._process = ForkGeneration.number
 
     def put(
         self,
@@ -87,7 +87,7 @@ class Operations:
         is_early, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
         is_early = is_early and replicas == 1  # what is to be copied has to be known to the cluster first
-        writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
         stored = yield from writing.run()
         if replicas > 1:
             waits = ack == "replicas"
@@ -138,7 +138,7 @@ class Operations:
         is_early, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
         yield from self._questions.remove(keys, deadline, force=force)
-        writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
         return (yield from writing.run())
 
     def flush(self, *, deadline_s: float | None) -> Operation[None]:
@@ -187,7 +187,7 @@ class Operations:
         wanted = [keys[i] for i in which]
         try:
             if wanted:
-                yield from self._read(wanted, check_keys(wanted), Part(sink, which), deadline)
+                yield from self._read(wanted, check_keys(wanted), SinkPart(sink, which), deadline)
         except KVStoreError as error:
             sink.ended(error)
         return sink.results()
@@ -220,14 +220,14 @@ class Operations:
             left = yield from self.near.read(nodes, keys, lengths, sink)
             if left and self.near.wanted:
                 yield from self._map_wanted(deadline)
-                more = yield from self.near.read(nodes, [keys[i] for i in left], lengths, Part(sink, left))
+                more = yield from self.near.read(nodes, [keys[i] for i in left], lengths, SinkPart(sink, left))
                 left = [left[i] for i in more]
             if not left:
                 return sink.results()
         if len(left) == len(keys):
-            return (yield from Reading(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
-        part: Part[R] = Part(sink, left)
-        return (yield from Reading(self.resources, [keys[i] for i in left], part, self._copy_out, deadline, self._clock_ns).run())
+            return (yield from BatchGet(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
+        part: SinkPart[R] = SinkPart(sink, left)
+        return (yield from BatchGet(self.resources, [keys[i] for i in left], part, self._copy_out, deadline, self._clock_ns).run())
 
     def register(self, buffer: Any, location: str) -> RegisteredMemory:
         self.check_process()
@@ -338,11 +338,11 @@ class Operations:
     @property
     def is_forked(self) -> bool:
         """This is not the process in which the client was made."""
-        return self._process != Process.number
+        return self._process != ForkGeneration.number
 
     def check_process(self) -> None:
         """Raises Forked: two processes that share a connection would read each other's answers."""
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             raise Forked(f"this client is that of process {self._pid}, which process {os.getpid()} was forked from: make one here")
 
     def deadline(self, deadline_s: Timeout) -> Deadline:

@@ -12,10 +12,10 @@ from typing import Final
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import known_masters
-from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, Gap
+from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, LostEvents
 from kvstore.protocol import event_messages
 from kvstore.protocol.errors import KVStoreError, ProtocolError
-from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, EventBatch, Events
+from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, EventBatch, FetchEvents
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
@@ -45,7 +45,7 @@ class RecordCounts:
 
 
 @dataclass(slots=True)
-class _Link:
+class _RecorderConnection:
     name: str
     channel: Channel
     cursor: int = 0
@@ -71,7 +71,7 @@ class Recorder:
         self._masters = known_masters(settings)
         self._tls = Certificates.of(settings)
         self._hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, "recorder")
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _RecorderConnection] = {}
         """By name: another master may give a node another id."""
         self._missing: set[str] = set()
         """Names of nodes that could not be asked, which has been said."""
@@ -91,9 +91,9 @@ class Recorder:
         """Who cannot be asked now: the master, and nodes by name."""
         return ["the master"] * self._is_master_away + [f"node {name}" for name in sorted(self._missing)]
 
-    def poll(self) -> list[BlockEvent | Gap]:
+    def poll(self) -> list[BlockEvent | LostEvents]:
         """What happened since, each node's in its order. Raises nothing of the cluster's: that is said, and is a gap."""
-        found: list[BlockEvent | Gap] = []
+        found: list[BlockEvent | LostEvents] = []
         if self._now_s() - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = self._now_s()
             found += self._refresh()
@@ -120,7 +120,7 @@ class Recorder:
 
     # --- which nodes ---
 
-    def _refresh(self) -> list[BlockEvent | Gap]:
+    def _refresh(self) -> list[BlockEvent | LostEvents]:
         """Begin on nodes that are new or back; what they did until now is a gap."""
         try:
             nodes = self._nodes()
@@ -131,12 +131,12 @@ class Recorder:
             return []
         self._is_master_away = False
         self._missing &= {name for name, _, _ in nodes}
-        gaps: list[BlockEvent | Gap] = []
+        gaps: list[BlockEvent | LostEvents] = []
         for name, tcp, ticket in nodes:
             if name not in self._links and self._begin(name, tcp, ticket):
                 self._say(f"node {name} is recorded from now on")
                 self.counts.interruptions += 1
-                gaps.append(Gap(self._wall_ms(), name, self._settings.tenant, None))
+                gaps.append(LostEvents(self._wall_ms(), name, self._settings.tenant, None))
         return gaps
 
     def _nodes(self) -> list[tuple[str, str, bytes]]:
@@ -157,8 +157,8 @@ class Recorder:
         channel = None
         try:
             channel = Channel.open(parse_address(tcp), replace(self._hello, token="", ticket=ticket), deadline, tls=self._tls)
-            link = _Link(name, channel)
-            link.cursor = channel.call(Events(0), EventBatch, deadline).next_cursor
+            link = _RecorderConnection(name, channel)
+            link.cursor = channel.call(FetchEvents(0), EventBatch, deadline).next_cursor
         except KVStoreError as error:
             if channel is not None:
                 channel.close()
@@ -175,24 +175,24 @@ class Recorder:
 
     # --- what they saw ---
 
-    def _drain(self, link: _Link, found: list[BlockEvent | Gap]) -> None:
+    def _drain(self, link: _RecorderConnection, found: list[BlockEvent | LostEvents]) -> None:
         """Append what the node tells, until it has little more. Raises whatever goes wrong with it."""
         for _ in range(MAX_ROUNDS):
-            batch = link.channel.call(Events(link.cursor), EventBatch, Deadline(self._settings.connect_timeout_s))
+            batch = link.channel.call(FetchEvents(link.cursor), EventBatch, Deadline(self._settings.connect_timeout_s))
             if batch.lost:
                 self._say(f"node {link.name} did more than was asked for in time: {batch.lost} events are lost")
                 self.counts.lost += batch.lost
-                found.append(Gap(self._wall_ms(), link.name, self._settings.tenant, batch.lost))
+                found.append(LostEvents(self._wall_ms(), link.name, self._settings.tenant, batch.lost))
             found += self._events(link.name, batch)
             link.cursor = batch.next_cursor
             if len(batch.keys) < MAX_ANSWER_EVENTS // 2:
                 return
 
-    def _events(self, node: str, batch: EventBatch) -> list[BlockEvent | Gap]:
+    def _events(self, node: str, batch: EventBatch) -> list[BlockEvent | LostEvents]:
         ends = list(accumulate(batch.blocks, initial=0))
         if ends[-1] != len(batch.keys) or not set(batch.kinds) <= KINDS.keys() or 0 in batch.blocks:
             raise ProtocolError("it tells of events that this release does not know")
-        found: list[BlockEvent | Gap] = []
+        found: list[BlockEvent | LostEvents] = []
         for kind, time_us, start, end in zip(batch.kinds, batch.times_us, ends, ends[1:], strict=False):
             self._count(kind, end - start)
             sizes: Sequence[int] = list(batch.sizes[start:end])

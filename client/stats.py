@@ -53,7 +53,7 @@ class ClientStats:
     hits_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
-class Counters:
+class ClientCounters:
     """The live form of ClientStats. Thread-safe."""
 
     def __init__(self) -> None:

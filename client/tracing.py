@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.client.core.arguments import check_kind
-from kvstore.client.core.forks import Process
+from kvstore.client.core.forks import ForkGeneration
 from kvstore.protocol.settings import load_settings
-from kvstore.rpc.tracing import Call
+from kvstore.rpc.tracing import SampledCall
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.config import TracingSettings
@@ -40,12 +40,12 @@ def trace_calls(client: Any, settings: "TracingSettings | None", *, name: str) -
 
 
 def _traced(name: str, method: Callable[..., Any], tracing: "Tracing") -> Callable[..., Any]:
-    process, samples = Process.number, tracing.samples
+    process, samples = ForkGeneration.number, tracing.samples
     # In a forked child a lock that another thread held at the fork stays held: there nothing is traced.
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        if not samples() or Process.number != process:
+        if not samples() or ForkGeneration.number != process:
             return method(*args, **options)
         with tracing.begin_call(name) as recorded:
             result = method(*args, **options)
@@ -54,7 +54,7 @@ def _traced(name: str, method: Callable[..., Any], tracing: "Tracing") -> Callab
 
     @functools.wraps(method)
     async def call_async(*args: Any, **options: Any) -> Any:
-        if not samples() or Process.number != process:
+        if not samples() or ForkGeneration.number != process:
             return await method(*args, **options)
         with tracing.begin_call(name) as recorded:
             result = await method(*args, **options)
@@ -81,7 +81,7 @@ def _tell(name: str, recorded: "RecordedCall", args: tuple[Any, ...], options: d
     told("kvstore.way", way_of(recorded.call))
 
 
-def way_of(call: Call) -> str:
+def way_of(call: SampledCall) -> str:
     """How the values went: over the transfer engine, else by messages to daemons; with neither, through shared memory."""
     if call.is_moved_by_engine:
         return "engine"

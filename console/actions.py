@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kvstore.console.source import Source
+from kvstore.console.source import ConsoleSource
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.actor import Actor
 from kvstore.security.quotas.limits import check_name, parse_limit
 
-Act = Callable[[Source, Actor], str]
+Act = Callable[[ConsoleSource, Actor], str]
 """Does it for an operator, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""
 PLACES: Final = ("peers", "nvme")
 
@@ -18,7 +18,7 @@ def _drain(told: Any) -> Act:
     if to not in PLACES or not isinstance(cancel, bool):
         raise InvalidArgument(f"a drain goes to one of {', '.join(PLACES)}, and cancel is true or false")
 
-    def act(source: Source, by: Actor) -> str:
+    def act(source: ConsoleSource, by: Actor) -> str:
         source.drain(node, by, to=to, cancel=cancel)
         return f"{node} takes blocks again" if cancel else f"{node} is being drained"
 
@@ -28,7 +28,7 @@ def _drain(told: Any) -> Act:
 def _forget(told: Any) -> Act:
     node = _text(told, "node")
 
-    def act(source: Source, by: Actor) -> str:
+    def act(source: ConsoleSource, by: Actor) -> str:
         source.forget(node, by)
         return f"{node} is forgotten"
 
@@ -40,7 +40,7 @@ def _pin(told: Any) -> Act:
     if not isinstance(pinned, bool):
         raise InvalidArgument("pinned is true or false")
 
-    def act(source: Source, by: Actor) -> str:
+    def act(source: ConsoleSource, by: Actor) -> str:
         blocks = source.pin(tenant, namespace, by, pinned=pinned)
         return f"{'Pinned' if pinned else 'Unpinned'} {blocks:,} blocks of {_space(tenant, namespace)}"
 
@@ -50,7 +50,7 @@ def _pin(told: Any) -> Act:
 def _remove(told: Any) -> Act:
     tenant, namespace = _text(told, "tenant", ""), _text(told, "namespace", "")
 
-    def act(source: Source, by: Actor) -> str:
+    def act(source: ConsoleSource, by: Actor) -> str:
         blocks = source.remove(tenant, namespace, by)
         return f"Removed {blocks:,} blocks of {_space(tenant, namespace)}"
 
@@ -62,7 +62,7 @@ def _quota(told: Any) -> Act:
     check_name(name)
     limit = parse_limit(name, text) if text else None
 
-    def act(source: Source, by: Actor) -> str:
+    def act(source: ConsoleSource, by: Actor) -> str:
         if text:
             source.set_quota(tenant, {name: limit}, by)
             return f"{name} of tenant {tenant or '(none)'} is {text}"

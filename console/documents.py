@@ -88,7 +88,7 @@ def _held(held: pb.Held) -> dict[str, int]:
     }
 
 
-class Cached:
+class CachedCalls:
     """Thread-safe. Calls of one key at once are one call, and the others wait for it, whatever comes of it; other keys' do not."""
 
     def __init__(self, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:

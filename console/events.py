@@ -16,7 +16,7 @@ MAX_AT_ONCE: Final = 20
 _NAME, _STATE, _DRAIN, _HEALTH = map(NODE_FIELDS.index, ("name", "state", "drain", "health"))
 
 
-class Event(NamedTuple):
+class ClusterEvent(NamedTuple):
     """`subject` is the node's name, or "" for the cluster."""
 
     level: str
@@ -24,7 +24,7 @@ class Event(NamedTuple):
     text: str
 
 
-class EventLog:
+class ClusterEventLog:
     """The last `limit` events. Each has a number, higher than those before it, of its time: so a page that saw those of a process that was
     started again is behind the new one's, and hears of them. Not thread-safe."""
 
@@ -33,7 +33,7 @@ class EventLog:
         self.last = 0
         """The number of the newest; 0 for none."""
 
-    def add(self, event: Event, wall_s: float) -> None:
+    def add(self, event: ClusterEvent, wall_s: float) -> None:
         self.last = max(self.last + 1, int(wall_s * 1000))
         self._events.append({"number": self.last, "time_s": wall_s, **event._asdict()})
 
@@ -42,13 +42,13 @@ class EventLog:
         return [event for event in self._events if event["number"] > number]
 
 
-def audited_event(entry: pb.AuditEntry) -> Event:
+def audited_event(entry: pb.AuditEntry) -> ClusterEvent:
     """An entry of the audit trail."""
     kind, _, name = entry.target.partition(" ")
-    return Event(INFO if entry.result == DONE else WARNING, name if kind == "node" else "", line_of(entry))
+    return ClusterEvent(INFO if entry.result == DONE else WARNING, name if kind == "node" else "", line_of(entry))
 
 
-def differences(before: Document, after: Document) -> Iterator[Event]:
+def differences(before: Document, after: Document) -> Iterator[ClusterEvent]:
     """What has happened between two looks at one cluster."""
     yield from _of_master(before, after)
     if "following" in (before["master"]["role"], after["master"]["role"]):
@@ -62,31 +62,31 @@ def differences(before: Document, after: Document) -> Iterator[Event]:
         kinds.setdefault((INFO, "is forgotten"), []).append(name)
     for (level, what), names in kinds.items():
         if len(names) > MAX_AT_ONCE:
-            yield Event(level, "", f"{len(names)} nodes, {names[0]} among them: each {what}")
+            yield ClusterEvent(level, "", f"{len(names)} nodes, {names[0]} among them: each {what}")
         else:
-            yield from (Event(level, name, f"{name} {what}") for name in sorted(names))
+            yield from (ClusterEvent(level, name, f"{name} {what}") for name in sorted(names))
 
 
 def _by_name(document: Document) -> dict[str, list[Any]]:
     return {row[_NAME]: row for row in document["nodes"]["rows"]}
 
 
-def _of_master(before: Document, after: Document) -> Iterator[Event]:
+def _of_master(before: Document, after: Document) -> Iterator[ClusterEvent]:
     owner, former = after["master"]["owner"], before["master"]["owner"]
     partitions = after["catalog"]["partitions"]
     if partitions > 1:
         own, did = after["catalog"]["shares"], before["catalog"]["shares"]
         for name in sorted(own.keys() | did.keys()):
             if own.get(name, 0) != did.get(name, 0):
-                yield Event(INFO if own.get(name) else WARNING, "", f"{name} owns {own.get(name, 0)} of {partitions} partitions")
+                yield ClusterEvent(INFO if own.get(name) else WARNING, "", f"{name} owns {own.get(name, 0)} of {partitions} partitions")
     elif owner != former:
         if owner["name"]:
-            yield Event(WARNING if former["name"] else INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
+            yield ClusterEvent(WARNING if former["name"] else INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
         else:
-            yield Event(ERROR, "", "Nobody owns the catalog")
+            yield ClusterEvent(ERROR, "", "Nobody owns the catalog")
     health, was = after["catalog"]["health"], before["catalog"]["health"]
     if health != was:
-        yield Event(INFO if health == "ok" else ERROR, "", f"Catalog: {health}")
+        yield ClusterEvent(INFO if health == "ok" else ERROR, "", f"Catalog: {health}")
 
 
 def _of_node(before: list[Any] | None, row: list[Any]) -> Iterator[tuple[str, str]]:
@@ -114,15 +114,16 @@ _STATES: Final = {
 """By whether it was away or unknown, and by what it is now."""
 
 
-def first(document: Document) -> Iterator[Event]:
+def first(document: Document) -> Iterator[ClusterEvent]:
     """What a log begins with, for nobody knows what was before."""
     totals, owner = document["totals"], document["master"]["owner"]
-    yield Event(INFO, "", f"The console began to look: {totals['alive']} of {totals['nodes']} nodes are alive")
+    yield ClusterEvent(INFO, "", f"The console began to look: {totals['alive']} of {totals['nodes']} nodes are alive")
     yield from itertools.islice(
-        (Event(WARNING, row[_NAME], f"{row[_NAME]} is dead") for row in document["nodes"]["rows"] if row[_STATE] == "dead"), MAX_AT_ONCE
+        (ClusterEvent(WARNING, row[_NAME], f"{row[_NAME]} is dead") for row in document["nodes"]["rows"] if row[_STATE] == "dead"),
+        MAX_AT_ONCE,
     )
     partitions = document["catalog"]["partitions"]
     for name, count in document["catalog"]["shares"].items():
-        yield Event(INFO, "", f"{name} owns {count} of {partitions} partitions")
+        yield ClusterEvent(INFO, "", f"{name} owns {count} of {partitions} partitions")
     if owner["name"] and partitions == 1:
-        yield Event(INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
+        yield ClusterEvent(INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")

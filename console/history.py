@@ -14,7 +14,7 @@ LATE_SAMPLES: Final = 2
 """As many missing ones are no gap but a look that came late: the next one stands for them."""
 
 
-class Ring:
+class SampleRing:
     """The last `samples` values of named figures. A figure that a sample lacks is no number there. Not thread-safe."""
 
     def __init__(self, names: Sequence[str], samples: int) -> None:
@@ -42,7 +42,7 @@ class Ring:
         return {name: [_short(value) for value in column] for name, column in zip(self.names, columns.tolist(), strict=True)}
 
 
-class _Pace:
+class _SampleSchedule:
     """When the next sample is due, and how many are missing when it is late."""
 
     def __init__(self, interval_s: float) -> None:
@@ -67,9 +67,9 @@ class History:
         """A sample of the cluster each `interval_s`, of each node each `node_interval_s`. Nodes beyond `max_nodes` have no history."""
         self._node_names, self._node_samples = tuple(node_names), max(1, round(span_s / node_interval_s))
         self._max_nodes = max_nodes
-        self._pace, self._node_pace = _Pace(interval_s), _Pace(node_interval_s)
-        self._cluster = Ring(names, max(1, round(span_s / interval_s)))
-        self._nodes: dict[str, Ring] = {}
+        self._pace, self._node_pace = _SampleSchedule(interval_s), _SampleSchedule(node_interval_s)
+        self._cluster = SampleRing(names, max(1, round(span_s / interval_s)))
+        self._nodes: dict[str, SampleRing] = {}
 
     def add(
         self,
@@ -98,7 +98,7 @@ class History:
 
     def node(self, name: str, samples: int) -> dict[str, Any]:
         """As `cluster`; empty lists for a node without history."""
-        ring = self._nodes.get(name) or Ring(self._node_names, 1)
+        ring = self._nodes.get(name) or SampleRing(self._node_names, 1)
         return {"interval_s": self._node_pace.interval_s, "series": ring.last(samples)}
 
     def _add_nodes(self, nodes: Mapping[str, Mapping[str, float | None]]) -> None:
@@ -109,7 +109,7 @@ class History:
             if ring is None:
                 if len(self._nodes) >= self._max_nodes:
                     continue
-                ring = self._nodes[name] = Ring(self._node_names, self._node_samples)
+                ring = self._nodes[name] = SampleRing(self._node_names, self._node_samples)
             ring.add(figures)
 
 

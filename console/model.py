@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvstore.console.banners import Banners, tier_health, troubles
-from kvstore.console.rates import Rates
+from kvstore.console.rates import RateTracker
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import AWAY
 
@@ -30,11 +30,11 @@ MASTER: Final = "\n"
 Document = dict[str, Any]
 
 
-class Model:
+class ConsoleModel:
     """Makes the documents, one look after the other. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rates, self._banners = Rates(), Banners()
+        self._rates, self._banners = RateTracker(), Banners()
 
     def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float, missing: Sequence[str] = (), age_s: float = 0.0) -> Document:
         """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day; `missing` what could not be asked for,

@@ -17,7 +17,7 @@ COUNTED: Final = ("in_bytes", "out_bytes", "transfer_bytes")
 
 
 @dataclass(slots=True)
-class _Told:
+class _LastHeartbeat:
     """A node's last heartbeat: when, under which registration, with which counters, and the rates up to it."""
 
     at_s: float
@@ -32,11 +32,11 @@ SLOWLY_TOLD_S: Final = 0.5
 """So are those closer than this, half a heartbeat's usual interval, with the same counters: the telling may have taken long."""
 
 
-class Rates:
+class RateTracker:
     """The rates of any number of sources by name. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _LastHeartbeat] = {}
 
     def of(self, name: str, *, at_s: float, epoch: Hashable, counters: Mapping[str, float]) -> Mapping[str, float]:
         """What the counters grew by in a second, up to `at_s`; nothing for one that has been heard from once, or has registered anew.
@@ -45,13 +45,13 @@ class Rates:
         """
         last = self._told.get(name)
         if last is None or last.epoch != epoch:
-            self._told[name] = _Told(at_s, epoch, counters)
+            self._told[name] = _LastHeartbeat(at_s, epoch, counters)
             return self._told[name].rates
         elapsed_s = at_s - last.at_s
         if elapsed_s < SAME_HEARTBEAT_S or (elapsed_s < SLOWLY_TOLD_S and counters == last.counters):
             return last.rates
         rates = {key: _grown(value, last.counters.get(key, 0)) / elapsed_s for key, value in counters.items()}
-        self._told[name] = _Told(at_s, epoch, counters, rates)
+        self._told[name] = _LastHeartbeat(at_s, epoch, counters, rates)
         return rates
 
     def keep(self, names: Iterable[str]) -> None:
@@ -64,11 +64,11 @@ def _grown(now: float, before: float) -> float:
     return now - before if now >= before else now
 
 
-class Flows:
+class FlowRates:
     """Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rates = Rates()
+        self._rates = RateTracker()
         self._begun: dict[str, tuple[float, int]] = {}
         """By node: the time of its newest counters, and how often they have begun anew."""
 

@@ -9,7 +9,7 @@ from kvstore.security.actor import Actor
 
 
 @dataclass(frozen=True, slots=True)
-class MasterSeen:
+class MasterView:
     """One master. `behind` is how many blocks fewer than the owner it knows of; with `trouble` it does not answer, and `role` is empty."""
 
     address: str
@@ -19,7 +19,7 @@ class MasterSeen:
     trouble: str = ""
 
 
-class Look(NamedTuple):
+class ClusterSnapshot(NamedTuple):
     """The cluster as it is now, but for what is `missing`, a line each: what those who know it did not tell."""
 
     status: pb.StatusReply
@@ -28,13 +28,13 @@ class Look(NamedTuple):
     """Since the oldest part of the status was told: long, where who knows it does not answer. The nodes' `heartbeat_age_s` include it."""
 
 
-class Source(Protocol):
+class ConsoleSource(Protocol):
     """Every call may block until a deadline of its own, comes from a thread of the console, and raises errors of protocol/errors.py."""
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         """At the whole cluster."""
 
-    def masters(self) -> Sequence[MasterSeen]:
+    def masters(self) -> Sequence[MasterView]:
         """Those that are known of here."""
 
     def topologies(self) -> Sequence[pb.NodeTopology]:

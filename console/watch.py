@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from kvstore.console.banners import ERROR, INFO, Banners, unreachable
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.events import Event, EventLog, audited_event, differences, first
+from kvstore.console.events import ClusterEvent, ClusterEventLog, audited_event, differences, first
 from kvstore.console.history import History
-from kvstore.console.model import KEPT, NODE_KEPT, Document, Model, figures, node_figures
-from kvstore.console.source import Source
+from kvstore.console.model import KEPT, NODE_KEPT, ConsoleModel, Document, figures, node_figures
+from kvstore.console.source import ConsoleSource
 from kvstore.console.tenants import nearest
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, KVStoreError
@@ -33,12 +33,12 @@ WANTED_S: Final = 30.0
 """After somebody has read the state he is taken to look on for so long."""
 
 
-class Watch:
+class ClusterWatcher:
     """See the module. Thread-safe; `look` is for its own thread, and for tests."""
 
     def __init__(
         self,
-        source: Source,
+        source: ConsoleSource,
         settings: ConsoleSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -52,7 +52,7 @@ class Watch:
         """Before the last look."""
         self._wanted_until_s = 0.0
         self.clock, self._wall = clock, wall
-        self._model = Model()
+        self._model = ConsoleModel()
         self._history = History(
             KEPT,
             NODE_KEPT,
@@ -61,7 +61,7 @@ class Watch:
             node_interval_s=settings.node_interval_s,
             max_nodes=settings.max_nodes,
         )
-        self._events = EventLog(settings.max_events)
+        self._events = ClusterEventLog(settings.max_events)
         self._document: Document | None = None
         self._audited: int | None = 0
         """Number of the last entry of the audit trail that was read; None: this console may not read it."""
@@ -188,7 +188,7 @@ class Watch:
             before, self._document = self._document, document
             happened = list(differences(before, document)) if before else list(first(document))
             if self._failure:
-                happened.append(Event(INFO, "", "The cluster answers again"))
+                happened.append(ClusterEvent(INFO, "", "The cluster answers again"))
             self._failure, self._banner = "", None
             self._unreachable.of((), self._wall())
             if before:  # the first look knows no rates
@@ -197,12 +197,12 @@ class Watch:
 
     def _fail(self, failure: str) -> None:
         with self._lock:
-            happened = [] if self._failure else [Event(ERROR, "", f"The cluster does not answer: {failure}")]
+            happened = [] if self._failure else [ClusterEvent(ERROR, "", f"The cluster does not answer: {failure}")]
             self._failure = failure
             (self._banner,) = self._unreachable.of([unreachable(failure)], self._wall())
             self._told(happened)
 
-    def _told(self, happened: list[Event]) -> None:
+    def _told(self, happened: list[ClusterEvent]) -> None:
         for event in happened:
             self._events.add(event, self._wall())
         self._version += 1

@@ -15,13 +15,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from kvstore.console.actions import ACTIONS
-from kvstore.console.documents import Cached, contents, host, slow_request
-from kvstore.console.rates import Flows
-from kvstore.console.watch import Watch
+from kvstore.console.documents import CachedCalls, contents, host, slow_request
+from kvstore.console.rates import FlowRates
+from kvstore.console.watch import ClusterWatcher
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.actor import CONSOLE
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.server import HttpServer, asked
 
 TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -40,22 +40,22 @@ MAX_DIGITS: Final = 20
 """Of a number in a query."""
 
 
-def add_console(server: HttpServer, watch: Watch) -> None:
+def add_console(server: HttpServer, watch: ClusterWatcher) -> None:
     """Serve the console of what `watch` looks at. Before `HttpServer.start`; the caller starts and closes the watch."""
     page, api = _Page(), _Api(server, watch)
-    server.add("GET", "/", page.index, needs=Access.NONE)
-    server.add("GET", "/console/{name}", page.file, needs=Access.NONE)
-    server.add("GET", "/api/access", api.access, needs=Access.NONE)
-    server.add("GET", "/api/state", api.state, needs=Access.READ)
-    server.add("GET", "/api/events", api.events, needs=Access.READ)
-    server.add("GET", "/api/history", api.history, needs=Access.READ)
-    server.add("GET", "/api/masters", api.masters, needs=Access.READ)
-    server.add("GET", "/api/hosts", api.hosts, needs=Access.READ)
-    server.add("GET", "/api/flows", api.flows, needs=Access.READ)
-    server.add("GET", "/api/tenants", api.tenants, needs=Access.READ)
-    server.add("GET", "/api/slow", api.slow, needs=Access.READ)
-    server.add("GET", "/api/prefixes", api.prefixes, needs=Access.READ)
-    server.add("POST", "/api/actions/{name}", api.act, needs=Access.ADMIN)
+    server.add("GET", "/", page.index, needs=AccessLevel.NONE)
+    server.add("GET", "/console/{name}", page.file, needs=AccessLevel.NONE)
+    server.add("GET", "/api/access", api.access, needs=AccessLevel.NONE)
+    server.add("GET", "/api/state", api.state, needs=AccessLevel.READ)
+    server.add("GET", "/api/events", api.events, needs=AccessLevel.READ)
+    server.add("GET", "/api/history", api.history, needs=AccessLevel.READ)
+    server.add("GET", "/api/masters", api.masters, needs=AccessLevel.READ)
+    server.add("GET", "/api/hosts", api.hosts, needs=AccessLevel.READ)
+    server.add("GET", "/api/flows", api.flows, needs=AccessLevel.READ)
+    server.add("GET", "/api/tenants", api.tenants, needs=AccessLevel.READ)
+    server.add("GET", "/api/slow", api.slow, needs=AccessLevel.READ)
+    server.add("GET", "/api/prefixes", api.prefixes, needs=AccessLevel.READ)
+    server.add("POST", "/api/actions/{name}", api.act, needs=AccessLevel.ADMIN)
 
 
 class _Page:
@@ -85,14 +85,14 @@ class _Page:
 class _Api:
     """What the page asks for."""
 
-    def __init__(self, server: HttpServer, watch: Watch) -> None:
+    def __init__(self, server: HttpServer, watch: ClusterWatcher) -> None:
         self._server, self._watch = server, watch
-        self._contents = Cached(watch.settings.contents_ttl_s)
-        self._topologies = Cached(watch.settings.topologies_ttl_s)
-        self._masters = Cached(watch.settings.masters_ttl_s)
-        self._tenants = Cached(watch.settings.contents_ttl_s)
-        self._slow = Cached(watch.settings.masters_ttl_s)
-        self._flows = Flows()
+        self._contents = CachedCalls(watch.settings.contents_ttl_s)
+        self._topologies = CachedCalls(watch.settings.topologies_ttl_s)
+        self._masters = CachedCalls(watch.settings.masters_ttl_s)
+        self._tenants = CachedCalls(watch.settings.contents_ttl_s)
+        self._slow = CachedCalls(watch.settings.masters_ttl_s)
+        self._flows = FlowRates()
         self._flowing = threading.Lock()
 
     async def access(self, request: web.Request) -> web.Response:

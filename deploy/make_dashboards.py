@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.telemetry.metrics.alerts import ALERTS, Alert
-from kvstore.telemetry.metrics.metric import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR, Kind, Metric
+from kvstore.telemetry.metrics.metric import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR, Metric, MetricKind
 
 HERE: Final = Path(__file__).parent
 COLUMNS: Final = 24
@@ -115,7 +115,7 @@ def _rule(alert: Alert) -> str:
 
 def unit(metric: Metric) -> str:
     """Grafana's name of it."""
-    if metric.kind is Kind.COUNTER:
+    if metric.kind is MetricKind.COUNTER:
         return "Bps" if metric.unit == "bytes" else "cps"
     return {"bytes": "bytes", "seconds": "s"}.get(metric.unit, "short")
 
@@ -125,11 +125,11 @@ def queries(metric: Metric) -> tuple[tuple[str, str], ...]:
     labels = ", ".join(("instance", *metric.labels))
     legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             return ((f"sum by ({labels}) (rate({metric.shown_name}[$__rate_interval]))", legend),)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             return ((f"sum by ({labels}) ({metric.name})", legend),)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             rate = f"sum by (le, {labels}) (rate({metric.name}_bucket[$__rate_interval]))"
             return tuple((f"histogram_quantile({share}, {rate})", f"{legend} p{share}") for share in (0.5, 0.99))
 

@@ -10,8 +10,8 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvstore.cli.tools.top_screen import View, screen  # noqa: E402
-from kvstore.console.model import Model  # noqa: E402
+from kvstore.cli.tools.top_screen import ScreenView, screen  # noqa: E402
+from kvstore.console.model import ConsoleModel  # noqa: E402
 from kvstore.protocol import control_pb2 as pb  # noqa: E402
 from tests.console.browser import Watched, chromium  # noqa: E402
 from tests.console.serving import Clock, Served, simulated  # noqa: E402
@@ -74,7 +74,7 @@ def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserCon
 
 def top() -> str:
     """The terminal as a drawing."""
-    clock, model, view = Clock(), Model(), View()
+    clock, model, view = Clock(), ConsoleModel(), ScreenView()
     source = Simulated(NODES, clock, dead=(12, 500, 501))
     for _ in range(40):
         view.take(model.document(source.status(), at_s=clock(), wall_s=clock()))

@@ -24,7 +24,7 @@ from disaggregation.stage import Scale, Stage
 from disaggregation.workers import Workers, preload
 from rich.console import Console
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 
 WEIGHTS: Final = Path(__file__).parent.parent / "build" / "examples"
 SEED: Final = 1
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     preload()
     with ExitStack() as stack:
         # It starts while torch and transformers are imported.
-        cluster = stack.enter_context(Cluster(ClusterPlan(dram="64MiB", is_private=True), on_log=lambda name, line: None))
+        cluster = stack.enter_context(LocalCluster(ClusterPlan(dram="64MiB", is_private=True), on_log=lambda name, line: None))
         stage = _stage(stack, console, scale, options.weights)
         show_shardings(stage)
         cluster.wait_ready()

@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.parts import ValueShape
@@ -144,7 +144,7 @@ def main() -> None:
         demotion_wait_s=LONG_DEMOTION_WAIT_S,
         is_private=True,
     )
-    with Cluster(plan, on_log=lambda name, line: None) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         with Client(cluster.address) as client:
             measure(Engine(model, spec, client), client, documents, tier_bytes)

@@ -65,7 +65,7 @@ class Handover:
             self._over.open()
 
 
-class Sending(Handover):
+class SendHandle(Handover):
     """A request whose cache this rank gives away. Its blocks may be freed once `wait` has returned or raised, if `is_fenced`."""
 
     def __init__(self, request_id: bytes, *, limit_s: float) -> None:
@@ -85,7 +85,7 @@ class Sending(Handover):
         self.on_ready(None)
 
 
-class Receiving(Handover):
+class ReceiveHandle(Handover):
     """A request whose cache this rank takes. After `wait` has returned or raised nobody writes its blocks any more, if `is_fenced`."""
 
     received_bytes = 0

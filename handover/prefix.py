@@ -17,7 +17,7 @@ class TensorStore(Protocol):
         names; how many."""
 
 
-class PrefixStore:
+class RankPrefixStore:
     """A rank's view of a store: fetches straight into the rank's pool. As thread-safe as the store is, on different blocks.
 
     `pool` is a tensor over the rank's pool, [pool blocks, layers, kv, heads, block_tokens, head_dim] of any strides, as the store takes it.
@@ -40,7 +40,7 @@ class PrefixStore:
 
 
 def fetch_prefix(
-    store: PrefixStore,
+    store: RankPrefixStore,
     layout: CacheLayout,
     rank: int,
     token_ids: Any,

@@ -11,18 +11,18 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.handles import Handover, Receiving, Sending
+from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.prefix import PrefixStore, fetch_prefix
+from kvstore.handover.prefix import RankPrefixStore, fetch_prefix
 from kvstore.handover.ranks.completion_tracker import Executor
-from kvstore.handover.ranks.rank_connections import Answer, Links
-from kvstore.handover.receiving.prefix_fetches import Fetches
-from kvstore.handover.receiving.side import ReceiverSide, Wanted
+from kvstore.handover.ranks.rank_connections import Answer, RankConnections
+from kvstore.handover.receiving.prefix_fetches import PrefixFetches
+from kvstore.handover.receiving.side import ReceiveRequest, ReceiverSide
 from kvstore.handover.resources import RankResources, RankSetup
 from kvstore.handover.sending.side import SenderSide
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
-from kvstore.protocol.frames import Header
-from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.handover_messages import CancelRequest, ExportRegions, PartReady, RankReport, ReadsDone, RequestCache, RequestEnded
 from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
@@ -36,14 +36,14 @@ COPY_THREADS: Final = 1
 log = logging.getLogger("kvstore.handover")
 
 
-class Requests:
+class RankRequests:
     """See the module. Not thread-safe, but for `arriving`. It owns the rank's links, workers and staging."""
 
     def __init__(self, setup: RankSetup, reactor: Reactor, instance: bytes) -> None:
         """Listens; raises ConfigError where it cannot."""
         layout, rank, regions, engine, settings, store = setup
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
-        self.links = Links(reactor, settings, instance, self, tls)
+        self.links = RankConnections(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
             layout=layout,
@@ -60,7 +60,7 @@ class Requests:
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
-        self.fetches = Fetches(reactor, settings.fence_timeout_s, FETCH_SHARE)
+        self.fetches = PrefixFetches(reactor, settings.fence_timeout_s, FETCH_SHARE)
         self.arriving: set[Handover] = set()
         """Handles whose request has not begun, put here by the thread that made them."""
         self._is_closing = False
@@ -82,7 +82,7 @@ class Requests:
                 handle.finish(typed(error))
             raise
 
-    def send(self, handle: Sending, blocks: NDArray[Any], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
+    def send(self, handle: SendHandle, blocks: NDArray[Any], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
         """A request is given away from now on. Raises InvalidArgument, Closed, Cancelled."""
         self._arrived(handle)
         if (error := self.executor.failure_of(handle.request_id)) is not None:
@@ -90,7 +90,7 @@ class Requests:
         else:
             self.sender.begin(handle, blocks, tokens, to, deadline_ns)
 
-    def receive(self, handle: Receiving, wanted: Wanted, token_ids: Any) -> None:
+    def receive(self, handle: ReceiveHandle, wanted: ReceiveRequest, token_ids: Any) -> None:
         """A request is taken from now on, from the store first if there are `token_ids`. Raises as `send`."""
         self._arrived(handle)
         if (error := self.executor.failure_of(handle.request_id)) is not None:
@@ -112,7 +112,7 @@ class Requests:
         if any(handle.request_id in requests for requests in (self.sender, self.receiver, self.fetches)):
             raise InvalidArgument(f"request {handle.request_id!r} is under way already: another attempt takes another id")
 
-    def _fetch(self, handle: Receiving, wanted: Wanted, store: PrefixStore, token_ids: Any) -> None:
+    def _fetch(self, handle: ReceiveHandle, wanted: ReceiveRequest, store: RankPrefixStore, token_ids: Any) -> None:
         layout, rank, first_token = self.resources.layout, self.resources.rank, wanted.first_token
 
         def fetch(deadline_s: float) -> int:
@@ -128,7 +128,7 @@ class Requests:
 
         self.fetches.begin(handle, fetch, then, deadline_ns=wanted.deadline_ns)
 
-    def _ask(self, handle: Receiving, wanted: Wanted) -> None:
+    def _ask(self, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
         try:
             self.receiver.begin(handle, wanted)
         except Exception as error:
@@ -188,28 +188,28 @@ class Requests:
 
     # --- what comes from other ranks ---
 
-    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+    def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
         """For Links."""
         until_ns = self.resources.reactor.now_ns() + header.deadline_ms * 1_000_000
-        if isinstance(message, Part):
+        if isinstance(message, PartReady):
             self.receiver.part(peer, message, answer)
             return
-        if isinstance(message, Ask):
+        if isinstance(message, RequestCache):
             if (error := self.executor.failure_of(message.request_id)) is not None:
                 raise error
             self.sender.ask(peer, message, until_ns)
-        elif isinstance(message, Report | Verdict):
+        elif isinstance(message, RankReport | RequestEnded):
             self.executor.received(peer, message, until_ns)
-        elif isinstance(message, Stop):
+        elif isinstance(message, CancelRequest):
             self._stopped(peer, message)
-        elif isinstance(message, Done):
+        elif isinstance(message, ReadsDone):
             self.receiver.done(peer, message)
         else:
-            assert isinstance(message, Show)
+            assert isinstance(message, ExportRegions)
             self.receiver.show(peer, message)
         answer(None)
 
-    def _stopped(self, peer: RankInfo, message: Stop) -> None:
+    def _stopped(self, peer: RankInfo, message: CancelRequest) -> None:
         if not message.code:
             raise ProtocolError("a request that has failed has an error")
         error = from_code(message.code, message.text)

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.movements.movement import Window
+from kvstore.handover.movements.movement import LayerWindow
 from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_tokens
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.prefix import PrefixStore
-from kvstore.handover.ranks.rank_connections import Links
+from kvstore.handover.prefix import RankPrefixStore
+from kvstore.handover.ranks.rank_connections import RankConnections
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError
-from kvstore.protocol.handover_messages import Stop
+from kvstore.protocol.handover_messages import CancelRequest
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
@@ -36,7 +36,7 @@ class RankSetup(NamedTuple):
     regions: Sequence[Region]
     engine: TransferEngine
     settings: HandoverSettings
-    store: PrefixStore | None
+    store: RankPrefixStore | None
 
 
 @dataclass(slots=True)
@@ -51,13 +51,13 @@ class RankResources:
     reactor: Reactor
     worker: Executor
     staging: StagingPool
-    links: Links
+    links: RankConnections
     begun: Callable[[bytes, int], None]
     """(request id, deadline): tell the executor."""
     over: Callable[[Handover, int], None]
     """(handle, deadline): tell the executor."""
 
-    _pool: Window | None = None
+    _pool: LayerWindow | None = None
     _peers: dict[bytes, Peer] = field(default_factory=dict)
     """The engine's, of ranks that are connected, by their instance."""
 
@@ -73,13 +73,13 @@ class RankResources:
         if peer is not None and peer not in self._peers.values():
             self.engine.disconnect(peer)
 
-    def readable_pool(self) -> Window:
+    def readable_pool(self) -> LayerWindow:
         """Leave to read the pool, for as long as this rank lives: peers of this host map it once, which costs them 50 ms a GiB.
 
         What they read when it is not theirs any more is not confirmed.
         """
         if self._pool is None:
-            self._pool = Window(self.engine, self.regions, writable=False)
+            self._pool = LayerWindow(self.engine, self.regions, writable=False)
         return self._pool
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class RankResources:
 
     def stop(self, peer: RankInfo, request_id: bytes, error: KVStoreError) -> None:
         """Tell a peer that a request has failed here."""
-        message = Stop(request_id, error.code, f"rank {self.rank}: {error}"[:1000])
+        message = CancelRequest(request_id, error.code, f"rank {self.rank}: {error}"[:1000])
         self.links.tell(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
 
 

@@ -9,19 +9,19 @@ from typing import Generic, Protocol, TypeVar
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.movements.movement import Ending, Window
-from kvstore.handover.movements.parts import State
+from kvstore.handover.movements.movement import LayerWindow, MovementEnd
+from kvstore.handover.movements.parts import RequestState
 from kvstore.handover.resources import RankResources
 from kvstore.protocol.errors import KVStoreError, StaleHandle
 
 
-class Machine(Protocol):
+class RequestMachine(Protocol):
     """CacheSender or CacheReceiver."""
 
     error: KVStoreError | None
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> RequestState: ...
 
     def fail(self, error: KVStoreError) -> bool: ...
 
@@ -31,7 +31,7 @@ class Machine(Protocol):
 class PartMover(Protocol):
     """PartSender or PartReceiver: the parts of one pair of ranks."""
 
-    window: Window | None
+    window: LayerWindow | None
 
     def release(self, *, is_fenced: bool) -> None: ...
 
@@ -41,11 +41,11 @@ class SideRequest:
     """One request of a side. `asked`: the counterpart ranks that take part in it, by their number."""
 
     handle: Handover
-    machine: Machine
-    ending: Ending
+    machine: RequestMachine
+    ending: MovementEnd
     deadline_ns: int
     asked: dict[int, RankInfo] = field(default_factory=dict)
-    window: Window | None = None
+    window: LayerWindow | None = None
     """Leave to write the pool."""
 
     @property
@@ -56,7 +56,7 @@ class SideRequest:
 R = TypeVar("R", bound=SideRequest)
 
 
-class Side(Generic[R]):
+class HandoverSide(Generic[R]):
     """See the module."""
 
     def __init__(self, resources: RankResources) -> None:
@@ -97,7 +97,7 @@ class Side(Generic[R]):
 
     def _settle(self, request: R) -> None:
         """Once it is over: end what moves and the leave of its peers, then say so."""
-        if request.machine.state is State.OVER:
+        if request.machine.state is RequestState.OVER:
             windows = [request.window, *(mover.window for mover in request.movers)]
             is_failed = request.machine.error is not None
             request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)

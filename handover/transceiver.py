@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
-from kvstore.handover.handles import Handover, Receiving, Sending
-from kvstore.handover.prefix import PrefixStore
-from kvstore.handover.ranks.completion_tracker import Outcome
-from kvstore.handover.receiving.side import Wanted
-from kvstore.handover.requests import Requests, cancelled
+from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
+from kvstore.handover.prefix import RankPrefixStore
+from kvstore.handover.ranks.completion_tracker import RequestOutcome
+from kvstore.handover.receiving.side import ReceiveRequest
+from kvstore.handover.requests import RankRequests, cancelled
 from kvstore.handover.resources import RankSetup
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument
@@ -88,7 +88,7 @@ class CacheTransceiver:
         engine: TransferEngine,
         settings: HandoverSettings | None = None,
         *,
-        store: PrefixStore | None = None,
+        store: RankPrefixStore | None = None,
     ) -> None:
         """
         Args:
@@ -116,7 +116,7 @@ class CacheTransceiver:
         self._reactor = Reactor()
         try:
             setup = RankSetup(layout, rank, tuple(regions), engine, self.settings, store)
-            self._requests = Requests(setup, self._reactor, self._instance)
+            self._requests = RankRequests(setup, self._reactor, self._instance)
         except BaseException:
             self._reactor.close()
             raise
@@ -162,10 +162,11 @@ class CacheTransceiver:
 
     def send(
         self, request_id: bytes, blocks: ArrayLike, *, tokens: int, to: Counterpart | None = None, deadline_s: float | None = None
-    ) -> Sending:
+    ) -> SendHandle:
         """Give away the cache of a request. Every rank of the executor (of its attention-DP group) calls it.
 
-        Layers go when they are said to be ready (`Sending.layer_ready`, `all_ready`). The blocks stay as they are until `Sending.wait` has
+        Layers go when they are said to be ready (`SendHandle.layer_ready`, `all_ready`). The blocks stay as they are
+        until `SendHandle.wait` has
         returned or raised; freeing them on all ranks at once is what `finished` is for.
 
         Args:
@@ -181,7 +182,7 @@ class CacheTransceiver:
         """
         check_request_id(request_id)
         indexes, deadline_ns = block_indexes(blocks, self.layout, tokens=tokens), self._deadline_ns(deadline_s)
-        handle = Sending(request_id, limit_s=self._limit_s(deadline_ns))
+        handle = SendHandle(request_id, limit_s=self._limit_s(deadline_ns))
         handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._requests.fail(request_id, cancelled()))
         handle.on_ready = lambda layer: self._reactor.call_soon(lambda: self._requests.sender.layer_ready(request_id, layer))
         self._begin(handle, lambda: self._requests.send(handle, indexes, tokens, to, deadline_ns))
@@ -198,11 +199,11 @@ class CacheTransceiver:
         source_dp: int = 0,
         token_ids: Any = None,
         deadline_s: float | None = None,
-    ) -> Receiving:
+    ) -> ReceiveHandle:
         """Take the cache of a request into `blocks`. Every rank of the executor (of its attention-DP group) calls it. The request need not
         be at the source yet.
 
-        The blocks are written until `Receiving.wait` has returned or raised.
+        The blocks are written until `ReceiveHandle.wait` has returned or raised.
 
         Args:
             request_id, blocks, tokens, deadline_s: as `send`, of this executor's pools.
@@ -218,9 +219,9 @@ class CacheTransceiver:
         indexes, deadline_ns = block_indexes(blocks, self.layout, tokens=tokens), self._deadline_ns(deadline_s)
         if not 0 <= first_token <= tokens:
             raise InvalidArgument(f"first_token is {first_token}: it must be 0 to {tokens}, the tokens of the sequence")
-        handle = Receiving(request_id, limit_s=self._limit_s(deadline_ns))
+        handle = ReceiveHandle(request_id, limit_s=self._limit_s(deadline_ns))
         handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._requests.fail(request_id, cancelled()))
-        wanted = Wanted(indexes, tokens, first_token, source, source_dp, deadline_ns)
+        wanted = ReceiveRequest(indexes, tokens, first_token, source, source_dp, deadline_ns)
         sequence = None if token_ids is None else token_ids[:tokens]
         self._begin(handle, lambda: self._requests.receive(handle, wanted, sequence))
         return handle
@@ -240,7 +241,7 @@ class CacheTransceiver:
                     handle.sit_out()
             raise
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[RequestOutcome]:
         """Requests that are over on all ranks of the executor (of the attention-DP group) since the last call, each with its error or None.
 
         One that has failed on any rank is told once it is over on this one. Of a rank that has not joined others: those over here.

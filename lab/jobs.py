@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.pools import Routing, compare
-from kvstore.lab.replay import Replay
+from kvstore.lab.replay import CacheReplay
 from kvstore.lab.tiers import TwoTiers
 
 
@@ -60,7 +60,7 @@ class PolicyJob:
     capacity_blocks: int
 
     def run(self, requests: Sequence[TraceRequest]) -> PolicyRow:
-        counts = Replay(self.policy, self.capacity_blocks).run(requests)
+        counts = CacheReplay(self.policy, self.capacity_blocks).run(requests)
         return PolicyRow(self.policy, self.capacity_blocks, counts.prefix_hit_ratio, counts.prefix_hits, counts.blocks)
 
 

@@ -51,7 +51,7 @@ class Weight(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _SeriesLabel:
     """A name beside the chart, and the point of the data that it is for."""
 
     name: str
@@ -93,7 +93,7 @@ def line_chart(
         style = _bound_style() if is_bound else _line_style(line, coloured)
         coloured += not is_bound
         axes.plot(line.x, line.y, **style)
-        keys.append(_Key(line.name, line.x[-1], line.y[-1], style["color"], style["marker"], is_bound))
+        keys.append(_SeriesLabel(line.name, line.x[-1], line.y[-1], style["color"], style["marker"], is_bound))
     if log_x:
         _logarithmic(axes, sorted({x for line in series for x in line.x}))
     else:
@@ -151,7 +151,7 @@ def stacked_bars(
         filled = series_colour(series_index(name, index))
         style: dict[str, Any] = {"width": BAR_WIDTH, "color": filled, "edgecolor": colour("ground"), "linewidth": 1.2}
         axes.bar(range(len(bars)), heights, bottom=below, **style)
-        keys.append(_Key(name, len(bars) - 1 + BAR_WIDTH / 2, float(below[-1] + heights[-1] / 2), filled, "s"))
+        keys.append(_SeriesLabel(name, len(bars) - 1 + BAR_WIDTH / 2, float(below[-1] + heights[-1] / 2), filled, "s"))
         below += heights
     slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, bars)) > MAX_UPRIGHT else {}
     axes.set_xticks(range(len(bars)), bars, **slanted)
@@ -272,7 +272,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _name(axes: "Axes", keys: Sequence[_Key]) -> None:
+def _name(axes: "Axes", keys: Sequence[_SeriesLabel]) -> None:
     """Names beside the chart, each as near as may be to what it names, with a line that leads there and the marker."""
     ends = [_share_of(axes, key.x, key.y) for key in keys]
     for key, (x, y), place in zip(keys, ends, _apart([y for _, y in ends]), strict=True):

@@ -16,7 +16,7 @@ from random import Random
 from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
-from kvstore.lab.replay import HitCounts, Replay
+from kvstore.lab.replay import CacheReplay, HitCounts
 from kvstore.protocol.errors import InvalidArgument
 
 MAX_INSTANCES: Final = 4096
@@ -57,7 +57,7 @@ def compare(
     """
     if not 1 <= instances <= MAX_INSTANCES:
         raise InvalidArgument(f"{instances} instances: there must be from 1 to {MAX_INSTANCES}")
-    caches = [Replay(policy, blocks_per_instance) for _ in range(instances)]
+    caches = [CacheReplay(policy, blocks_per_instance) for _ in range(instances)]
     dealer = _Dealer(caches, routing, seed)
     for request in requests:
         dealer.deal(request)
@@ -66,13 +66,13 @@ def compare(
         local.blocks += cache.counts.blocks
         local.prefix_hits += cache.counts.prefix_hits
         local.hits += cache.counts.hits
-    return PoolComparison(Replay(policy, instances * blocks_per_instance).run(requests), local)
+    return PoolComparison(CacheReplay(policy, instances * blocks_per_instance).run(requests), local)
 
 
 class _Dealer:
     """Deals prompts out to the local caches."""
 
-    def __init__(self, caches: Sequence[Replay], routing: Routing, seed: int) -> None:
+    def __init__(self, caches: Sequence[CacheReplay], routing: Routing, seed: int) -> None:
         self._caches = caches
         self._routing = routing
         self._random = Random(seed)

@@ -35,7 +35,7 @@ class HitCounts:
         return self.prefix_hits / self.blocks if self.blocks else 0.0
 
 
-class Replay:
+class CacheReplay:
     """One cold cache of `capacity_blocks` blocks under one policy. `counts` may be read at any time."""
 
     def __init__(self, policy: str, capacity_blocks: int) -> None:

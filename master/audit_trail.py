@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvstore.master.directory.audit_log import clip
-from kvstore.master.peer_masters import Fellows
+from kvstore.master.peer_masters import PeerMasters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.audit_lines import DONE, FAILED, REFUSED, line_of
 from kvstore.protocol.errors import Closed, Denied, KVStoreError
@@ -73,7 +73,7 @@ class _Window:
     repeats: int = 0
 
 
-class Repeats(Generic[K]):
+class RepeatFilter(Generic[K]):
     """Not thread-safe."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class AuditTrail:
         self._reactor = reactor
         self._wall_s = wall_s
         self._waiting: deque[pb.AuditEntry] = deque(maxlen=MAX_WAITING)
-        self._repeats = Repeats[tuple[Change, str]]()
+        self._repeats = RepeatFilter[tuple[Change, str]]()
         self._counts: Counter[tuple[str, ...]] = Counter()
         self.deliver: Callable[[Sequence[pb.AuditEntry]], bool] = lambda _entries: False
         """Adds entries to the catalog if this master owns partition 0; whether it did."""
@@ -192,7 +192,7 @@ MAX_SENT: Final = 256
 """Entries of one message; with texts of 512 bytes it stays below gRPC's 4 MiB."""
 
 
-class Parcel(NamedTuple):
+class ForwardedEntries(NamedTuple):
     """Entries for the master whose frames are at `address`."""
 
     address: str
@@ -202,7 +202,9 @@ class Parcel(NamedTuple):
 class Forwarder:
     """See the module. `start` and `close` are for the master's thread."""
 
-    def __init__(self, fellows: Fellows, take: Callable[[], Parcel | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]) -> None:
+    def __init__(
+        self, fellows: PeerMasters, take: Callable[[], ForwardedEntries | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]
+    ) -> None:
         """`take` returns what waits and its receiver, None for nothing; `put_back` keeps what did not arrive. Both run in this thread."""
         self._fellows = fellows
         self._take = take
@@ -231,7 +233,7 @@ class Forwarder:
                 log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), parcel.address)
             was_reached = not unsent
 
-    def _send(self, parcel: Parcel) -> Sequence[pb.AuditEntry]:
+    def _send(self, parcel: ForwardedEntries) -> Sequence[pb.AuditEntry]:
         """What did not arrive; it is put back."""
         for begin in range(0, len(parcel.entries), MAX_SENT):
             message = pb.AuditEntries(entries=parcel.entries[begin : begin + MAX_SENT])

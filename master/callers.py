@@ -16,12 +16,12 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.protocol.traceparent import TraceParent
-from kvstore.rpc.tracing import Span, parent_in
+from kvstore.rpc.tracing import TraceSpan, parent_in
 from kvstore.security.actor import CONTROL, Actor, host_of
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key
-from kvstore.security.identity import FELLOW, STRANGER, Identity, Kind
-from kvstore.security.permissions import JOINS, OPEN, RPCS, Rule, check, wanted
+from kvstore.security.identity import FELLOW, STRANGER, Identity, IdentityKind
+from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
@@ -41,13 +41,13 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(
         self,
-        guard: Guard,
+        guard: Authenticator,
         trail: AuditTrail,
         settings: MasterSettings,
         *,
         durations: Histograms,
         tls: Certificates | None = None,
-        begin_span: Callable[[str, TraceParent], Span] | None = None,
+        begin_span: Callable[[str, TraceParent], TraceSpan] | None = None,
     ) -> None:
         """`trail` gets calls that are refused, `durations` how long calls take that have one answer. `tls` knows which certificates are
         revoked. `begin_span` makes spans of calls that belong to a trace."""
@@ -123,7 +123,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         at_the_door.experimental_non_blocking = True  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(at_the_door, handler.request_deserializer, handler.response_serializer)
 
-    def check(self, rule: Rule | None, method: str, context: grpc.ServicerContext) -> None:
+    def check(self, rule: Permission | None, method: str, context: grpc.ServicerContext) -> None:
         """Raises Unauthorized, Denied."""
         if rule is OPEN:
             return
@@ -131,11 +131,11 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             raise Denied(f"no rule says who may call {method}: nobody may")
         check(rule, self._identify(rule, method, context), method.rpartition("/")[2])
 
-    def _identify(self, rule: Rule | None, method: str, context: grpc.ServicerContext) -> Identity:
+    def _identify(self, rule: Permission | None, method: str, context: grpc.ServicerContext) -> Identity:
         """As `identify`; what it raises says what the call needs."""
         try:
             identity = self.identify(context)
-            if identity.kind is not Kind.STRANGER:
+            if identity.kind is not IdentityKind.STRANGER:
                 self.on_known(context.peer())
             return identity
         except Unauthorized as error:
@@ -148,7 +148,7 @@ class _Call:
     def __init__(
         self,
         callers: Callers,
-        rule: Rule | None,
+        rule: Permission | None,
         method: str,
         handler: Any,
         requests: Iterator[Any],

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from kvstore.console.source import Look, MasterSeen
+from kvstore.console.source import ClusterSnapshot, MasterView
 from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, IT_GOES_ON
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.leadership.contents_messages import contents
-from kvstore.master.leadership.leader import Leading
-from kvstore.master.leadership.role_manager import Role
+from kvstore.master.leadership.leader import LeaderRole
+from kvstore.master.leadership.role_manager import MasterRole
 from kvstore.master.leadership.status_messages import node_topology
-from kvstore.master.peer_masters import Fellows
+from kvstore.master.peer_masters import PeerMasters
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.server.partition_router import refusal
 from kvstore.master.status import MasterStatus
@@ -42,16 +42,16 @@ ELECTION_POLL_S: Final = 0.1
 class Action:
     """What an operator (`by`) asks for: begun here where this master owns the partition, else by a call of its owner."""
 
-    begin: Callable[[Leading], "Future[Any]"]
+    begin: Callable[[LeaderRole], "Future[Any]"]
     method: str
     request: Any
     by: Actor
 
 
-class Watched:
+class MasterConsoleSource:
     """A kvstore.console.source.Source."""
 
-    def __init__(self, master: MasterParts, status: MasterStatus, fellows: Fellows, *, address: str) -> None:
+    def __init__(self, master: MasterParts, status: MasterStatus, fellows: PeerMasters, *, address: str) -> None:
         """`address` is where the others know this master."""
         self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
         self._standings = [partition.standing for partition in status.partitions]
@@ -68,13 +68,13 @@ class Watched:
         """For a Watch."""
         return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         own, own_s = self._own(), time.monotonic()
         asked = self._begin({number: reply.owner.address for number, reply in enumerate(own) if _is_of_another(reply)})
         self._asks_others = bool(asked)
         replies, silent = [], dict[str, str]()
         for number, reply in enumerate(own):
-            if reply.role != Role.FOLLOWING:
+            if reply.role != MasterRole.FOLLOWING:
                 self._told.pop(number, None)
                 replies.append(reply)
                 continue
@@ -92,16 +92,16 @@ class Watched:
         owners = list(own[0].owners)  # as this master knows them: others may not have heard yet
         del found.owners[:]
         found.owners.extend(owners)
-        return Look(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
+        return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
 
-    def masters(self) -> Sequence[MasterSeen]:
+    def masters(self) -> Sequence[MasterView]:
         own = self._own()
-        role = Role.OWNER if any(reply.role == Role.OWNER for reply in own) else own[0].role
+        role = MasterRole.OWNER if any(reply.role == MasterRole.OWNER for reply in own) else own[0].role
         records = [self._told[number][1].records if number in self._told else reply.records for number, reply in enumerate(own)]
-        behind = max(0, sum(records) - sum(reply.records for reply in own)) if role == Role.FOLLOWING else 0
+        behind = max(0, sum(records) - sum(reply.records for reply in own)) if role == MasterRole.FOLLOWING else 0
         owners = {reply.owner.address: reply.owner.name for reply in own if _is_of_another(reply)}
-        seen = [MasterSeen(self._address, own[0].name, role, behind)]
-        seen += [MasterSeen(address, name, Role.OWNER, 0, self._silent.get(address, "")) for address, name in sorted(owners.items())]
+        seen = [MasterView(self._address, own[0].name, role, behind)]
+        seen += [MasterView(address, name, MasterRole.OWNER, 0, self._silent.get(address, "")) for address, name in sorted(owners.items())]
         others = {address: fellow.name for address, fellow in sorted(self._fellows.known().items()) if address not in owners}
         asked = {address: self._begin(dict.fromkeys(range(len(own)), address)) for address in others}
         return [*seen, *(self._follower(address, name, asked[address], sum(records)) for address, name in others.items())]
@@ -177,7 +177,7 @@ class Watched:
     def _heard(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
         """Raises KVStoreError: it does not answer, or owns the partition no more."""
         found = answer()
-        if found.role == Role.FOLLOWING:
+        if found.role == MasterRole.FOLLOWING:
             raise refusal(None)
         self._told[number] = time.monotonic(), found
         return found
@@ -199,12 +199,12 @@ class Watched:
         shown = f"what is shown of it is {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
         return f"{own[mine[0]].owner.name} at {address}, which owns {what}, does not answer: {why}; {shown}"
 
-    def _follower(self, address: str, name: str, asked: Mapping[int, Callable[[], pb.StatusReply]], records: int) -> MasterSeen:
+    def _follower(self, address: str, name: str, asked: Mapping[int, Callable[[], pb.StatusReply]], records: int) -> MasterView:
         try:
             known = sum(answer().records for answer in asked.values())
         except KVStoreError as error:
-            return MasterSeen(address, name, trouble=str(error))
-        return MasterSeen(address, name, Role.FOLLOWING, max(0, records - known))
+            return MasterView(address, name, trouble=str(error))
+        return MasterView(address, name, MasterRole.FOLLOWING, max(0, records - known))
 
     # --- what owners do ---
 
@@ -213,7 +213,7 @@ class Watched:
 
         def look() -> str:
             standing = self._standings[number]
-            if standing.role is not Role.FOLLOWING:
+            if standing.role is not MasterRole.FOLLOWING:
                 return ""
             if standing.owner is None:
                 raise refusal(None)
@@ -284,7 +284,7 @@ class Watched:
                 reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
             else:
                 reply = self._in_loop(partial(self._status.of, self._status.partitions[number]))
-            if reply.role == Role.FOLLOWING:  # which knows no nodes
+            if reply.role == MasterRole.FOLLOWING:  # which knows no nodes
                 raise refusal(None)
             return any(known.name == node for known in reply.nodes)
 
@@ -302,7 +302,7 @@ class Watched:
 
 
 def _is_of_another(reply: pb.StatusReply) -> bool:
-    return reply.role == Role.FOLLOWING and bool(reply.owner.name)
+    return reply.role == MasterRole.FOLLOWING and bool(reply.owner.name)
 
 
 def _fail(error: KVStoreError) -> pb.StatusReply:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from kvstore.protocol.errors import Full
 from kvstore.rpc.thread_pools import started
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import Identity, IdentityKind
 
 MAX_WAITING: Final = 1024
 """Calls of one caller that wait for a thread; each takes a few KiB, without its message."""
@@ -32,7 +32,7 @@ KNOWN_SHARE: Final = 2
 """Authenticated peers that are remembered, as a multiple of max_connections: the latest, so that closed connections are forgotten."""
 
 Call = Callable[[], None]
-Caller = tuple[Kind, str]
+Caller = tuple[IdentityKind, str]
 """Kind and name; all unauthenticated callers are one."""
 Peer = tuple[str, int]
 """Address and port of a TCP peer."""
@@ -77,9 +77,9 @@ class CallExecutor:
         """Run `call` when a thread is free for this caller. `joins`: only nodes make such a call; it tells them from others where
         authentication is off. Raises Full: too many calls of this caller wait."""
         kind, name = identity.kind, identity.name
-        if kind is Kind.EVERYBODY and joins:
-            kind = Kind.NODE
-        elif kind is Kind.STRANGER:
+        if kind is IdentityKind.EVERYBODY and joins:
+            kind = IdentityKind.NODE
+        elif kind is IdentityKind.STRANGER:
             name = ""
         with self._lock:
             queue = self._queues.setdefault((kind, name), _CallQueue())
@@ -99,10 +99,10 @@ class CallExecutor:
         queue, quarter = self._queues[caller], max(1, self._max_running // 4)
         if not queue.waiting or sum(one.running for one in self._queues.values()) >= self._max_running:
             return False
-        if caller[0] is Kind.NODE:
+        if caller[0] is IdentityKind.NODE:
             return True
-        most = {Kind.STRANGER: quarter, Kind.EVERYBODY: self._max_running}.get(caller[0], max(1, self._max_running // 2))
-        others = sum(one.running for (kind, _), one in self._queues.items() if kind is not Kind.NODE)
+        most = {IdentityKind.STRANGER: quarter, IdentityKind.EVERYBODY: self._max_running}.get(caller[0], max(1, self._max_running // 2))
+        others = sum(one.running for (kind, _), one in self._queues.items() if kind is not IdentityKind.NODE)
         return queue.running < most and others < max(1, self._max_running - quarter)
 
     def _run(self, caller: Caller, call: Call) -> None:

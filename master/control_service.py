@@ -22,13 +22,13 @@ from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.directory.weights import REPORT_S
 from kvstore.master.grpc_calls import abort, in_loop
-from kvstore.master.health import Health
+from kvstore.master.health import MasterHealth
 from kvstore.master.leadership.contents_messages import contents
-from kvstore.master.leadership.leader import Leading, MasterSeen
-from kvstore.master.leadership.role_manager import Standing
+from kvstore.master.leadership.leader import LastMaster, LeaderRole
+from kvstore.master.leadership.role_manager import RoleManager
 from kvstore.master.leadership.status_messages import as_seen_by, node_topology, table_messages
 from kvstore.master.server.owner_parts import MasterParts
-from kvstore.master.sessions import Sessions, token_tables
+from kvstore.master.sessions import PeerSessions, token_tables
 from kvstore.master.status import MasterStatus
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
@@ -40,7 +40,7 @@ from kvstore.protocol.control_pb2_grpc import (
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.partitions import from_metadata
 from kvstore.rpc.address import Address
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import Identity, IdentityKind
 from kvstore.security.permissions import RPCS, check_complete
 from kvstore.security.tls.grpc_credentials import add_port
 
@@ -78,7 +78,7 @@ OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog take
 class ControlService(ControlServicer):
     """Implements kvstore.v1.Control. A call's metadata says which partition it is about (protocol/partitions.py)."""
 
-    def __init__(self, master: MasterParts, status: MasterStatus, callers: Callers, sessions: Sessions) -> None:
+    def __init__(self, master: MasterParts, status: MasterStatus, callers: Callers, sessions: PeerSessions) -> None:
         self._reactor = master.reactor
         self._standings = [partition.standing for partition in status.partitions]
         self._status = status
@@ -92,7 +92,7 @@ class ControlService(ControlServicer):
         said = request
         info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.takes_traces)
         description = Description(request.topology, request.transfer)
-        seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
+        seen = LastMaster(request.seen_catalog, request.seen_master_epoch)
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context), request.name)
@@ -158,8 +158,8 @@ class ControlService(ControlServicer):
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
         """A slice of the directory at a time: the loop serves others in between."""
 
-        def begin() -> tuple[Leading, Iterator[list[tuple[bytes, int, str]]]]:
-            if self._check_tenant(context, request).kind is Kind.OPERATOR and not request.tenant:
+        def begin() -> tuple[LeaderRole, Iterator[list[tuple[bytes, int, str]]]]:
+            if self._check_tenant(context, request).kind is IdentityKind.OPERATOR and not request.tenant:
                 raise InvalidArgument("an operator has no keys: name the tenant whose keys to list (--tenant NAME)")
             leading = self._standing(context).answering()
             return leading, leading.directory.queries.list_keys(
@@ -245,7 +245,7 @@ class ControlService(ControlServicer):
             abort(context, Unavailable("this master owns the catalog no longer"))
         return pb.RecordAuditReply()
 
-    def Sessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
+    def PeerSessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
         yield from self._in_loop(context, lambda: self._sessions.tables(self._status.name))
 
     def EndSession(self, request: pb.EndSessionRequest, context: grpc.ServicerContext) -> pb.EndSessionReply:  # noqa: N802
@@ -260,7 +260,7 @@ class ControlService(ControlServicer):
         """Of this master, and, at the owner of partition 0, of the nodes."""
         return pb.SlowRequestsReply(requests=self._in_loop(context, self._status.slow_requests))
 
-    def _standing(self, context: grpc.ServicerContext) -> Standing:
+    def _standing(self, context: grpc.ServicerContext) -> RoleManager:
         """Of the partition that a call is about. Raises InvalidArgument."""
         return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
 
@@ -315,7 +315,7 @@ class ControlServer:
         self._executor = callers.executor
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
-        self._health = Health()
+        self._health = MasterHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.ready(is_ready=False)
         self.serving(is_owner=False)

@@ -12,7 +12,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class MasterHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """See the module."""
 
     def __init__(self) -> None:

@@ -16,42 +16,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.watch import Watch
-from kvstore.master.audit_trail import LOGIN, REQUEST, AuditTrail, Change, Forwarder, Parcel
+from kvstore.console.watch import ClusterWatcher
+from kvstore.master.audit_trail import LOGIN, REQUEST, AuditTrail, Change, ForwardedEntries, Forwarder
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.factory import make_catalog
-from kvstore.master.catalogs.interface import Candidate, Catalog, Contact
+from kvstore.master.catalogs.interface import Candidate, Catalog, MasterContact
 from kvstore.master.config import MasterSettings
-from kvstore.master.console_source import Watched
+from kvstore.master.console_source import MasterConsoleSource
 from kvstore.master.control_service import ControlServer, ControlService
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.directory.index.queries import Prefixes, prefixes
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.directory.index.queries import PrefixMatches, prefixes
 from kvstore.master.directory.writes.record_policy import ALL
-from kvstore.master.leadership.leader import Leading
+from kvstore.master.leadership.leader import LeaderRole
 from kvstore.master.leadership.partition import Partition
-from kvstore.master.leadership.partition_assigner import Patience, Sharing
-from kvstore.master.leadership.role_manager import Role
-from kvstore.master.measures import MasterMeasures
-from kvstore.master.peer_masters import Fellows
-from kvstore.master.periodic_tasks import TICK_S, Clockwork
+from kvstore.master.leadership.partition_assigner import PartitionAssigner, RebalanceTiming
+from kvstore.master.leadership.role_manager import MasterRole
+from kvstore.master.measures import MasterMetrics
+from kvstore.master.peer_masters import PeerMasters
+from kvstore.master.periodic_tasks import TICK_S, MasterPeriodicTasks
 from kvstore.master.scheduling.scheduler import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
-from kvstore.master.server.frames_service import Reachable
+from kvstore.master.server.frames_service import MasterContactInfo
 from kvstore.master.server.owner_parts import MasterParts
-from kvstore.master.server.partition_router import Reception
-from kvstore.master.sessions import PermissionFiles, Sessions
-from kvstore.master.status import MasterStatus, Told, add_segments, told_of
+from kvstore.master.server.partition_router import PartitionRouter
+from kvstore.master.sessions import PeerSessions, PermissionFiles
+from kvstore.master.status import MasterStatus, PartitionRole, add_segments, told_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, Denied, KVStoreError
 from kvstore.protocol.partitions import split
 from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server.server import Nobody, Server, default_run_dir
+from kvstore.rpc.server.server import NullHandler, Server, default_run_dir
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.actor import CLIENT, Actor, host_of
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.binding import check_binding
 from kvstore.security.identity import STRANGER
 from kvstore.security.quotas.limits import QuotasInForce
@@ -59,7 +59,7 @@ from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.own_certificate import OwnRole
-from kvstore.security.tls.subjects import Subject
+from kvstore.security.tls.subjects import CertificateSubject
 from kvstore.telemetry.http.access import OperatorAccess
 from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
@@ -81,7 +81,7 @@ log = logging.getLogger("kvstore.master")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class MasterAddresses:
     """Where a started master can be reached."""
 
     listen: str
@@ -94,13 +94,13 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _MasterPosition:
     """A PlaceInCluster."""
 
     partition: int
     partitions: Sequence[Partition]
 
-    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
         """Of all partitions: those that others own as their records are."""
         live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
         return prefixes(
@@ -124,10 +124,10 @@ class Master:
     ) -> None:
         """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
-        self.on_role: Callable[[Told], None] = lambda _told: None
+        self.on_role: Callable[[PartitionRole], None] = lambda _told: None
         """Called at each change of the role in a partition, or of the owner that is followed there."""
         self._tls = Certificates.of(settings)
-        self._guard = Guard(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
+        self._guard = Authenticator(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
         self._quotas = QuotasInForce(settings.quotas)
         if settings.partitions > 1 and settings.records != ALL:
             raise ConfigError("with several partitions the scheduler finds blocks of others by their records: records must be all")
@@ -141,23 +141,23 @@ class Master:
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
         self._control: ControlServer | None = None
-        self._measures = MasterMeasures()
+        self._measures = MasterMetrics()
         self._server = Server(
             self.reactor,
-            Nobody(),
+            NullHandler(),
             settings,
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
         self.http: HttpServer | None = None
-        self._watch: Watch | None = None
+        self._watch: ClusterWatcher | None = None
         self._trail = AuditTrail(self.reactor, wall_s=wall_s)
         self._parts = MasterParts(self.reactor, settings, self._guard, self._quotas, TenantLoads(), self._trail, wall_s)
         self._trail.deliver = self._deliver_audit
         self._server.on_denied = self._denied
         self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server, self._trail, self.reactor)
         self._catalogs = [self._make_catalog(index) for index in range(settings.partitions)]
-        self._fellows = Fellows(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
+        self._fellows = PeerMasters(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
         self._forwarder = Forwarder(self._fellows, self._audit_parcel, self._put_audit_back)
         try:
             self._tcp, self._unix = self._listen()
@@ -171,8 +171,8 @@ class Master:
             self._status = MasterStatus(
                 self._parts, self.partitions, self._server, self._measures, self._tracing, name=self._me.name, http=self.http
             )
-            patience = Patience(settings.share_settle_s, settings.share_pause_s, SHARE_TURN_S)
-            self._sharing = Sharing(self._me.address, settings.partitions, patience)
+            patience = RebalanceTiming(settings.share_settle_s, settings.share_pause_s, SHARE_TURN_S)
+            self._sharing = PartitionAssigner(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
                 catalog.wait_s = functools.partial(self._wait_s, index)
                 catalog.open(deadline_s=settings.catalog_timeout_s)
@@ -230,7 +230,7 @@ class Master:
         settings = self._settings
         listened = (parse_address(place).host for place in (settings.listen, settings.control) if place)
         hosts = (settings.advertise,) if settings.advertise else dict.fromkeys(host for host in listened if host not in WILDCARDS)
-        self._tls.require_role(OwnRole(Subject(subjects.MASTER), tuple(hosts)))
+        self._tls.require_role(OwnRole(CertificateSubject(subjects.MASTER), tuple(hosts)))
 
     def _candidate(self) -> Candidate:
         """This master as others are told of it: by `advertise` or its host's name, with its port, and where clients and nodes reach it."""
@@ -250,27 +250,27 @@ class Master:
             ) from None
         return Candidate(str(Address(self._settings.advertise or socket.gethostname(), int(port))), str(Address(host, int(port))))
 
-    def start(self) -> Places:
+    def start(self) -> MasterAddresses:
         """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
         plane's address cannot be had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         begin_span = self._tracing.begin_named if self._tracing is not None else None
         callers = Callers(self._guard, self._trail, settings, durations=self._measures.control, tls=self._tls, begin_span=begin_span)
-        service = ControlService(self._parts, self._status, callers, Sessions(self._server, self.reactor, self._trail))
+        service = ControlService(self._parts, self._status, callers, PeerSessions(self._server, self.reactor, self._trail))
         scheduler = SchedulerService(self.reactor, settings, lambda: self.partitions[0].standing.answering().scheduling, callers)
         default = Address(listen.host, listen.port + 1 if listen.port else 0)
         control = parse_address(settings.control) if settings.control else default
         self._control = ControlServer(service, scheduler, callers, control, settings)
         told_host = settings.advertise or ("" if control.host in WILDCARDS else control.host)
-        self._reachable = Reachable(
+        self._reachable = MasterContactInfo(
             socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port, settings.partitions
         )
         fellows_host = told_host or parse_address(self._me.address).host
-        self._catalogs[0].contact = Contact(
+        self._catalogs[0].contact = MasterContact(
             str(Address(fellows_host, self._control.port)),
             self._guard.master_key,
         )
-        self._reception = Reception(self._server, lambda index: self.partitions[index].handler, settings.partitions)
+        self._reception = PartitionRouter(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
             ask, told = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
@@ -283,11 +283,11 @@ class Master:
                 level_changed=self._level_changed,
             )
             add_segments(self.http, lambda: ask(told.nodes))
-            watched = Watched(self._parts, self._status, self._fellows, address=self._me.address)
-            self._watch = Watch(watched, ConsoleSettings(), rest_s=watched.rest_s)
+            watched = MasterConsoleSource(self._parts, self._status, self._fellows, address=self._me.address)
+            self._watch = ClusterWatcher(watched, ConsoleSettings(), rest_s=watched.rest_s)
             self.http.later(self._add_console)
             self.http.start()
-        self._clockwork = Clockwork(self._parts, self._status, self._sharing, self._files, self._control)
+        self._clockwork = MasterPeriodicTasks(self._parts, self._status, self._sharing, self._files, self._control)
         self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
         self.reactor.every(TURN_S, self._measures.requests.turn)
         for partition in self.partitions:
@@ -303,7 +303,7 @@ class Master:
             self._forwarder.start()
         http = self.http.told() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
-        return Places(self._tcp, self._unix, str(Address(control.host, self._control.port)), http, console)
+        return MasterAddresses(self._tcp, self._unix, str(Address(control.host, self._control.port)), http, console)
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
@@ -334,19 +334,19 @@ class Master:
             self._tracing.close()
         self.reactor.close()
 
-    def lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
+    def lead(self, partition: Partition, epoch: int, followed: FollowedRecords) -> LeaderRole:
         """See PartitionHost, as the next two."""
-        place = _Place(partition.index, self.partitions)
-        return Leading(self._parts, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
+        place = _MasterPosition(partition.index, self.partitions)
+        return LeaderRole(self._parts, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
 
     def changed(self, partition: Partition) -> None:
         role = partition.standing.role
-        self._measures.takeovers += role is Role.OWNER and not partition.was_owner
-        partition.was_owner = role is Role.OWNER
-        if role is Role.FOLLOWING:
+        self._measures.takeovers += role is MasterRole.OWNER and not partition.was_owner
+        partition.was_owner = role is MasterRole.OWNER
+        if role is MasterRole.FOLLOWING:
             self._reception.deposed(partition.index)
         assert self._control is not None
-        self._control.serving(is_owner=any(one.standing.role is Role.OWNER for one in self.partitions))
+        self._control.serving(is_owner=any(one.standing.role is MasterRole.OWNER for one in self.partitions))
         self.on_role(told_of(partition))
 
     def failed(self, error: KVStoreError) -> None:
@@ -356,15 +356,15 @@ class Master:
     def _deliver_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
         """Whether this master owns partition 0, whose catalog keeps them."""
         standing = self.partitions[0].standing
-        return standing.role is Role.OWNER and standing.leading().record_audit(entries)
+        return standing.role is MasterRole.OWNER and standing.leading().record_audit(entries)
 
-    def _audit_parcel(self) -> Parcel | None:
+    def _audit_parcel(self) -> ForwardedEntries | None:
         """What waits for another master, for the forwarder's thread."""
 
-        def take() -> Parcel | None:
+        def take() -> ForwardedEntries | None:
             owner = self.partitions[0].standing.owner
             entries = self._trail.take_waiting() if owner is not None else []
-            return Parcel(owner.address, entries) if owner is not None and entries else None
+            return ForwardedEntries(owner.address, entries) if owner is not None and entries else None
 
         return self.reactor.call(take, deadline_s=self._settings.control_timeout_s)
 

@@ -3,18 +3,18 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvstore.master.catalogs.interface import Written
-from kvstore.master.leadership.leader import Leading
+from kvstore.master.catalogs.interface import CommitStats
+from kvstore.master.leadership.leader import LeaderRole
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.metrics.histogram import Histograms, sum_of
 from kvstore.telemetry.metrics.metric import Reading, Readings
-from kvstore.telemetry.metrics.requests import Requests
+from kvstore.telemetry.metrics.requests import RequestMetrics
 
 REJECTED = "rejected_"
 """What the scheduler's counters of rejections begin with; a reason follows."""
 
 
-class Ever:
+class LifetimeCounters:
     """Sums of counters of ownerships, those that have ended included: such a sum never falls, as those who take its rate count on."""
 
     def __init__(self) -> None:
@@ -34,19 +34,19 @@ class Ever:
         return total
 
 
-class MasterMeasures:
+class MasterMetrics:
     """See the module. `requests` is the server's observer; threads of the control plane write `control`."""
 
     def __init__(self) -> None:
-        self.requests = Requests()
+        self.requests = RequestMetrics()
         self.control = Histograms()
         self.takeovers = 0
-        self._frames, self._scheduling = Ever(), Ever()
+        self._frames, self._scheduling = LifetimeCounters(), LifetimeCounters()
 
     def read(
         self,
         name: str,
-        written: Sequence[Written],  # a partition each
+        written: Sequence[CommitStats],  # a partition each
         *,
         epoch: int,
         is_ready: bool,
@@ -76,7 +76,7 @@ class MasterMeasures:
             "kvstore_master_catalog_records": records,
         }
 
-    def of_owner(self, owned: Sequence[Leading]) -> Readings:
+    def of_owner(self, owned: Sequence[LeaderRole]) -> Readings:
         """What only the owner of a partition knows, of those that this master owns, at least one."""
         counters = self._frames.of(leading.frames.counters for leading in owned)
         scheduled = self._scheduling.of(leading.scheduling.counters for leading in owned)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import grpc
 
-from kvstore.master.catalogs.interface import Fellow
+from kvstore.master.catalogs.interface import PeerMaster
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.partitions import as_metadata
@@ -25,10 +25,10 @@ RECONNECT_MS: Final = 1000
 """At most, between tries of a connection that is wanted: one that was started again is soon seen again."""
 
 
-class Fellows:
+class PeerMasters:
     """See the module. Thread-safe."""
 
-    def __init__(self, known: Callable[[], Mapping[str, Fellow]], *, tls: Certificates | None, peer_timeout_s: float) -> None:
+    def __init__(self, known: Callable[[], Mapping[str, PeerMaster]], *, tls: Certificates | None, peer_timeout_s: float) -> None:
         """`known`: those that live, by the address of their frames. Nobody is asked yet."""
         self.known = known
         self._tls = tls

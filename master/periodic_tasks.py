@@ -8,8 +8,8 @@ import logging
 from typing import Final
 
 from kvstore.master.control_service import ControlServer
-from kvstore.master.leadership.partition_assigner import Sharing
-from kvstore.master.leadership.role_manager import Role
+from kvstore.master.leadership.partition_assigner import PartitionAssigner
+from kvstore.master.leadership.role_manager import MasterRole
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.sessions import PermissionFiles
 from kvstore.master.status import MasterStatus
@@ -20,10 +20,12 @@ TICK_S: Final = 0.1
 log = logging.getLogger("kvstore.master")
 
 
-class Clockwork:
+class MasterPeriodicTasks:
     """See the module. All of it is done in the reactor's loop."""
 
-    def __init__(self, master: MasterParts, status: MasterStatus, sharing: Sharing, files: PermissionFiles, control: ControlServer) -> None:
+    def __init__(
+        self, master: MasterParts, status: MasterStatus, sharing: PartitionAssigner, files: PermissionFiles, control: ControlServer
+    ) -> None:
         self._reactor, self._quotas, self._trail = master.reactor, master.quotas, master.trail
         self._partitions = status.partitions
         self._status = status
@@ -57,7 +59,7 @@ class Clockwork:
 
     def _share(self) -> None:
         """Give a partition up that is another master's share."""
-        owned = {partition.index for partition in self._partitions if partition.standing.role is Role.OWNER}
+        owned = {partition.index for partition in self._partitions if partition.standing.role is MasterRole.OWNER}
         given = self._sharing.give_up(self._partitions[0].catalog.living, owned, self._reactor.now_ns())
         if given is not None:
             log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))

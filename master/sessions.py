@@ -17,7 +17,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import Server
 from kvstore.rpc.server.session import Session
 from kvstore.security.actor import FILE, Actor, kind_of
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.identity import Identity, Role
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls.certificates import Certificates
@@ -26,7 +26,7 @@ MAX_TABLE: Final = 1000
 """Sessions of one message: it fits gRPC's 4 MiB."""
 
 
-class Sessions:
+class PeerSessions:
     """Of peers that have introduced themselves."""
 
     def __init__(self, server: Server, reactor: Reactor, trail: AuditTrail) -> None:
@@ -106,7 +106,7 @@ class PermissionFiles:
     """Of tokens, certificates and quotas. The master's loop is the only caller."""
 
     def __init__(
-        self, guard: Guard, quotas: QuotasInForce, tls: Certificates | None, server: Server, trail: AuditTrail, reactor: Reactor
+        self, guard: Authenticator, quotas: QuotasInForce, tls: Certificates | None, server: Server, trail: AuditTrail, reactor: Reactor
     ) -> None:
         """The sessions are `server`'s. `trail` gets what a changed file changes, in the thread of `reactor`."""
         self._trail = trail

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvstore.master.catalogs.interface import Owner
+from kvstore.master.catalogs.interface import CatalogOwner
 from kvstore.master.leadership.partition import Partition
-from kvstore.master.leadership.role_manager import Role
-from kvstore.master.measures import MasterMeasures
+from kvstore.master.leadership.role_manager import MasterRole
+from kvstore.master.measures import MasterMetrics
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.server.server import Server
 from kvstore.security.actor import kind_of
 from kvstore.security.tls.pem_files import CertificateEnds
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.server import HttpServer, asked
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
@@ -37,19 +37,19 @@ MAX_SLOW: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PartitionRole:
     """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
 
-    role: Role
+    role: MasterRole
     owner: str
     epoch: int
     partition: int = 0
 
 
-def told_of(partition: Partition) -> Told:
+def told_of(partition: Partition) -> PartitionRole:
     """The role that this master has there now."""
     owner = partition.owner()
-    return Told(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
+    return PartitionRole(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
 
 class MasterStatus:
@@ -60,7 +60,7 @@ class MasterStatus:
         master: MasterParts,
         partitions: Sequence[Partition],
         server: Server,
-        measures: MasterMeasures,
+        measures: MasterMetrics,
         tracing: "Tracing | None",
         *,
         name: str,
@@ -85,7 +85,7 @@ class MasterStatus:
     def _unready(self, partition: Partition) -> list[str]:
         told, health = told_of(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
-        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
+        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is MasterRole.CUT_OFF else []
         reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
@@ -108,7 +108,7 @@ class MasterStatus:
         told["kvstore_master_audit_entries"] = self._trail.counts()
         told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
         told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
-        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is Role.OWNER]
+        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is MasterRole.OWNER]
         return {**told, **self._measures.of_owner(owned)} if owned else told
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
@@ -130,7 +130,7 @@ class MasterStatus:
         """At this master, and at the nodes where it owns partition 0; the slowest first."""
         standing = self.partitions[0].standing
         found = slow_messages(self._measures.requests.slowest, self.name)
-        if standing.role is Role.OWNER:
+        if standing.role is MasterRole.OWNER:
             found += standing.leading().slow_requests()
         return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
@@ -155,12 +155,12 @@ class MasterStatus:
         )
         reply.counters["credentials_refused"] = self._guard.refused
         reply.endings.extend(self._endings(self._wall_s()))
-        if role is not Role.FOLLOWING:
+        if role is not MasterRole.FOLLOWING:
             partition.standing.answering().show(reply)
         return reply
 
 
-def _as_message(owner: Owner | None) -> pb.CatalogOwner:
+def _as_message(owner: CatalogOwner | None) -> pb.CatalogOwner:
     """Without a name where nobody owns it."""
     return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
 
@@ -179,6 +179,6 @@ def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None
         async def handler(_request: web.Request) -> web.Response:
             return web.Response(text="".join(f"{name}\n" for name in await asked(nodes)))
 
-        server.add("GET", "/get_all_segments", handler, needs=Access.READ)
+        server.add("GET", "/get_all_segments", handler, needs=AccessLevel.READ)
 
     server.later(add)

@@ -67,7 +67,7 @@ class Digests(Message):
 
 
 @message
-class Drop(Message):
+class DeleteBlocks(Message):
     """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it is not there, 0: it stays, for it is in use).
 
     A block whose generation is above the one named is newer than the command and stays. `epoch` is the master's.
@@ -83,7 +83,7 @@ class Drop(Message):
 
 
 @message
-class Hold(Message):
+class SetPinned(Message):
     """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: it is there)."""
 
     TYPE = 32
@@ -95,7 +95,7 @@ class Hold(Message):
 
 
 @message
-class Claim(Message):
+class CommitBlocks(Message):
     """Node to master: these values of `tenant` are in its DRAM, unreserved: may all see them? Reserve and Publish in one.
 
     `epoch` is the registration's. Answer: Grants, once the catalog has those that are GRANTED: they are visible at the master from then
@@ -117,7 +117,7 @@ class Claim(Message):
 
 
 @message
-class Copy(Message):
+class CopyBlocks(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
     The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
@@ -146,7 +146,7 @@ class Copy(Message):
 
 
 @message
-class Copied(Message):
+class CopyResult(Message):
     """Node to master: what became of blocks that a Copy ordered. Those that arrived are in its DRAM, not visible: may they become so?
 
     `epoch` is the registration's. Answer: Flags. 1: the master names this node as a holder from now on. 0: the order is over (the block
@@ -162,7 +162,7 @@ class Copied(Message):
 
 
 @message
-class Drain(Message):
+class SetDraining(Message):
     """Master to node: it is to be stopped, or (`mode` DRAIN_NOT) it is not any more. It takes no new blocks of clients; with DRAIN_SAVE it
     copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
 
@@ -184,7 +184,7 @@ class TicketKey(Message):
 
 
 @message
-class Revoke(Message):
+class RevokeCredentials(Message):
     """Master to node: these credentials of `tenant`, as tickets number them, are good no more, nor is any ticket of his that a master
     before this one issued: sessions that showed one end. Answer: Count, of those. `epoch` is the master's."""
 
@@ -203,7 +203,7 @@ class Heartbeat(Message):
 
 
 @message
-class Heard(Message):
+class HeartbeatResponse(Message):
     """Answer to Heartbeat: a HeartbeatReply of control.proto."""
 
     TYPE = 27
@@ -211,7 +211,7 @@ class Heard(Message):
 
 
 @message
-class Seek(Message):
+class PrefetchBlocks(Message):
     """Master of partition 0 to node: an engine of this node's host is about to need these blocks of `tenant`, which node `source` has. The
     node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""
 
@@ -223,7 +223,7 @@ class Seek(Message):
 
 
 @message
-class Want(Message):
+class RequestCopy(Message):
     """Node to master: it has been told to have copies of these blocks of `tenant`, which node `source` has. Answer: Ok, at once; the master
     orders (Copy) those that the node lacks. `epoch` is the registration's."""
 
@@ -235,7 +235,7 @@ class Want(Message):
 
 
 @message
-class Coldest(Message):
+class QueryVictims(Message):
     """Node to master: these blocks of `tenant` are among the coldest of its lowest tier, and leave it next. `epoch` is the registration's.
 
     Answer: Flags. 1: other nodes hold the block and keep it, as many as its replica target wants: it may leave first. 0: it may be the last

@@ -15,7 +15,7 @@ MAX_ANSWER_EVENTS: Final = 4096
 
 
 @message
-class Events(Message):
+class FetchEvents(Message):
     """What happened to this tenant's blocks at this node, from `cursor` on (0: from now on)? Answer: EventBatch, at once.
 
     The first one has the node record for the tenant, the end of the last connection that asked ends it. At most `max_events` blocks are

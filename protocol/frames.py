@@ -52,7 +52,7 @@ MAX_DEADLINE_MS: Final = 3_600_000
 """An hour: a deadline further away is a mistake, and is cut to this."""
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """A decoded header. `deadline_ms` is relative, so that clocks of different hosts need not agree.
 
     A tuple because one is made for every frame: a frozen dataclass takes three times as long.
@@ -70,7 +70,7 @@ def pack_header(type: int, request_id: int, body_bytes: int, payload_bytes: int 
     return HEADER.pack(MAGIC, VERSION, type, request_id, deadline_ms, body_bytes, payload_bytes)
 
 
-def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
     """Decode HEADER_BYTES bytes at `offset`.
 
     Raises:
@@ -89,7 +89,7 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
         raise ProtocolError(f"a body of {body_bytes:,} bytes is over the limit of {MAX_BODY_BYTES:,}")
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a payload of {payload_bytes:,} bytes is over the limit of {MAX_PAYLOAD_BYTES:,}")
-    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes)
+    return FrameHeader(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes)
 
 
 def kind_of(frame: memoryview) -> int:

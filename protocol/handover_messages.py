@@ -17,7 +17,7 @@ MAX_REQUEST_ID_BYTES: Final = 255
 
 
 @message
-class Greet(Message):
+class RankHello(Message):
     """First message of a connection: `instance` is the run that the asker means to speak to, `description` the asker's own.
 
     Answer: Ok, or StaleHandle: the description that the asker has is of another run.
@@ -29,7 +29,7 @@ class Greet(Message):
 
 
 @message
-class Ask(Message):
+class RequestCache(Message):
     """Give me the request's cache, from `first_token` to `tokens`. Answer: Ok, at once; the sender need not know the request yet.
 
     `blocks` are the sequence's in the pools of the asker's executor, in order. `regions` (PUSH) are where to write: the rank's pool, or
@@ -52,7 +52,7 @@ class Ask(Message):
 
 
 @message
-class Show(Message):
+class ExportRegions(Message):
     """Read the request's cache from here (PULL): the sender's pool, where the sequence's blocks are `blocks`, or its staging. Before the
     first Part. Answer: Ok."""
 
@@ -63,7 +63,7 @@ class Show(Message):
 
 
 @message
-class Part(Message):
+class PartReady(Message):
     """Layers [layer_start, layer_end) of one chunk are yours now: written (PUSH), or to be read (PULL).
 
     Answer: Ok, once they are in the receiver's blocks, and the slot of the staging, if one was used, is free again.
@@ -80,7 +80,7 @@ class Part(Message):
 
 
 @message
-class Done(Message):
+class ReadsDone(Message):
     """From a sender whose blocks were read (PULL): all that was acknowledged was read while they were the request's. Answer: Ok.
 
     Nobody tells a reader that blocks became another request's under it; so it has nothing before this has come.
@@ -91,7 +91,7 @@ class Done(Message):
 
 
 @message
-class Stop(Message):
+class CancelRequest(Message):
     """The request has failed on this rank, for this reason: end it. Answer: Ok."""
 
     TYPE = 74
@@ -102,7 +102,7 @@ class Stop(Message):
 
 
 @message
-class Report(Message):
+class RankReport(Message):
     """From a rank to rank 0 of its executor: the request has begun (state 1) or is over (2) here, with an error or none (code 0).
 
     The header's deadline is the request's. Answer: Ok.
@@ -118,7 +118,7 @@ class Report(Message):
 
 
 @message
-class Verdict(Message):
+class RequestEnded(Message):
     """From rank 0 to the others: the request is over on all ranks (code 0), or has failed on one. Answer: Ok."""
 
     TYPE = 76

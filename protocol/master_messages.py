@@ -71,7 +71,7 @@ class Reserve(Message):
 
 
 @message
-class Grants(Message):
+class ReserveReply(Message):
     """For each key GRANTED, PRESENT or BUSY; the node to write to and the block's generation (0 unless granted)."""
 
     TYPE = 15
@@ -81,7 +81,7 @@ class Grants(Message):
 
 
 @message
-class Cancel(Message):
+class CancelReservations(Message):
     """These reserved keys will not be written after all. Answer: Ok. Generations guard against cancelling another's reservation."""
 
     TYPE = 16

@@ -3,11 +3,11 @@
 from typing import Final
 
 from kvstore.protocol import catalog_messages, event_messages, handover_messages, master_messages, node_messages, session_messages
-from kvstore.protocol.catalog_messages import Heard
+from kvstore.protocol.catalog_messages import HeartbeatResponse
 from kvstore.protocol.event_messages import EventBatch
-from kvstore.protocol.master_messages import Grants, Locations, NodeTable
+from kvstore.protocol.master_messages import Locations, NodeTable, ReserveReply
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Blocks, Opened, RegionList, Release, ReleaseHolds, SlabFds
+from kvstore.protocol.node_messages import ExportSlabsReply, MapSlabsReply, OpenSlotsReply, ReadBlocksReply, ReleaseHolds, ReleaseLeases
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok, Trace, Welcome
 
 _MODULES: Final = (session_messages, master_messages, catalog_messages, node_messages, event_messages, handover_messages)
@@ -21,12 +21,27 @@ MESSAGES: Final[dict[int, type[Message]]] = {
 
 REPLIES: Final = frozenset(
     kind.TYPE
-    for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList, EventBatch, Heard)
+    for kind in (
+        Welcome,
+        Failure,
+        Ok,
+        Flags,
+        Count,
+        Locations,
+        ReserveReply,
+        NodeTable,
+        OpenSlotsReply,
+        ReadBlocksReply,
+        MapSlabsReply,
+        ExportSlabsReply,
+        EventBatch,
+        HeartbeatResponse,
+    )
 )
 """Types that answer a request. Both ends of one connection may ask."""
 
 NO_REQUESTS: Final = REPLIES | {Trace.TYPE}
 """Types that ask for nothing: answers, and what is said ahead of a request. All others are requests."""
 
-NOTICES: Final = frozenset({Release.TYPE, ReleaseHolds.TYPE})
+NOTICES: Final = frozenset({ReleaseLeases.TYPE, ReleaseHolds.TYPE})
 """Requests that have no answer, and 0 for their id."""

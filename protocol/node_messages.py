@@ -59,7 +59,7 @@ class Put(Message):
 
 
 @message
-class Open(Message):
+class OpenSlots(Message):
     """Give slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the transfer engine.
 
     A generation of 0: not reserved; its Commit is answered as a Put with `ack` 1 is. Answer: Opened.
@@ -76,7 +76,7 @@ class Open(Message):
 
 
 @message
-class Opened(Message):
+class OpenSlotsReply(Message):
     """For each key GRANTED, PRESENT or BUSY, the put's id and its place: the slab and offset, or for a writer by the transfer engine the
     region (as its node's engine exports it), else b""; then slabs that later puts will use, to be mapped ahead."""
 
@@ -90,7 +90,7 @@ class Opened(Message):
 
 
 @message
-class Commit(Message):
+class CommitPuts(Message):
     """These puts are written; checksums are xxh3_64 of their values.
 
     Answer: Flags, after publication of those that were reserved: 1 stored, 2 the put had expired: ask again.
@@ -102,7 +102,7 @@ class Commit(Message):
 
 
 @message
-class Abort(Message):
+class AbortPuts(Message):
     """Forget these puts and free their slots. Answer: Ok; unknown ids are ignored."""
 
     TYPE = 44
@@ -110,7 +110,7 @@ class Abort(Message):
 
 
 @message
-class Read(Message):
+class ReadBlocks(Message):
     """Give these blocks. A generation of 0 takes any. Answer: Blocks.
 
     Values in mappable memory and larger than `inline_bytes` come MAPPED, under a lease of `lease_ms`, if the connection can map
@@ -127,7 +127,7 @@ class Read(Message):
 
 
 @message
-class Blocks(Message):
+class ReadBlocksReply(Message):
     """For each key MISS, INLINE, MAPPED or LATER, size, checksum, tier bit, and the place of a mapped one.
 
     LATER: the value is here, and more than one answer, or the node at the time, has room for. At least one key is answered otherwise.
@@ -149,7 +149,7 @@ class Blocks(Message):
 
 
 @message
-class Release(Message):
+class ReleaseLeases(Message):
     """These leases are over. No answer; request id 0."""
 
     TYPE = 47
@@ -157,9 +157,9 @@ class Release(Message):
 
 
 @message
-class Slabs(Message):
+class MapSlabs(Message):
     """Send descriptors of these slabs (at most 64), read-only or writable, and say which of those `held` (mapped before, at most 4096) are
-    gone. Unix sockets only. Answer: SlabFds."""
+    gone. Unix sockets only. Answer: MapSlabsReply."""
 
     TYPE = 48
     WIRE = ("writable", "slabs", "held")
@@ -169,7 +169,7 @@ class Slabs(Message):
 
 
 @message
-class SlabFds(Message):
+class MapSlabsReply(Message):
     """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS; and those that the
     asker held and are gone."""
 
@@ -179,15 +179,15 @@ class SlabFds(Message):
 
 
 @message
-class Regions(Message):
-    """Show these slabs (at most 64) to my transfer engine, for reading. Answer: RegionList."""
+class ExportSlabs(Message):
+    """Show these slabs (at most 64) to my transfer engine, for reading. Answer: ExportSlabsReply."""
 
     TYPE = 50
     slabs: CountedU32s
 
 
 @message
-class RegionList(Message):
+class ExportSlabsReply(Message):
     """The slabs as the node's transfer engine exports them, in order, b"" for one that is gone."""
 
     TYPE = 51
@@ -197,13 +197,13 @@ class RegionList(Message):
 @message
 class OpenIndex(Message):
     """Send descriptors of my tenant's index, to be read, and of my desk, to be written: protocol/shared_index.py. Unix sockets only; the
-    desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: SlabFds, both sizes."""
+    desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: MapSlabsReply, both sizes."""
 
     TYPE = 54
 
 
 @message
-class Flush(Message):
+class WaitCommitted(Message):
     """Which of this tenant's blocks were put here with `ack` 1, or unreserved by Open, and the master has not decided about yet?
 
     Answer: Flags, empty, once it has decided about all that were here when this was asked: they are durable there, or it has another
@@ -237,10 +237,11 @@ class ReleaseHolds(Message):
 
 
 @message
-class OpenAhead(Message):
+class OpenSlotAhead(Message):
     """Open a slot of this size for this connection's next put, in place of the one that it has (Unix sockets only).
 
-    The slot is offered in the connection's page (protocol/writer_page.py). Answer: SlabFds of one size: the page's, with its descriptor,
+    The slot is offered in the connection's page (protocol/writer_page.py). Answer: MapSlabsReply of one size: the
+    page's, with its descriptor,
     the first time; 0 afterwards.
     """
 
@@ -249,7 +250,7 @@ class OpenAhead(Message):
 
 
 @message
-class PutAhead(Message):
+class PutFromSlot(Message):
     """Store the value that was written into slot `number` of this connection's page. Then open another slot of `next_bytes` there; 0: none.
 
     The rest is the body of a Put of one unreserved block with `ack` 1, and so is the answer: Flags, of one flag. 2: the slot was taken

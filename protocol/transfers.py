@@ -22,7 +22,7 @@ MAX_NOTICE_BYTES: Final = 64 << 10
 
 
 @message
-class Join(Message):
+class JoinEngine(Message):
     """First message of a connection: the agent's name, and a number that names this connection among the agent's; and the secret that the
     description of the engine that is joined has. Answer: Joined."""
 
@@ -33,7 +33,7 @@ class Join(Message):
 
 
 @message
-class Joined(Message):
+class JoinReply(Message):
     """The name of the agent that answers."""
 
     TYPE = 61
@@ -41,7 +41,7 @@ class Joined(Message):
 
 
 @message
-class Fetch(Message):
+class ReadRegions(Message):
     """Send these pieces of your regions. `keys` are the regions' read or write keys. Answer: Ok, with the pieces as payload."""
 
     TYPE = 62
@@ -52,7 +52,7 @@ class Fetch(Message):
 
 
 @message
-class Store(Message):
+class WriteRegions(Message):
     """Write the payload to these pieces of your regions. `keys` are the regions' write keys. Answer: Ok, once it is all written.
 
     After a Failure some of it may have been written.

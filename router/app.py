@@ -16,15 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from kvstore.client.instances.client import Placement, Refusal
+from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
 from kvstore.router.http_server import hang_up
-from kvstore.router.metrics import Counters
-from kvstore.router.openai_api import OUTPUT_LIMITS, RESPONSES, ApiRequest, Problem, parse_request, parse_slo, problem_of, refusal_problem
-from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
-from kvstore.router.tokenizer import Prompt, PromptTokenizer
+from kvstore.router.metrics import RouterCounters
+from kvstore.router.openai_api import (
+    OUTPUT_LIMITS,
+    RESPONSES,
+    ApiProblem,
+    ApiRequest,
+    parse_request,
+    parse_slo,
+    problem_of,
+    refusal_problem,
+)
+from kvstore.router.proxy import ProxiedResponse, ResponseEngines, StreamingProxy
+from kvstore.router.tokenizer import PromptTokenizer, TokenizedPrompt
 from kvstore.router.tracing import RequestTraces, fail, tell
 from kvstore.scheduler.request import Slo
 
@@ -51,7 +60,7 @@ class RouterApp:
         proxy: StreamingProxy,
         tokenizer: PromptTokenizer,
         settings: RouterSettings,
-        counters: Counters,
+        counters: RouterCounters,
         tracing: "Tracing | None" = None,
     ) -> None:
         self._proxy = proxy
@@ -96,7 +105,7 @@ class RouterApp:
         if counters.active >= self._settings.max_requests:
             counters.rejected["busy"] += 1
             message = f"{self._settings.max_requests} requests are being served, which is the most"
-            return _refused(Problem(503, "service_unavailable_error", message, "busy", 1))
+            return _refused(ApiProblem(503, "service_unavailable_error", message, "busy", 1))
         counters.active += 1
         begun_ns = time.monotonic_ns()
         try:
@@ -114,7 +123,7 @@ class RouterApp:
 
     async def _answer(self, request: web.Request, begun_ns: int) -> web.StreamResponse:
         parsed = await self._parsed(request)
-        if isinstance(parsed, Problem):
+        if isinstance(parsed, ApiProblem):
             return _refused(parsed)
         if parsed.previous_response_id is not None and (address := self._responses.get(parsed.previous_response_id)):
             return await self._passed(request, await self._proxy.ask(parsed, address), None, begun_ns)
@@ -131,12 +140,12 @@ class RouterApp:
         address = self._responses.get(response_id)
         if address is None:
             message = f"this router has not passed on a response {response_id[:100]!r}: ask the router or the engine that made it"
-            return _refused(Problem(404, "invalid_request_error", message))
+            return _refused(ApiProblem(404, "invalid_request_error", message))
         parsed = parse_request(RESPONSES, b"{}", request.headers)
         proxied = await self._proxy.ask(parsed, address, path=request.path_qs, method=request.method)
         return await self._passed(request, proxied, None, begun_ns)
 
-    async def _parsed(self, request: web.Request) -> ApiRequest | Problem:
+    async def _parsed(self, request: web.Request) -> ApiRequest | ApiProblem:
         """Raises InvalidArgument: the body is no JSON object."""
         settings = self._settings
         try:
@@ -144,19 +153,21 @@ class RouterApp:
                 body = await request.read()
         except TimeoutError:
             message = f"the body of the request did not arrive within {settings.client_timeout_s:g} s"
-            return Problem(408, "invalid_request_error", message)
+            return ApiProblem(408, "invalid_request_error", message)
         except web.HTTPRequestEntityTooLarge:
             message = f"the body of the request is longer than {settings.max_body_bytes} bytes: send less, or raise max_body_bytes"
-            return Problem(413, "invalid_request_error", message)
+            return ApiProblem(413, "invalid_request_error", message)
         except web.RequestPayloadError:
-            return Problem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
+            return ApiProblem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
         parsed = parse_request(request.path, body, request.headers)
         if parsed.model not in (None, settings.model):
             message = f"there is no model {parsed.model[:100]!r} here; there is {settings.model!r}"
-            return Problem(404, "invalid_request_error", message, "model_not_found")
+            return ApiProblem(404, "invalid_request_error", message, "model_not_found")
         return replace(parsed, headers={"x-request-id": uuid.uuid4().hex, **parsed.headers})
 
-    async def _passed(self, request: web.Request, proxied: Proxied, prompt: Prompt | None, begun_ns: int) -> web.StreamResponse:
+    async def _passed(
+        self, request: web.Request, proxied: ProxiedResponse, prompt: TokenizedPrompt | None, begun_ns: int
+    ) -> web.StreamResponse:
         """The engine's answer, to the client, status and bytes as they are."""
         with contextlib.closing(proxied.answer):
             headers = proxied.answer.headers | {ROUTED_HEADER: "response" if prompt is None else _routed_by(prompt)}
@@ -176,7 +187,7 @@ class RouterApp:
                 await self._break_off(response, request, proxied, error)
         return response
 
-    async def _send_all(self, response: web.StreamResponse, proxied: Proxied, begun_ns: int) -> None:
+    async def _send_all(self, response: web.StreamResponse, proxied: ProxiedResponse, begun_ns: int) -> None:
         """Raises ConnectionError: the client is gone; others: the engine fails."""
         answer, is_first = proxied.answer, True
         async for chunk in answer.chunks():
@@ -187,7 +198,7 @@ class RouterApp:
                 self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns, 1)
             is_first = False
 
-    async def _break_off(self, response: web.StreamResponse, request: web.Request, proxied: Proxied, error: Exception) -> None:
+    async def _break_off(self, response: web.StreamResponse, request: web.Request, proxied: ProxiedResponse, error: Exception) -> None:
         """After the first byte a failure can only be an event of the stream; another answer ends without its rest."""
         fail(typed(error))
         problem = self._failed(error)
@@ -205,7 +216,7 @@ class RouterApp:
         except TimeoutError:
             raise ConnectionResetError("the client takes nothing") from None
 
-    def _count(self, proxied: Proxied, prompt: Prompt | None) -> None:
+    def _count(self, proxied: ProxiedResponse, prompt: TokenizedPrompt | None) -> None:
         """An answer that is over."""
         reader, counters = proxied.answer.reader, self._counters
         status = proxied.answer.status
@@ -223,7 +234,7 @@ class RouterApp:
             cached = reader.cached_tokens if proxied.prefill_cached_tokens is None else proxied.prefill_cached_tokens
             counters.prefix_tokens += foreseen if cached is None else cached
 
-    def _failed(self, error: Exception) -> Problem:
+    def _failed(self, error: Exception) -> ApiProblem:
         """The client's error for a failure, which is counted."""
         if not isinstance(error, KVStoreError):
             log.error("a request failed by a mistake of this program", exc_info=error)
@@ -239,19 +250,19 @@ async def _with_problems(request: web.Request, handler: Callable[[web.Request], 
         return await handler(request)
     except web.HTTPException as refused:
         kind = "invalid_request_error" if refused.status < 500 else "api_error"
-        response = _refused(Problem(refused.status, kind, refused.text or refused.reason))
+        response = _refused(ApiProblem(refused.status, kind, refused.text or refused.reason))
         if "Allow" in refused.headers:
             response.headers["Allow"] = refused.headers["Allow"]
         return response
 
 
-def _refused(problem: Problem) -> web.Response:
+def _refused(problem: ApiProblem) -> web.Response:
     return web.json_response(problem.body(), status=problem.status, headers=problem.headers())
 
 
-def _decision(placement: Placement) -> str:
+def _decision(placement: RequestPlacement) -> str:
     return json.dumps({name: getattr(placement, name) for name in DECISION})
 
 
-def _routed_by(prompt: Prompt) -> str:
+def _routed_by(prompt: TokenizedPrompt) -> str:
     return "prefix" if prompt.load_reason is None else f"load; {prompt.load_reason}"

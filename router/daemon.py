@@ -23,7 +23,7 @@ from kvstore.router.app import RouterApp
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 from kvstore.router.engines import Engines
 from kvstore.router.http_server import MAX_CONNECTIONS, serve
-from kvstore.router.metrics import Counters, add_router_signals
+from kvstore.router.metrics import RouterCounters, add_router_signals
 from kvstore.router.proxy import AsyncScheduler, StreamingProxy
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
@@ -80,7 +80,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
     tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
     facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
-    engines, counters, came = Engines(settings), Counters(), list[str]()
+    engines, counters, came = Engines(settings), RouterCounters(), list[str]()
     with (
         connection as client,
         ThreadPoolExecutor(THREADS, "kvstore-router-asks") as asking,

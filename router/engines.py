@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from kvstore.client.instances.client import Placement
+from kvstore.client.instances.client import RequestPlacement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_message
 from kvstore.router.config import RouterSettings
 from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.tracing import TraceSpan
 
 TOKENIZE: Final = "/tokenize"
 MAX_BUFFERED_BYTES: Final = 8 << 20
@@ -44,7 +44,7 @@ RETRIED: Final = frozenset({408, 409, 425, 429})
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PrefillReply:
     """What a prefill gives."""
 
     params: Mapping[str, Any]
@@ -75,7 +75,7 @@ class EngineAnswer:
         self._is_whole = False
         self.chunk_timeout_s: float | None = None
         """Between two parts of a stream; None: no limit."""
-        self.span: Span | None = None
+        self.span: TraceSpan | None = None
         """Of a request that is traced: ended by `close`."""
         self.status = response.status
         self.is_stream = response.content_type == EVENT_STREAM
@@ -181,7 +181,7 @@ class Engines:
                 raise InvalidArgument(f"the engine at {address} answers {answer.status} to {TOKENIZE}: {answer.error_message()}")
             return _tokens(answer.json())
 
-    async def prefill(self, request: ApiRequest, placement: Placement) -> Prefilled:
+    async def prefill(self, request: ApiRequest, placement: RequestPlacement) -> PrefillReply:
         """Have the prompt computed and its blocks stored.
 
         Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over; EngineRefused: the
@@ -203,7 +203,7 @@ class Engines:
                 raise EngineRefused(f"the engine answers {answer.status}: {answer.error_message()}")
             return _prefilled(answer)
 
-    async def serve(self, request: ApiRequest, placement: Placement) -> EngineAnswer:
+    async def serve(self, request: ApiRequest, placement: RequestPlacement) -> EngineAnswer:
         """Have all of the answer made by one engine. When it returns, the answer has begun; what the engine refuses is an answer too.
 
         Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over, or answer_timeout_s
@@ -213,7 +213,7 @@ class Engines:
             headers = _headers(request, placement)
             return await self._answer(placement.prefill_address, request, request.body, headers, self._settings.first_token_timeout_s, span)
 
-    async def decode(self, request: ApiRequest, placement: Placement, prefilled: Prefilled) -> EngineAnswer:
+    async def decode(self, request: ApiRequest, placement: RequestPlacement, prefilled: PrefillReply) -> EngineAnswer:
         """Have the answer made by the engine that decodes, the first token included. As `serve`."""
         body = decode_body(request, {**prefilled.params, "request_id": placement.request_id})
         with step("decode", instance=placement.decode, lasts=True) as span:
@@ -233,7 +233,7 @@ class Engines:
         body: bytes,
         headers: Mapping[str, str],
         chunk_timeout_s: float,
-        span: Span | None,
+        span: TraceSpan | None,
         *,
         path: str = "",
         method: str = "POST",
@@ -297,7 +297,7 @@ def _socket(info: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def _headers(request: ApiRequest, placement: Placement) -> dict[str, str]:
+def _headers(request: ApiRequest, placement: RequestPlacement) -> dict[str, str]:
     return {**request.headers, REQUEST_ID_HEADER: str(placement.request_id)}
 
 
@@ -316,12 +316,12 @@ async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
         raise ProtocolError("its connection ended within the answer, which is no HTTP")
 
 
-def _prefilled(answer: EngineAnswer) -> Prefilled:
+def _prefilled(answer: EngineAnswer) -> PrefillReply:
     """Raises ProtocolError."""
     params = answer.json().get("kv_transfer_params") or {}
     if not isinstance(params, dict):
         raise ProtocolError("its kv_transfer_params are no object")
-    return Prefilled(params, answer.reader.cached_tokens)
+    return PrefillReply(params, answer.reader.cached_tokens)
 
 
 def _tokens(answer: Mapping[str, Any]) -> list[int]:

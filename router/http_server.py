@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from kvstore.telemetry.http.aiohttp_server import Connections
+from kvstore.telemetry.http.aiohttp_server import ConnectionFactory
 from kvstore.telemetry.http.listener import BACKLOG
 
 MAX_CONNECTIONS: Final = 4096
@@ -34,7 +34,7 @@ async def serve(
 
     A handler whose client hangs up is cancelled. A connection that asks for nothing is hung up on. The listener is closed.
     """
-    there: list[Connections] = []
+    there: list[ConnectionFactory] = []
 
     @web.middleware
     async def asked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -48,7 +48,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number.name)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s, handle_signals=False)
     await runner.setup()
-    there.append(Connections(runner, most=max_connections))
+    there.append(ConnectionFactory(runner, most=max_connections))
     serving = await asyncio.get_running_loop().create_server(there[0], sock=listener, backlog=BACKLOG)
     try:
         on_ready()

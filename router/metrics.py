@@ -22,7 +22,7 @@ RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": 
 
 
 @dataclass(slots=True)
-class Counters:
+class RouterCounters:
     """Counts since the start, but `active`, which is what is being served now."""
 
     active: int = 0
@@ -58,7 +58,7 @@ class Counters:
 
 def add_router_signals(
     server: HttpServer,
-    counters: Counters,
+    counters: RouterCounters,
     client: SchedulerClient,
     loop: asyncio.AbstractEventLoop,
     tracing: "Tracing | None" = None,
@@ -82,7 +82,7 @@ def add_router_signals(
     add_signals(server, ROUTER, lambda: readings(counters, spans_told(tracing)), alive=alive, unready=unready)
 
 
-def readings(counters: Counters, trace_spans: Reading) -> Readings:
+def readings(counters: RouterCounters, trace_spans: Reading) -> Readings:
     return {f"kvstore_router_{RENAMED.get(name, name)}": count for name, count in counters.counts().items()} | {
         "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()},
         "kvstore_router_routed_by_load": {(reason,): count for reason, count in dict(counters.routed_by_load).items()},

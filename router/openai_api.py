@@ -158,7 +158,7 @@ def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ApiProblem:
     """Why there is no answer: a status of HTTP, and the error of the body."""
 
     status: int
@@ -176,30 +176,30 @@ class Problem:
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
-def problem_of(error: KVStoreError) -> Problem:
+def problem_of(error: KVStoreError) -> ApiProblem:
     """By who must act: the client (400), nobody but time (503, 504), the operator (500, 502)."""
     message = str(error)
     if isinstance(error, InvalidArgument):
-        return Problem(400, "invalid_request_error", message)
+        return ApiProblem(400, "invalid_request_error", message)
     if isinstance(error, DeadlineExceeded):
-        return Problem(504, "timeout_error", message, retry_after_s=1)
+        return ApiProblem(504, "timeout_error", message, retry_after_s=1)
     if isinstance(error, Retry):
-        return Problem(503, "service_unavailable_error", message, retry_after_s=1)
+        return ApiProblem(503, "service_unavailable_error", message, retry_after_s=1)
     if isinstance(error, Denied):
-        return Problem(502, "api_error", f"the master does not let this router in: {message}")
-    return Problem(500, "api_error", message)
+        return ApiProblem(502, "api_error", f"the master does not let this router in: {message}")
+    return ApiProblem(500, "api_error", message)
 
 
-def refusal_problem(refusal: Refusal) -> Problem:
+def refusal_problem(refusal: Refusal) -> ApiProblem:
     """The scheduler would not take the request: 429, or 503 where there is nothing to send it to."""
     details = (("reason", refusal.reason.value), ("value", refusal.value), ("limit", refusal.limit))
     if refusal.reason is Reason.NO_INSTANCE:
-        return Problem(503, "service_unavailable_error", "no engine is there to take it", "no_instance", 1, details)
+        return ApiProblem(503, "service_unavailable_error", "no engine is there to take it", "no_instance", 1, details)
     unit = UNITS[refusal.reason]
     message = (
         f"rejected by the scheduler: {refusal.reason.value} would be {refusal.value:.4g} {unit}, the limit is {refusal.limit:.4g} {unit}"
     )
-    return Problem(429, "rate_limit_error", message, refusal.reason.value, _retry_after_s(refusal), details)
+    return ApiProblem(429, "rate_limit_error", message, refusal.reason.value, _retry_after_s(refusal), details)
 
 
 def _retry_after_s(refusal: Refusal) -> int:

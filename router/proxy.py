@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from kvstore.client.instances.client import Placement, Refusal, SchedulerClient
+from kvstore.client.instances.client import Refusal, RequestPlacement, SchedulerClient
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import EngineAnswer, EngineFailed, EngineRefused, Engines
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import ApiRequest
-from kvstore.router.tokenizer import Prompt
+from kvstore.router.tokenizer import TokenizedPrompt
 from kvstore.router.tracing import step
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.request import Slo
@@ -38,7 +38,7 @@ class AsyncScheduler:
         self._threads = threads
         self._block_tokens = block_tokens
 
-    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> RequestPlacement | Refusal:
         """As SchedulerClient.schedule, within its `deadline_s` from now on: to wait for a thread counts too. Cancelled, the question goes
         on in its thread, and the master forgets the request in time."""
         ask = partial(
@@ -57,19 +57,19 @@ class AsyncScheduler:
 class Scheduler(Protocol):
     """Chooses the engines of a request. The implementation in scheduler.py requests that from the master."""
 
-    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> RequestPlacement | Refusal:
         """Raises Unavailable and others of the tree."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Proxied:
+class ProxiedResponse:
     """An answer that has begun. Close `answer`, which hangs up on the engine that makes it."""
 
     answer: EngineAnswer
     address: str
     """Of the engine that makes the answer."""
-    placement: Placement | None
+    placement: RequestPlacement | None
     """None: the request could go to one engine only, and was not scheduled."""
     prefill_cached_tokens: int | None = None
     """Of the prompt, not computed, where another engine than that of the answer computed it."""
@@ -94,13 +94,13 @@ class ResponseEngines:
 class StreamingProxy:
     """Sends requests to engines. The caller closes the parts."""
 
-    def __init__(self, scheduler: Scheduler, engines: Engines, settings: RouterSettings, counters: Counters) -> None:
+    def __init__(self, scheduler: Scheduler, engines: Engines, settings: RouterSettings, counters: RouterCounters) -> None:
         self._scheduler = scheduler
         self._engines = engines
         self._settings = settings
         self._counters = counters
 
-    async def begin(self, request: ApiRequest, prompt: Prompt, slo: Slo) -> Proxied | Refusal:
+    async def begin(self, request: ApiRequest, prompt: TokenizedPrompt, slo: Slo) -> ProxiedResponse | Refusal:
         """Schedule a request and have its answer begun; scheduled again when an engine or the master fails before.
 
         After `attempts` the answer is the last engine's own failure, if an engine answered. Raises Unavailable otherwise;
@@ -117,18 +117,18 @@ class StreamingProxy:
         try:
             return await self._attempt(request, prompt, slo)
         except EngineFailed as error:
-            return Proxied(error.answer, "", None)
+            return ProxiedResponse(error.answer, "", None)
         except Unavailable as error:
             raise Unavailable(f"not served in {self._settings.attempts} attempts; the last one: {error}") from None
 
-    async def ask(self, request: ApiRequest, address: str, *, path: str = "", method: str = "POST") -> Proxied:
+    async def ask(self, request: ApiRequest, address: str, *, path: str = "", method: str = "POST") -> ProxiedResponse:
         """Send a request to the one engine that can answer it. Raises as `begin`."""
         try:
-            return Proxied(await self._engines.ask(address, request, path=path, method=method), address, None)
+            return ProxiedResponse(await self._engines.ask(address, request, path=path, method=method), address, None)
         except EngineFailed as error:
-            return Proxied(error.answer, address, None)
+            return ProxiedResponse(error.answer, address, None)
 
-    async def _attempt(self, request: ApiRequest, prompt: Prompt, slo: Slo) -> Proxied | Refusal:
+    async def _attempt(self, request: ApiRequest, prompt: TokenizedPrompt, slo: Slo) -> ProxiedResponse | Refusal:
         usual = PREDICTED_OUTPUT_TOKENS
         predicted = min(request.max_output_tokens or usual, usual)
         with step("schedule"):
@@ -136,10 +136,10 @@ class StreamingProxy:
         if isinstance(placed, Refusal):
             return placed
         if placed.decode == placed.prefill or not request.is_splittable:
-            return Proxied(await self._engines.serve(request, placed), placed.prefill_address, placed)
+            return ProxiedResponse(await self._engines.serve(request, placed), placed.prefill_address, placed)
         try:
             prefilled = await self._engines.prefill(request, placed)
         except EngineRefused:  # the refusal of the client's own body: an engine may cite it
-            return Proxied(await self._engines.serve(request, placed), placed.prefill_address, placed)
+            return ProxiedResponse(await self._engines.serve(request, placed), placed.prefill_address, placed)
         answer = await self._engines.decode(request, placed, prefilled)
-        return Proxied(answer, placed.decode_address, placed, prefilled.cached_tokens)
+        return ProxiedResponse(answer, placed.decode_address, placed, prefilled.cached_tokens)

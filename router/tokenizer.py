@@ -21,7 +21,7 @@ from typing import Any, Final
 from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.router.engines import Engines
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import CHAT, COMPLETIONS, ApiRequest, has_several_prompts, is_token
 
 CHARACTERS_PER_TOKEN: Final = 4
@@ -145,7 +145,7 @@ def _characters(values: list[Any]) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenizedPrompt:
     """A prompt as the scheduler sees it."""
 
     tokens: int
@@ -161,7 +161,7 @@ class Prompt:
 class PromptTokenizer:
     """Counts and names the blocks of prompts. Whoever made the parts closes them."""
 
-    def __init__(self, engines: Engines, naming: Naming, threads: Executor, counters: Counters) -> None:
+    def __init__(self, engines: Engines, naming: Naming, threads: Executor, counters: RouterCounters) -> None:
         """`threads`: for the hashes, as those of a long prompt would hold up all streams."""
         self._engines = engines
         self._naming = naming
@@ -178,18 +178,18 @@ class PromptTokenizer:
         if len(self._addresses) > MAX_ADDRESSES:
             self._addresses.popitem(last=False)
 
-    async def prompt(self, request: ApiRequest) -> Prompt:
+    async def prompt(self, request: ApiRequest) -> TokenizedPrompt:
         """The prompt of a request. Never fails: what cannot be tokenised exactly has a `load_reason`, which is counted."""
         source = prompt_source(request)
         if isinstance(source, list):
             return await self._named(source)
         prompt = await self._by_engine(source, request) if isinstance(source, bytes) else source
-        if isinstance(prompt, Prompt):
+        if isinstance(prompt, TokenizedPrompt):
             return prompt
         self._counters.routed_by_load[prompt.value] += 1
-        return Prompt(estimate_tokens(request.members), load_reason=prompt)
+        return TokenizedPrompt(estimate_tokens(request.members), load_reason=prompt)
 
-    def verify(self, prompt: Prompt, prompt_tokens: int | None) -> None:
+    def verify(self, prompt: TokenizedPrompt, prompt_tokens: int | None) -> None:
         """Compare an engine's count with an answer's `usage.prompt_tokens`: a mismatch turns exact tokenising off."""
         if not prompt.is_by_engine or prompt_tokens is None or prompt_tokens == prompt.tokens:
             return
@@ -203,7 +203,7 @@ class PromptTokenizer:
             )
         self._is_exact = False
 
-    async def _by_engine(self, body: bytes, request: ApiRequest) -> Prompt | LoadReason:
+    async def _by_engine(self, body: bytes, request: ApiRequest) -> TokenizedPrompt | LoadReason:
         if not self._is_exact:
             return LoadReason.MISMATCH
         digest = sha256(body).digest()
@@ -228,9 +228,9 @@ class PromptTokenizer:
         self._addresses.move_to_end(address)
         return address
 
-    async def _named(self, tokens: list[int], *, is_by_engine: bool = False) -> Prompt:
+    async def _named(self, tokens: list[int], *, is_by_engine: bool = False) -> TokenizedPrompt:
         keys = await asyncio.get_running_loop().run_in_executor(self._threads, self._naming.block_keys, tokens)
-        return Prompt(len(tokens), keys, is_by_engine=is_by_engine)
+        return TokenizedPrompt(len(tokens), keys, is_by_engine=is_by_engine)
 
 
 class PromptCache:
@@ -238,16 +238,16 @@ class PromptCache:
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
-        self._prompts: OrderedDict[bytes, Prompt] = OrderedDict()
+        self._prompts: OrderedDict[bytes, TokenizedPrompt] = OrderedDict()
         self._size_keys = 0
 
-    def get(self, digest: bytes) -> Prompt | None:
+    def get(self, digest: bytes) -> TokenizedPrompt | None:
         prompt = self._prompts.get(digest)
         if prompt is not None:
             self._prompts.move_to_end(digest)
         return prompt
 
-    def put(self, digest: bytes, prompt: Prompt) -> None:
+    def put(self, digest: bytes, prompt: TokenizedPrompt) -> None:
         """A prompt counts as one key more than it has blocks."""
         if digest in self._prompts:
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from kvstore.protocol.traceparent import is_sampled, parse_traceparent
-from kvstore.rpc.tracing import TRACEPARENT, Span, asking_for
+from kvstore.rpc.tracing import TRACEPARENT, TraceSpan, asking_for
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
@@ -31,7 +31,7 @@ TRACED: Final = MappingProxyType(
 """Paths whose requests have spans, and what they are called."""
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
-_SPAN: Final[ContextVar[Span | None]] = ContextVar("kvstore_request", default=None)
+_SPAN: Final[ContextVar[TraceSpan | None]] = ContextVar("kvstore_request", default=None)
 _PASSED: Final[ContextVar[Mapping[str, str]]] = ContextVar("kvstore_passed", default=NOTHING)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -58,7 +58,7 @@ class RequestTraces:
             _PASSED.reset(passed)
             _SPAN.reset(here)
 
-    def _begin(self, request: web.Request, came: Mapping[str, str]) -> Span | None:
+    def _begin(self, request: web.Request, came: Mapping[str, str]) -> TraceSpan | None:
         name = TRACED.get(request.path)
         if self._tracing is None or name is None:
             return None
@@ -68,7 +68,7 @@ class RequestTraces:
         return self._tracing.begin_named(name, parent)
 
 
-async def _followed(span: Span, request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _followed(span: TraceSpan, request: web.Request, handler: Handler) -> web.StreamResponse:
     """What the handler gives; the span ends with it."""
     try:
         response = await handler(request)
@@ -109,7 +109,7 @@ def fail(error: Exception) -> None:
 
 
 @contextmanager
-def step(name: str, *, instance: str = "", lasts: bool = False) -> Iterator[Span | None]:
+def step(name: str, *, instance: str = "", lasts: bool = False) -> Iterator[TraceSpan | None]:
     """A part of the request's span, if it has one: what is asked for inside, of the scheduler or of the engine `instance`, is below it. It
     ends with the block, or, if it `lasts`, only where that raises: else by who gets it, or with the request."""
     span = _SPAN.get()

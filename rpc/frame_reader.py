@@ -11,7 +11,7 @@ from mmap import MADV_NOHUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, MAX_BODY_BYTES, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_BODY_BYTES, FrameHeader, unpack_header
 from kvstore.rpc.frame_writer import TURN_BYTES, advance, first
 
 DISCARD_BYTES: Final = 256 << 10
@@ -45,7 +45,7 @@ class FrameReader:
         """The first `size` bytes of `recv_buffer()` have arrived."""
         self._end += size
 
-    def next_frame(self) -> tuple[Header, memoryview] | None:
+    def next_frame(self) -> tuple[FrameHeader, memoryview] | None:
         """The next frame's header and body, taken out; its payload lies behind. None: it is not whole yet.
 
         The body is valid until `recv_buffer()` is written to or this is called again. Raises ProtocolError when the bytes are no frame of
@@ -142,7 +142,7 @@ class PayloadReader:
     __slots__ = ("_destinations", "body", "header", "is_waiting", "left_bytes", "refusal")
 
     def __init__(self) -> None:
-        self.header: Header | None = None
+        self.header: FrameHeader | None = None
         """Of the request; None without one."""
         self.body = b""
         self.left_bytes = 0
@@ -161,7 +161,7 @@ class PayloadReader:
     def is_whole(self) -> bool:
         return not self.left_bytes
 
-    def begin(self, header: Header, body: bytes) -> None:
+    def begin(self, header: FrameHeader, body: bytes) -> None:
         """The message is here; `accept` or `refuse` has to follow, or `over` where nothing is to be read any more."""
         self.header, self.body, self.left_bytes, self.is_waiting = header, body, header.payload_bytes, True
 

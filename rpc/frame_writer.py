@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import Header, pack_header
+from kvstore.protocol.frames import FrameHeader, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import seconds_shown
@@ -27,7 +27,7 @@ TURN_BYTES: Final = 1 << 20
 as fast as it is written to would never let go."""
 
 OnSent = Callable[[], None]
-Reply = Callable[["Header | None", "memoryview | KVStoreError"], None]
+Reply = Callable[["FrameHeader | None", "memoryview | KVStoreError"], None]
 """Called once with a request's answer: (header, body) or (None, the error). The body is valid during the call only."""
 
 log = logging.getLogger("kvstore.transfer")
@@ -45,7 +45,7 @@ class SendLimits:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _QueuedFrame:
     buffers: deque[memoryview]
     on_sent: OnSent | None
     fds: Sequence[int]
@@ -68,7 +68,7 @@ class FrameWriter:
         self._hang_up = hang_up
         self._on_queued = on_queued
         self._timer: Timer | None = None
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_QueuedFrame] = deque()
         self.queued_bytes = 0
         self.queued_fds = 0
         """Descriptors that are open for the peer to take."""
@@ -100,7 +100,7 @@ class FrameWriter:
                 return
         buffers = deque(memoryview(part) for part in (head, *payload))
         advance(buffers, sent)
-        self._entries.append(_Entry(buffers, on_sent, fds, self._reactor.now_ns()))
+        self._entries.append(_QueuedFrame(buffers, on_sent, fds, self._reactor.now_ns()))
         self.queued_bytes += sum(map(len, buffers))
         self.queued_fds += len(fds)
         if len(self._entries) == 1:
@@ -187,7 +187,7 @@ class PendingRequests:
         self._pending[number] = (on_reply, self._reactor.call_later(deadline_s, expire))
         return number
 
-    def respond(self, header: Header, body: memoryview, failure: Failure | None) -> bool:
+    def respond(self, header: FrameHeader, body: memoryview, failure: Failure | None) -> bool:
         """Pass the response to the request's `on_reply`. False: no such request is pending. Raises ProtocolError: it is malformed."""
         pending = self._pending.pop(header.request_id, None)
         if pending is None:

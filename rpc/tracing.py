@@ -6,7 +6,8 @@ looked at, which costs two looks at the clock; those that wait for something are
 How a trace goes from whoever asks to whoever answers: a Trace message ahead of a request that is sampled, to peers that take it; an
 entry of the metadata of gRPC calls.
 
-A client's call that is sampled is a `Call`, and so is what a daemon asks another one for the sake of traced requests; whoever asks on its
+A client's call that is sampled is a `SampledCall`, and so is what a daemon asks another one for the sake of traced
+requests; whoever asks on its
 behalf finds it by CALL. A daemon's session has a TracedStopwatch, which begins a span for each request that was announced so: below the
 span that the first Trace ahead of it names, linked to those of the others. Who makes spans is a `Tracer`: this file knows none.
 """
@@ -45,14 +46,14 @@ class Observer(Protocol):
     def slow_ns(self) -> int:
         """Requests that took at least so long are reported to `slow`, too. Each request of a daemon pays for the look."""
 
-    def slow(self, peer: "Peer", kind: int, elapsed_ns: int) -> None:
+    def slow(self, peer: "ObservedPeer", kind: int, elapsed_ns: int) -> None:
         """A request of that type took so long."""
 
     def refused(self, error: KVStoreError) -> None:
         """The answer was that error."""
 
 
-class Peer(Protocol):
+class ObservedPeer(Protocol):
     """As much of a Session as an observer of its slow requests needs."""
 
     @property
@@ -96,17 +97,17 @@ class Stopwatch:
         return (begun[1], elapsed_ns) if elapsed_ns >= self.observer.slow_ns else None
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """A part of a request's time. For one thread at a time."""
 
     @property
     def place(self) -> TraceParent:
         """Where it stands: the parent of what is asked for its sake."""
 
-    def begin(self, name: str) -> "Span":
+    def begin(self, name: str) -> "TraceSpan":
         """A part of this part."""
 
-    def follow(self, name: str) -> "Span":
+    def follow(self, name: str) -> "TraceSpan":
         """What it brought about, and does not wait for: below it, but with an end of its own."""
 
     def set(self, name: str, value: int | str) -> None:
@@ -119,11 +120,11 @@ class Span(Protocol):
 class Tracer(Protocol):
     """Makes spans of requests."""
 
-    def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> Span:
+    def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> TraceSpan:
         """Of a request whose message has that type, asked for by that span, and for the sake of `links`, too."""
 
 
-class Call:
+class SampledCall:
     """A sampled call of a client, or what a daemon asks for: under way, and what it has taken so far."""
 
     __slots__ = ("frame", "is_moved_by_engine", "parent", "requests")
@@ -137,27 +138,27 @@ class Call:
         self.is_moved_by_engine = False
 
 
-CALL: Final[ContextVar[Call | None]] = ContextVar("kvstore_call", default=None)
+CALL: Final[ContextVar[SampledCall | None]] = ContextVar("kvstore_call", default=None)
 """The call of this thread, or of this task, if it is sampled; of a loop, what it asks for at the moment."""
 
 
 @contextmanager
-def asking_for(span: Span) -> Iterator[None]:
+def asking_for(span: TraceSpan) -> Iterator[None]:
     """What this thread, or this task, asks within is below that span."""
-    token = CALL.set(Call(span.place))
+    token = CALL.set(SampledCall(span.place))
     try:
         yield
     finally:
         CALL.reset(token)
 
 
-def on_behalf(spans: Sequence[Span], ask: Callable[..., T], *arguments: Any) -> T:
+def on_behalf(spans: Sequence[TraceSpan], ask: Callable[..., T], *arguments: Any) -> T:
     """Call `ask` with these, for the sake of the spans: what it asks for is below the first of them, and linked to the others. Where there
     are none, it is just called."""
     if not spans:
         return ask(*arguments)
     parent, *links = [span.place for span in spans]
-    token = CALL.set(Call(parent, links))
+    token = CALL.set(SampledCall(parent, links))
     try:
         return ask(*arguments)
     finally:
@@ -190,7 +191,7 @@ class Unobserved:
     def __init__(self) -> None:
         self.answered: Final = defaultdict[int, Callable[[int], None]](lambda: _not_observed)
 
-    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+    def slow(self, peer: ObservedPeer, kind: int, elapsed_ns: int) -> None:
         return
 
     def refused(self, error: KVStoreError) -> None:
@@ -211,7 +212,7 @@ class TracedStopwatch(Stopwatch):
         super().__init__(Unobserved() if observer is None else observer)
         self._tracer = tracer
         self._announced: list[TraceParent] = []
-        self._spans: dict[int, Span] = {}
+        self._spans: dict[int, TraceSpan] = {}
 
     def announced(self, body: memoryview) -> None:
         """The next request belongs to the trace that the Trace message with this body names; one that cannot be read is as none, and so is
@@ -230,7 +231,7 @@ class TracedStopwatch(Stopwatch):
             if request_id and len(self._spans) < MAX_UNANSWERED:
                 self._spans[request_id] = self._tracer.begin(kind, parent, links)
 
-    def span(self, request_id: int) -> Span | None:
+    def span(self, request_id: int) -> TraceSpan | None:
         """Of a request that has no answer yet; None: it is not traced."""
         return self._spans.get(request_id)
 

@@ -45,7 +45,7 @@ class PoolLoad:
     """Of a sequence that is decoded, on average."""
 
 
-class Admission(ABC):
+class AdmissionPolicy(ABC):
     """Takes a request on or rejects it. It keeps nothing."""
 
     name: ClassVar[str]
@@ -81,7 +81,7 @@ class Admission(ABC):
         return Rejection(Reason.PREFILL_LOAD, ttft_s, limit_s) if ttft_s > limit_s else None
 
 
-class AdmitAll(Admission):
+class AdmitAll(AdmissionPolicy):
     """Whatever the load."""
 
     name = "all"
@@ -93,7 +93,7 @@ class AdmitAll(Admission):
         return None
 
 
-class RejectLate(Admission):
+class RejectLate(AdmissionPolicy):
     """The baseline: by the prefill load at arrival, by the decode load when the prefill has been done."""
 
     name = "late"
@@ -102,7 +102,7 @@ class RejectLate(Admission):
         return self._prefill_load(ttft_s, slo)
 
 
-class RejectEarly(Admission):
+class RejectEarly(AdmissionPolicy):
     """By both loads as they are at arrival; what gets past that may still be rejected when its prefill has been done."""
 
     name = "early"
@@ -111,7 +111,7 @@ class RejectEarly(Admission):
         return self._prefill_load(ttft_s, slo) or self._decode_load(len(load.decode_begun_s), load, slo)
 
 
-class RejectByPrediction(Admission):
+class RejectByPrediction(AdmissionPolicy):
     """By both loads as they will be when the prefill is over, the end of a sequence being as likely at any age.
 
     O(requests in prefill), as an array. Lengths of output vary about that much, and then what is foreseen has no cliff: the published form
@@ -125,7 +125,7 @@ class RejectByPrediction(Admission):
         return self._prefill_load(ttft_s, slo) or self._decode_load(sequences, load, slo)
 
 
-class RejectByUniformPrediction(Admission):
+class RejectByUniformPrediction(AdmissionPolicy):
     """As RejectByPrediction, each sequence being decoded for exactly load.decode_s, as published. O(requests in prefill), as an array."""
 
     name = "predicted_uniform"
@@ -156,12 +156,12 @@ def uniformly_decoding(at_s: float, load: PoolLoad) -> int:
     return len(load.decode_begun_s) - ended + int(np.count_nonzero((since_s < ends_s) & (ends_s <= at_s)))
 
 
-ADMISSIONS: Final[dict[str, type[Admission]]] = {
+ADMISSIONS: Final[dict[str, type[AdmissionPolicy]]] = {
     kind.name: kind for kind in (AdmitAll, RejectLate, RejectEarly, RejectByPrediction, RejectByUniformPrediction)
 }
 
 
-def make_admission(name: str, decode: DecodeTime, *, load_limit: float = 1.0) -> Admission:
+def make_admission(name: str, decode: DecodeTime, *, load_limit: float = 1.0) -> AdmissionPolicy:
     """The admission of this name, a key of ADMISSIONS.
 
     Raises:

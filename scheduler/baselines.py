@@ -15,7 +15,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD, KVCacheCentric
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest
 
 
 class Baseline(Dispatcher):
@@ -26,7 +26,7 @@ class Baseline(Dispatcher):
 
     def dispatch(
         self,
-        request: Request,
+        request: ScheduleRequest,
         matches: Sequence[int],
         prefill: Sequence[PrefillInstance],
         decode: Sequence[DecodeInstance],
@@ -57,13 +57,15 @@ class Baseline(Dispatcher):
         )
 
     @abstractmethod
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         """The index of a prefill instance; there is at least one."""
 
-    def _prefill_s(self, request: Request, blocks: int) -> float:
+    def _prefill_s(self, request: ScheduleRequest, blocks: int) -> float:
         return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(blocks))
 
-    def _soonest(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance], candidates: Iterable[int]) -> int:
+    def _soonest(
+        self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance], candidates: Iterable[int]
+    ) -> int:
         """Which of them makes the first token soonest with what it has itself; ties: the first of them."""
         foreseen: dict[int, float] = {}
         best, best_s = -1, float("inf")
@@ -86,7 +88,7 @@ class RandomChoice(Baseline):
         super().__init__(estimators)
         self._rng = rng
 
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         return self._rng.randrange(len(prefill))
 
 
@@ -99,7 +101,7 @@ class RoundRobin(Baseline):
         super().__init__(estimators)
         self._turn = -1
 
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         self._turn = (self._turn + 1) % len(prefill)
         return self._turn
 
@@ -109,7 +111,7 @@ class LoadBalancing(Baseline):
 
     name = "load_balancing"
 
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         return min(range(len(prefill)), key=lambda number: prefill[number].queue_s)
 
 
@@ -118,7 +120,7 @@ class LocalCacheAware(Baseline):
 
     name = "local_cache_aware"
 
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         return self._soonest(request, matches, prefill, range(len(prefill)))
 
 
@@ -131,7 +133,7 @@ class PowerOfTwo(Baseline):
         super().__init__(estimators)
         self._rng = rng
 
-    def _choose(self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+    def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
         return self._soonest(request, matches, prefill, self._rng.sample(range(len(prefill)), min(2, len(prefill))))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime, TransferTime
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest, Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Dispatcher(ABC):
     @abstractmethod
     def dispatch(
         self,
-        request: Request,
+        request: ScheduleRequest,
         matches: Sequence[int],
         prefill: Sequence[PrefillInstance],
         decode: Sequence[DecodeInstance],
@@ -51,7 +51,7 @@ class Decoding(NamedTuple):
     tbt_s: float
 
 
-def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
+def select_decoding_instance(request: ScheduleRequest, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
     """The one with the least time between tokens once the request is there, of those that take what others have prefilled and whose cache
     has room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in
     tokens, without one that has room.
@@ -60,7 +60,7 @@ def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance],
 
 
 def decodings(
-    request: Request, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime
+    request: ScheduleRequest, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime
 ) -> Mapping[int, Decoding | Rejection]:
     """The prefill instances to choose among, in order, and where the request would be decoded after each: as `select_decoding_instance`, or
     by itself if it decodes what it prefills.
@@ -83,12 +83,12 @@ def decodings(
     return dict.fromkeys(found, max(reasons, key=lambda why: (why.reason is Reason.CAPACITY, why.limit)))
 
 
-def _fits(request: Request, instance: DecodeInstance) -> bool:
+def _fits(request: ScheduleRequest, instance: DecodeInstance) -> bool:
     return instance.context_tokens + request.input_tokens + request.output_tokens <= instance.capacity_tokens
 
 
 def _select(
-    request: Request, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime, foreseen: dict[tuple[int, int], float]
+    request: ScheduleRequest, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime, foreseen: dict[tuple[int, int], float]
 ) -> Decoding | Rejection:
     """`foreseen`: TBT by batch and context, as far as it was asked for this request."""
     best: tuple[float, int, int] | None = None

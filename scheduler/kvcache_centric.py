@@ -22,7 +22,7 @@ from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest
 
 DEFAULT_BALANCING_THRESHOLD: Final = 1.0
 """kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more and is fetched sooner than computed;
@@ -46,7 +46,7 @@ class KVCacheCentric(Dispatcher):
 
     def dispatch(
         self,
-        request: Request,
+        request: ScheduleRequest,
         matches: Sequence[int],
         prefill: Sequence[PrefillInstance],
         decode: Sequence[DecodeInstance],
@@ -65,8 +65,8 @@ class KVCacheCentric(Dispatcher):
         # for each number of them, and only where an instance could be the soonest.
         missing = {own: best_len - own for own in set(matches) if self._exceeds(best_len, own)}  # lines 5 and 7
         fetched_s = self._prefill_s(request, best_len) if missing else inf  # line 13 with line 6
-        computed_s = _Once(lambda own: self._prefill_s(request, own))  # line 13 with line 10
-        sent_s = _Once(lambda own: self._transfer_s(missing[own], prefill[senders.first]))  # lines 7 and 8
+        computed_s = _Memo(lambda own: self._prefill_s(request, own))  # line 13 with line 10
+        sent_s = _Memo(lambda own: self._transfer_s(missing[own], prefill[senders.first]))  # lines 7 and 8
         for number in decoded:  # line 4
             instance, own = prefill[number], matches[number]
             queue_s = instance.queue_s  # line 12
@@ -121,12 +121,12 @@ class KVCacheCentric(Dispatcher):
             measured_bytes_per_s=None if receiver is None else receiver.received_bytes_per_s.get(sender.place),
         )
 
-    def _prefill_s(self, request: Request, prefix_len: int) -> float:
+    def _prefill_s(self, request: ScheduleRequest, prefix_len: int) -> float:
         """EstimatePrefillExecutionTime."""
         return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))
 
 
-class _Once(dict[int, float]):
+class _Memo(dict[int, float]):
     """What a function says of a number of blocks, which is asked for each once, when it is needed."""
 
     def __init__(self, ask: Callable[[int], float]) -> None:

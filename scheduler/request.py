@@ -25,7 +25,7 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScheduleRequest:
     """One prompt. `keys` name its blocks in order, each after `block_tokens` tokens; the last one may be partial or missing."""
 
     keys: Sequence[Hashable]

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class _Place(NamedTuple):
+class _MemberOrder(NamedTuple):
     """Of a member, ordered by its end and then by when it joined."""
 
     end: int
@@ -26,8 +26,8 @@ class RunningBatch(Generic[T]):
     def __init__(self) -> None:
         self.context_tokens = 0
         """Of all members together."""
-        self._places: dict[T, _Place] = {}
-        self._ends: list[tuple[_Place, T]] = []
+        self._places: dict[T, _MemberOrder] = {}
+        self._ends: list[tuple[_MemberOrder, T]] = []
         """A heap of the same."""
         self._steps = 0
         self._joined = 0
@@ -53,7 +53,7 @@ class RunningBatch(Generic[T]):
         """One of `context_tokens` takes part from the next step on and ends after `steps` (at least 1) of them."""
         assert steps >= 1, steps
         self._joined += 1
-        place = self._places[member] = _Place(self._steps + steps, self._joined, context_tokens + steps)
+        place = self._places[member] = _MemberOrder(self._steps + steps, self._joined, context_tokens + steps)
         self.context_tokens += context_tokens
         heapq.heappush(self._ends, (place, member))
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import Identity, IdentityKind
 
 CONTROL: Final = "control"
 """The control plane: the command line, and programs that call it."""
@@ -54,9 +54,11 @@ THIS_MASTER: Final = Actor("master", via=MASTER)
 
 def kind_of(identity: Identity) -> str:
     """One word: operator, tenant, node, instance, master, anybody, unauthenticated."""
-    if identity.kind is Kind.STRANGER:
+    if identity.kind is IdentityKind.STRANGER:
         return "unauthenticated"
-    return "operator" if identity.kind is Kind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]
+    return (
+        "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]
+    )
 
 
 def host_of(address: str) -> str:

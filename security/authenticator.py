@@ -13,13 +13,13 @@ from typing import Final
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import FELLOW, Identity, Kind
+from kvstore.security.identity import FELLOW, Identity, IdentityKind
 
 MASTER_KEY_BYTES: Final = 32
 """At random."""
 
 
-class Guard:
+class Authenticator:
     """See the module."""
 
     def __init__(self, path: str, *, nodes_have_certificates: bool = False, wall_s: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class Guard:
         """A node that says that it is the one of this name. Raises Unauthorized: it shows no join token, or another node's."""
         try:
             found = self._credentials.identify("", token, now_s=self._wall_s(), certificate=certificate)
-            if found.kind not in (Kind.NODE, Kind.EVERYBODY) or not found.goes_by(name):
+            if found.kind not in (IdentityKind.NODE, IdentityKind.EVERYBODY) or not found.goes_by(name):
                 raise Denied(f"{found} is not node {name!r}")
         except KVStoreError:
             self._count()

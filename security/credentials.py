@@ -29,11 +29,16 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.config_file import read_toml
-from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Some 30,000 tokens: a file beyond that is another file."""
-SECTIONS: Final = {"tenants": Kind.TENANT, "nodes": Kind.NODE, "instances": Kind.INSTANCE, "admins": Kind.OPERATOR}
+SECTIONS: Final = {
+    "tenants": IdentityKind.TENANT,
+    "nodes": IdentityKind.NODE,
+    "instances": IdentityKind.INSTANCE,
+    "admins": IdentityKind.OPERATOR,
+}
 ANY_NAME: Final = "*"
 MAX_ENDING: Final = 20
 """Tokens whose ends operators are told."""
@@ -95,7 +100,7 @@ class Credentials:
     def holds(self, identity: Identity, *, now_s: float) -> bool:
         """Is the token by which this one was identified still good, for the same? One without a token (a certificate) is."""
         if self.lets_everybody_in or not identity.credential:
-            return self.lets_everybody_in is (identity.kind is Kind.EVERYBODY)
+            return self.lets_everybody_in is (identity.kind is IdentityKind.EVERYBODY)
         return self._ids.get(identity.credential) == replace(identity, certificate=b"") and identity.expires_s > now_s
 
     def gone_since(self, former: "Credentials") -> list[Identity]:
@@ -106,7 +111,7 @@ class Credentials:
         """Of all tokens."""
         return frozenset(self._ids.values())
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: IdentityKind) -> bool:
         """Is there a token of this kind?"""
         return any(identity.kind is kind for identity in self._identities.values())
 
@@ -116,7 +121,7 @@ class Credentials:
 
 def _agree(token: Identity, certificate: Identity) -> bool:
     """Whether one peer may show both. An operator's certificate stands for each tenant that is named: an operator's token goes with it."""
-    if certificate.kind is not Kind.TENANT or (token.kind is Kind.OPERATOR and certificate.role is Role.ADMIN):
+    if certificate.kind is not IdentityKind.TENANT or (token.kind is IdentityKind.OPERATOR and certificate.role is Role.ADMIN):
         return True
     return (token.kind, token.name) == (certificate.kind, certificate.name)
 
@@ -140,13 +145,13 @@ def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Cre
     if not table.get("tenants"):
         raise ConfigError(f'the tokens file {path} needs a section [tenants] with lines NAME = "TOKEN"')
     credentials = Credentials(found)
-    if not credentials.has(Kind.NODE) and not nodes_have_certificates:
+    if not credentials.has(IdentityKind.NODE) and not nodes_have_certificates:
         raise ConfigError(f"by the tokens file {path} no node can join. Add:\n{NODES_LINE}")
     return credentials
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _CredentialEntry:
     place: str
     """Where in the file it stands, for messages."""
     name: str
@@ -154,16 +159,18 @@ class _Entry:
     role: Role
     expires_s: float
 
-    def key(self, kind: Kind) -> tuple[bytes, str | None]:
-        return self.digest, self.name if kind is Kind.TENANT else None
+    def key(self, kind: IdentityKind) -> tuple[bytes, str | None]:
+        return self.digest, self.name if kind is IdentityKind.TENANT else None
 
-    def identity(self, kind: Kind) -> Identity:
-        role = {Kind.TENANT: self.role, Kind.OPERATOR: Role.ADMIN}.get(kind, Role.NONE)
-        name = "" if self.name == ANY_NAME and kind in (Kind.NODE, Kind.INSTANCE) else self.name
-        return Identity(kind, role, name, credential_id(self.digest + (name.encode() if kind is Kind.TENANT else b"")), self.expires_s)
+    def identity(self, kind: IdentityKind) -> Identity:
+        role = {IdentityKind.TENANT: self.role, IdentityKind.OPERATOR: Role.ADMIN}.get(kind, Role.NONE)
+        name = "" if self.name == ANY_NAME and kind in (IdentityKind.NODE, IdentityKind.INSTANCE) else self.name
+        return Identity(
+            kind, role, name, credential_id(self.digest + (name.encode() if kind is IdentityKind.TENANT else b"")), self.expires_s
+        )
 
 
-def _entries(path: str, section: str, table: Any) -> Iterator[_Entry]:
+def _entries(path: str, section: str, table: Any) -> Iterator[_CredentialEntry]:
     """Raises ConfigError."""
     if not isinstance(table, dict):
         raise ConfigError(f'the tokens file {path}: {section} is a section; write [{section}] and below it NAME = "TOKEN"')
@@ -177,14 +184,14 @@ def _entries(path: str, section: str, table: Any) -> Iterator[_Entry]:
                 raise ConfigError(f"the tokens file {path}, {place}: {error}") from None
 
 
-def _entry(place: str, section: str, name: str, table: Any) -> _Entry:
+def _entry(place: str, section: str, name: str, table: Any) -> _CredentialEntry:
     known = ("token", "sha256", "expires", *(("role",) if section == "tenants" else ()))
     if not isinstance(table, dict) or set(table) - set(known) or ("token" in table) == ("sha256" in table):
         raise ConfigError(f'write "TOKEN", or a table with token or sha256, and where wanted {" and ".join(known[2:])}')
     role = Role.named(table.get("role", "write"))
     if role is None:
         raise ConfigError(f"role is {table['role']!r}: it is read, write or admin")
-    return _Entry(place, name, _digest(table), role, _expires_s(table.get("expires")))
+    return _CredentialEntry(place, name, _digest(table), role, _expires_s(table.get("expires")))
 
 
 def _digest(table: dict[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ class Role(enum.IntEnum):
         return next((role for role in cls if role and role.name.lower() == name), None)
 
 
-class Kind(enum.Enum):
+class IdentityKind(enum.Enum):
     STRANGER = "a stranger"
     TENANT = "a tenant"
     OPERATOR = "an operator"
@@ -40,7 +40,7 @@ class Identity:
     that was shown without telling it, for revoking it; `expires_s` is when that token ends, in seconds of Unix time. `certificate` is the
     fingerprint (tls/revoked.py) of the certificate that was shown, b"" of none: what is issued upon it ends when that is revoked."""
 
-    kind: Kind
+    kind: IdentityKind
     role: Role = Role.NONE
     name: str = ""
     credential: str = ""
@@ -49,11 +49,11 @@ class Identity:
 
     def goes_by(self, name: str) -> bool:
         """May this node or instance say that it is the one of this name?"""
-        return self.kind is Kind.EVERYBODY or self.name in ("", name)
+        return self.kind is IdentityKind.EVERYBODY or self.name in ("", name)
 
     def is_tenant(self, name: str) -> bool:
         """May this one act as the tenant of this name?"""
-        return self.kind is Kind.EVERYBODY or (self.kind is Kind.TENANT and self.name == name)
+        return self.kind is IdentityKind.EVERYBODY or (self.kind is IdentityKind.TENANT and self.name == name)
 
     @property
     def operates(self) -> bool:
@@ -62,16 +62,16 @@ class Identity:
 
     def __str__(self) -> str:
         """As messages tell of it: `tenant 'red' with role read`, `node 'n1'`, `a stranger`."""
-        if self.kind is Kind.TENANT:
+        if self.kind is IdentityKind.TENANT:
             return f"tenant {self.name!r} with role {self.role.name.lower()}"
         return f"{self.kind.value.split()[-1]} {self.name!r}" if self.name else self.kind.value
 
 
-STRANGER: Final = Identity(Kind.STRANGER)
+STRANGER: Final = Identity(IdentityKind.STRANGER)
 """Who has not shown who he is."""
-MASTER: Final = Identity(Kind.MASTER)
+MASTER: Final = Identity(IdentityKind.MASTER)
 """The master that a node has registered with, over the connection that the node made."""
-FELLOW: Final = Identity(Kind.MASTER, Role.ADMIN)
+FELLOW: Final = Identity(IdentityKind.MASTER, Role.ADMIN)
 """Another master of the same cluster, for a master: it asks on behalf of operators whom it has let in."""
-EVERYBODY: Final = Identity(Kind.EVERYBODY, Role.ADMIN)
+EVERYBODY: Final = Identity(IdentityKind.EVERYBODY, Role.ADMIN)
 """Whoever comes, where no credentials are configured."""

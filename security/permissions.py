@@ -16,7 +16,7 @@ from kvstore.protocol import master_messages as master
 from kvstore.protocol import node_messages as node
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.identity import Identity, IdentityKind, Role
 
 ACTIONS: Final = {
     "Lookup": "look blocks up",
@@ -64,38 +64,46 @@ ACTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Permission:
     """Those of `kinds`, tenants from `role` on. `text` says whom it wants, for who is not one."""
 
     text: str
-    kinds: frozenset[Kind]
+    kinds: frozenset[IdentityKind]
     role: Role = Role.NONE
 
     def allows(self, identity: Identity) -> bool:
-        if identity.kind is Kind.EVERYBODY:
+        if identity.kind is IdentityKind.EVERYBODY:
             return self not in (COMMANDS, MASTERS)
-        return identity.kind in self.kinds and (identity.kind is not Kind.TENANT or identity.role >= self.role)
+        return identity.kind in self.kinds and (identity.kind is not IdentityKind.TENANT or identity.role >= self.role)
 
 
-OPEN: Final = Rule("anybody", frozenset(Kind))
-KNOWN: Final = Rule("any valid credential", frozenset(Kind) - {Kind.STRANGER}, Role.READ)
-READS: Final = Rule("a tenant's token with role read, write or admin", frozenset({Kind.TENANT}), Role.READ)
-WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kind.TENANT}), Role.WRITE)
-MANAGES: Final = Rule("a tenant's token with role write or admin, or one of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.WRITE)
-FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
-LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
-OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
-# What the console of another master asks and does for operators whom that master has let in.
-SHOWS: Final = Rule(LISTS.text, LISTS.kinds | {Kind.MASTER}, LISTS.role)
-SERVES: Final = Rule(OPERATES.text, OPERATES.kinds | {Kind.MASTER}, OPERATES.role)
-JOINS: Final = Rule("a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
-REPORTS: Final = Rule(
-    "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
+OPEN: Final = Permission("anybody", frozenset(IdentityKind))
+KNOWN: Final = Permission("any valid credential", frozenset(IdentityKind) - {IdentityKind.STRANGER}, Role.READ)
+READS: Final = Permission("a tenant's token with role read, write or admin", frozenset({IdentityKind.TENANT}), Role.READ)
+WRITES: Final = Permission("a tenant's token with role write or admin", frozenset({IdentityKind.TENANT}), Role.WRITE)
+MANAGES: Final = Permission(
+    "a tenant's token with role write or admin, or one of [admins]", frozenset({IdentityKind.TENANT, IdentityKind.OPERATOR}), Role.WRITE
 )
-MASTERS: Final = Rule("another master of the cluster", frozenset({Kind.MASTER}))
-COMMANDS: Final = Rule("the master that this node is registered with", frozenset({Kind.MASTER}))
+FETCHES: Final = Permission("a tenant's token, or a pass of a node", frozenset({IdentityKind.TENANT, IdentityKind.NODE}), Role.READ)
+LISTS: Final = Permission("a token of the tenant or of [admins]", frozenset({IdentityKind.TENANT, IdentityKind.OPERATOR}), Role.READ)
+OPERATES: Final = Permission(
+    "a token of [admins], or a tenant's with role admin", frozenset({IdentityKind.TENANT, IdentityKind.OPERATOR}), Role.ADMIN
+)
+# What the console of another master asks and does for operators whom that master has let in.
+SHOWS: Final = Permission(LISTS.text, LISTS.kinds | {IdentityKind.MASTER}, LISTS.role)
+SERVES: Final = Permission(OPERATES.text, OPERATES.kinds | {IdentityKind.MASTER}, OPERATES.role)
+JOINS: Final = Permission(
+    "a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({IdentityKind.NODE})
+)
+REPORTS: Final = Permission(
+    "an instance's token (the setting instance_token, of the section [instances])",
+    frozenset({IdentityKind.INSTANCE, IdentityKind.TENANT}),
+    Role.ADMIN,
+)
+MASTERS: Final = Permission("another master of the cluster", frozenset({IdentityKind.MASTER}))
+COMMANDS: Final = Permission("the master that this node is registered with", frozenset({IdentityKind.MASTER}))
 
-MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+MASTER_FRAMES: Final[Mapping[int, Permission]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
         master.Lookup.TYPE: READS,
@@ -103,7 +111,7 @@ MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         master.MatchPrefix.TYPE: READS,
         master.Nodes.TYPE: READS,
         master.Reserve.TYPE: WRITES,
-        master.Cancel.TYPE: WRITES,
+        master.CancelReservations.TYPE: WRITES,
         master.Remove.TYPE: MANAGES,
         master.RemoveMatching.TYPE: MANAGES,
         master.Pin.TYPE: MANAGES,
@@ -111,41 +119,41 @@ MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         master.Replicate.TYPE: WRITES,
         catalog.Publish.TYPE: JOINS,
         catalog.Digests.TYPE: JOINS,
-        catalog.Claim.TYPE: JOINS,
-        catalog.Copied.TYPE: JOINS,
-        catalog.Coldest.TYPE: JOINS,
-        catalog.Want.TYPE: JOINS,
+        catalog.CommitBlocks.TYPE: JOINS,
+        catalog.CopyResult.TYPE: JOINS,
+        catalog.QueryVictims.TYPE: JOINS,
+        catalog.RequestCopy.TYPE: JOINS,
         catalog.Heartbeat.TYPE: JOINS,
     }
 )
-NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+NODE_FRAMES: Final[Mapping[int, Permission]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
-        node.Read.TYPE: FETCHES,
-        node.Release.TYPE: FETCHES,
-        node.Regions.TYPE: FETCHES,
-        node.Slabs.TYPE: READS,  # writable ones: WRITES
+        node.ReadBlocks.TYPE: FETCHES,
+        node.ReleaseLeases.TYPE: FETCHES,
+        node.ExportSlabs.TYPE: FETCHES,
+        node.MapSlabs.TYPE: READS,  # writable ones: WRITES
         node.OpenIndex.TYPE: READS,
         node.HoldBlocks.TYPE: READS,
         node.ReleaseHolds.TYPE: READS,
-        event.Events.TYPE: READS,
+        event.FetchEvents.TYPE: READS,
         node.Put.TYPE: WRITES,
-        node.Open.TYPE: WRITES,
-        node.Commit.TYPE: WRITES,
-        node.OpenAhead.TYPE: WRITES,
-        node.PutAhead.TYPE: WRITES,
-        node.Abort.TYPE: WRITES,
-        node.Flush.TYPE: WRITES,
-        catalog.Drop.TYPE: COMMANDS,
-        catalog.Hold.TYPE: COMMANDS,
-        catalog.Copy.TYPE: COMMANDS,
-        catalog.Drain.TYPE: COMMANDS,
+        node.OpenSlots.TYPE: WRITES,
+        node.CommitPuts.TYPE: WRITES,
+        node.OpenSlotAhead.TYPE: WRITES,
+        node.PutFromSlot.TYPE: WRITES,
+        node.AbortPuts.TYPE: WRITES,
+        node.WaitCommitted.TYPE: WRITES,
+        catalog.DeleteBlocks.TYPE: COMMANDS,
+        catalog.SetPinned.TYPE: COMMANDS,
+        catalog.CopyBlocks.TYPE: COMMANDS,
+        catalog.SetDraining.TYPE: COMMANDS,
         catalog.TicketKey.TYPE: COMMANDS,
-        catalog.Revoke.TYPE: COMMANDS,
-        catalog.Seek.TYPE: COMMANDS,
+        catalog.RevokeCredentials.TYPE: COMMANDS,
+        catalog.PrefetchBlocks.TYPE: COMMANDS,
     }
 )
-RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
+RPCS: Final[Mapping[str, Permission]] = MappingProxyType(
     {
         "/kvstore.v1.Control/Register": JOINS,
         "/kvstore.v1.Control/Status": KNOWN,
@@ -179,36 +187,36 @@ RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
 )
 
 
-def check_complete(rules: Mapping[Any, Rule], served: Iterable[Any]) -> None:
+def check_complete(rules: Mapping[Any, Permission], served: Iterable[Any]) -> None:
     """Raises InvalidArgument, naming them, for what is served without a rule."""
     if lacking := [str(what) for what in served if what not in rules]:
         raise InvalidArgument(f"no rule in security/permissions.py says who may say {', '.join(lacking)}")
 
 
-def allowed(frames: Mapping[int, Rule], identity: Identity) -> frozenset[int]:
+def allowed(frames: Mapping[int, Permission], identity: Identity) -> frozenset[int]:
     """The frame types of a table above that this identity may say."""
     return _allowed(frames is MASTER_FRAMES, identity.kind, identity.role)
 
 
 @lru_cache(maxsize=64)
-def _allowed(is_master: bool, kind: Kind, role: Role) -> frozenset[int]:
+def _allowed(is_master: bool, kind: IdentityKind, role: Role) -> frozenset[int]:
     frames = MASTER_FRAMES if is_master else NODE_FRAMES
     return frozenset(number for number, rule in frames.items() if rule.allows(Identity(kind, role)))
 
 
-def refusal(rule: Rule, identity: Identity, what: str) -> KVStoreError:
+def refusal(rule: Permission, identity: Identity, what: str) -> KVStoreError:
     """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
-    if identity.kind is Kind.STRANGER:
+    if identity.kind is IdentityKind.STRANGER:
         return Unauthorized(wanted(rule, what))
     return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
 
 
-def wanted(rule: Rule, what: str) -> str:
+def wanted(rule: Permission, what: str) -> str:
     """What a caller must show to say `what`."""
     return f"{rule.text} is needed to {action(what)}"
 
 
-def check(rule: Rule, identity: Identity, what: str) -> None:
+def check(rule: Permission, identity: Identity, what: str) -> None:
     """Raises Unauthorized or Denied, by `refusal`."""
     if not rule.allows(identity):
         raise refusal(rule, identity, what)

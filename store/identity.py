@@ -34,7 +34,7 @@ log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`; `http` is "" for
     none."""
 

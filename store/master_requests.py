@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import Message
 from kvstore.rpc.server.session import Session
 
@@ -24,7 +24,7 @@ def ask(
 ) -> None:
     """Call `answered` once: with the answer, the master's error, Unavailable (the link broke) or DeadlineExceeded."""
 
-    def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+    def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
         if isinstance(body, KVStoreError):
             answered(body)
         elif header is not None and header.type == kind.TYPE:

@@ -13,7 +13,7 @@ from kvstore.store.block_table.table import BlockTable
 from kvstore.telemetry.logs import named
 from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
 from kvstore.telemetry.metrics.metric import NODE, Reading, Readings
-from kvstore.telemetry.metrics.requests import Requests
+from kvstore.telemetry.metrics.requests import RequestMetrics
 from kvstore.transfer.engine import TransferEngine
 
 EVICTIONS_LOG_NS: Final = 60_000_000_000
@@ -33,7 +33,7 @@ COUNTERS: Final = {
 """The counters of the status behind metrics that have other names, less `kvstore_node_`."""
 
 
-class _Told(NamedTuple):
+class _LoggedEvictions(NamedTuple):
     """When the log was told of a tier's evictions last, and how many there had been."""
 
     at_ns: int
@@ -42,14 +42,14 @@ class _Told(NamedTuple):
     quota_evictions: int
 
 
-class NodeMeasures:
+class NodeMetrics:
     """See the module. `requests` is the server's observer."""
 
     def __init__(self) -> None:
-        self.requests = Requests()
+        self.requests = RequestMetrics()
         self._clock = AccessClock()
         self._ages: dict[int, Histogram] = {}
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _LoggedEvictions] = {}
 
     def tick(self, table: BlockTable, now_ns: int) -> None:
         """Ten times a second: what was evicted since has its age now."""
@@ -73,11 +73,11 @@ class NodeMeasures:
 
     def _tell(self, index: int, counts: TierCounts, median_age_ns: int, now_ns: int) -> None:
         """A line in the log, with the age of those that left just now."""
-        before = self._told.get(index, _Told(0, 0, 0, 0))
+        before = self._told.get(index, _LoggedEvictions(0, 0, 0, 0))
         blocks = counts.evictions - before.evictions
         for_table = counts.table_evictions - before.table_evictions
         for_quota = counts.quota_evictions - before.quota_evictions
-        self._told[index] = _Told(now_ns, counts.evictions, counts.table_evictions, counts.quota_evictions)
+        self._told[index] = _LoggedEvictions(now_ns, counts.evictions, counts.table_evictions, counts.quota_evictions)
         tier, age_s = TIERS[index], round(median_age_ns / 1e9, 1)
         text = "%d blocks have left the node from %s since it was last told of, %d of them for want of room in the table, %d for a quota"
         event = named("blocks_evicted", tier=tier, blocks=blocks, for_table=for_table, for_quota=for_quota, median_age_s=age_s)

@@ -20,7 +20,7 @@ from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server.server import ConnectionLimits, Nobody, Server, default_run_dir
+from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server, default_run_dir
 from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.binding import check_binding, is_loopback
 from kvstore.security.quotas.limits import from_message
@@ -28,15 +28,15 @@ from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.pem_files import CertificateEnds
-from kvstore.security.tls.subjects import Subject
+from kvstore.security.tls.subjects import CertificateSubject
 from kvstore.store.config import NodeSettings, join_token
-from kvstore.store.identity import Identity, NodeName, new_instance, watch_topology
-from kvstore.store.master_session.master_link import MasterLink, Report
-from kvstore.store.master_session.master_session import Links, MasterSession
-from kvstore.store.metrics import NodeMeasures
+from kvstore.store.identity import NodeIdentity, NodeName, new_instance, watch_topology
+from kvstore.store.master_session.master_link import HeartbeatReport, MasterLink
+from kvstore.store.master_session.master_session import MasterConnections, MasterSession
+from kvstore.store.metrics import NodeMetrics
 from kvstore.store.node_service import NodeService
-from kvstore.store.periodic_tasks import Clockwork
-from kvstore.store.session_authenticator import Admission
+from kvstore.store.periodic_tasks import NodePeriodicTasks
+from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.status import NodeStatus, link_flows
 from kvstore.store.storage import Storage, check
 from kvstore.telemetry.http.server import open_http
@@ -52,7 +52,7 @@ log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class NodeAddresses:
     """Where a started node can be reached."""
 
     name: str
@@ -84,7 +84,7 @@ class Node:
         """
         check(settings)
         self._settings = settings
-        self._measures = NodeMeasures()
+        self._measures = NodeMetrics()
         self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._transfer = transfer or TransferSettings()
         self._trace_settings = tracing
@@ -126,7 +126,7 @@ class Node:
         )
         self._server = Server(
             self.reactor,
-            Nobody(),
+            NullHandler(),
             ConnectionLimits(
                 max_connections=settings.max_connections,
                 hello_timeout_s=settings.hello_timeout_s,
@@ -155,26 +155,26 @@ class Node:
         http = self.http.told(parse_address(told).host) if self.http is not None else ""
         self._check_certificate(parse_address(told).host)
         traces = self._tracing is not None
-        self.identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
+        self.identity = NodeIdentity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
 
     def _check_certificate(self, host: str) -> None:
         """Raises ConfigError: masters, clients and other nodes would refuse it."""
         if self._tls is not None:
             is_wildcard = host in ("0.0.0.0", "::", "")
-            self._tls.require_role(OwnRole(Subject(subjects.NODE, self._name.text), () if is_wildcard else (host,)))
+            self._tls.require_role(OwnRole(CertificateSubject(subjects.NODE, self._name.text), () if is_wildcard else (host,)))
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""
         storage = self._storage
         self._admission = self._make_admission()
-        self._clockwork = Clockwork(self.reactor, storage, self._measures, self._admission)
+        self._clockwork = NodePeriodicTasks(self.reactor, storage, self._measures, self._admission)
         self._service = NodeService(storage, self._admission, self.identity)
         self._server.handler = self._service
         self._status = NodeStatus(storage, self._service.loads, self._server.counts)
 
-    def _make_admission(self) -> Admission:
+    def _make_admission(self) -> SessionAuthenticator:
         tls, regions = self._tls, self._storage.regions
-        return Admission(
+        return SessionAuthenticator(
             clock_ns=self.reactor.now_ns,
             grace_s=self._settings.ticket_grace_s,
             is_revoked=tls.names_revoked if tls is not None else lambda _fingerprint: False,
@@ -185,7 +185,7 @@ class Node:
         """The ways to the masters, and what they are told: the last to be made, for nothing that they open is closed by another's failure.
         Partition 0's tells which others there are."""
         storage = self._storage
-        self._links = Links(storage.partitioning, make_session=self._session, make_link=self._link, on_cut=storage.cut)
+        self._links = MasterConnections(storage.partitioning, make_session=self._session, make_link=self._link, on_cut=storage.cut)
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
 
     def _session(self, partition: int) -> MasterSession:
@@ -208,7 +208,7 @@ class Node:
     def node_id(self, partition: int) -> int:
         return self._links.node_id if partition else 0
 
-    def report(self, hot_blocks: int, slow_version: int) -> Report:
+    def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
         report = self._status.report(self._measures.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
         return report._replace(counters={**report.counters, **self._measures.requests.told()})
 
@@ -240,7 +240,7 @@ class Node:
 
     # --- its life ---
 
-    def start(self) -> Places:
+    def start(self) -> NodeAddresses:
         """Look for the master, and set the clockwork going."""
         log.info("memory of this node: at most %s", self._storage.memory)
         self._clockwork.start()
@@ -252,7 +252,7 @@ class Node:
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
         identity = self.identity
-        return Places(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
+        return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
 
     def prefault(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Touch all of DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""

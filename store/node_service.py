@@ -4,32 +4,42 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey, Want
+from kvstore.protocol.catalog_messages import (
+    DRAIN_NOT,
+    CopyBlocks,
+    DeleteBlocks,
+    PrefetchBlocks,
+    RequestCopy,
+    RevokeCredentials,
+    SetDraining,
+    SetPinned,
+    TicketKey,
+)
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
-from kvstore.protocol.event_messages import Events
-from kvstore.protocol.frames import MAX_BATCH, Header, kind_of
+from kvstore.protocol.event_messages import FetchEvents
+from kvstore.protocol.frames import MAX_BATCH, FrameHeader, kind_of
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import (
     HOLD_GRANTED,
     HOLD_MISS,
     HOLD_REFUSED,
-    Abort,
-    Commit,
-    Flush,
+    AbortPuts,
+    CommitPuts,
+    ExportSlabs,
+    ExportSlabsReply,
     HoldBlocks,
-    Open,
-    OpenAhead,
+    MapSlabs,
+    MapSlabsReply,
     OpenIndex,
+    OpenSlotAhead,
+    OpenSlots,
     Put,
-    PutAhead,
-    Read,
-    RegionList,
-    Regions,
-    Release,
+    PutFromSlot,
+    ReadBlocks,
     ReleaseHolds,
-    SlabFds,
-    Slabs,
+    ReleaseLeases,
+    WaitCommitted,
 )
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Flags, Hello, Ok, Welcome
 from kvstore.rpc.server.lingering_peer import LingeringPeer
@@ -38,13 +48,13 @@ from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
 from kvstore.store.block_table.block import Block
-from kvstore.store.identity import Identity
+from kvstore.store.identity import NodeIdentity
 from kvstore.store.master_requests import ask
-from kvstore.store.session_authenticator import MAX_SLABS, Admission, Caller, peer_of
+from kvstore.store.session_authenticator import MAX_SLABS, Caller, SessionAuthenticator, peer_of
 from kvstore.store.shared_index.index_writer import TURNS_OF_A_RING
 from kvstore.store.shared_memory import close_all
 from kvstore.store.storage import Storage
-from kvstore.store.writes.commit_batcher import Deciding
+from kvstore.store.writes.commit_batcher import CommitBatcher
 
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
@@ -55,7 +65,7 @@ _OF_THE_MASTER = allowed(NODE_FRAMES, MASTER)
 class NodeService:
     """The transfer Handler of a node, for its clients and for its link to the master. The node's loop is the only caller."""
 
-    def __init__(self, storage: Storage, admission: Admission, identity: Identity) -> None:
+    def __init__(self, storage: Storage, admission: SessionAuthenticator, identity: NodeIdentity) -> None:
         """`identity` is what the node reports of itself to a caller that introduces itself."""
         self._table = storage.table
         self._dram = storage.dram
@@ -88,34 +98,34 @@ class NodeService:
         self._handlers = self._handlers_by_type(storage.deciding)
         check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
 
-    def _handlers_by_type(self, deciding: Deciding) -> dict[int, Callable[[Session, Header, Any], None]]:
+    def _handlers_by_type(self, deciding: CommitBatcher) -> dict[int, Callable[[Session, FrameHeader, Any], None]]:
         """Of all frames but Put, whose values come behind it."""
         return {
             Hello.TYPE: self._hello,
-            Open.TYPE: self._open,
-            Commit.TYPE: self._in_place.commit,
-            Abort.TYPE: self._in_place.abort,
-            OpenAhead.TYPE: self._open_ahead,
-            PutAhead.TYPE: self._put_ahead,
-            Read.TYPE: self._reads.read,
-            Release.TYPE: self._release,
-            Slabs.TYPE: self._slabs,
+            OpenSlots.TYPE: self._open,
+            CommitPuts.TYPE: self._in_place.commit,
+            AbortPuts.TYPE: self._in_place.abort,
+            OpenSlotAhead.TYPE: self._open_ahead,
+            PutFromSlot.TYPE: self._put_ahead,
+            ReadBlocks.TYPE: self._reads.read,
+            ReleaseLeases.TYPE: self._release,
+            MapSlabs.TYPE: self._slabs,
             OpenIndex.TYPE: self._attach,
-            Regions.TYPE: self._show_regions,
-            Drop.TYPE: self._drop,
-            Hold.TYPE: self._hold,
-            Copy.TYPE: self._copy,
-            Drain.TYPE: self._drain,
-            Events.TYPE: self._events,
-            Flush.TYPE: deciding.await_all,
+            ExportSlabs.TYPE: self._show_regions,
+            DeleteBlocks.TYPE: self._drop,
+            SetPinned.TYPE: self._hold,
+            CopyBlocks.TYPE: self._copy,
+            SetDraining.TYPE: self._drain,
+            FetchEvents.TYPE: self._events,
+            WaitCommitted.TYPE: deciding.await_all,
             HoldBlocks.TYPE: self._hold_blocks,
             ReleaseHolds.TYPE: self._release_holds,
             TicketKey.TYPE: self._ticket_key,
-            Revoke.TYPE: self._revoke,
-            Seek.TYPE: self._seek,
+            RevokeCredentials.TYPE: self._revoke,
+            PrefetchBlocks.TYPE: self._seek,
         }
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         if header.type == Put.TYPE:
             self._sent.arrived(session, header)  # its message was read when its payload began
             return
@@ -139,7 +149,7 @@ class NodeService:
         who = session.context.identity if isinstance(session.context, Caller) else STRANGER
         raise refusal(NODE_FRAMES[kind.TYPE], who, kind.__name__)
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
         if header.type not in self._allowed(session):
@@ -153,23 +163,23 @@ class NodeService:
     def _put_at_once(self, tenant: str, session: Session, frame: memoryview) -> bool:
         """A session's `at_once`: whether this is a put that has been served: a small one, or one into a slot that was opened ahead."""
         kind = kind_of(frame)
-        if kind not in (Put.TYPE, PutAhead.TYPE) or self._leaving.is_closed:
+        if kind not in (Put.TYPE, PutFromSlot.TYPE) or self._leaving.is_closed:
             return False
         self._showing.take_accesses(self._table.read_unasked, tenant)
         serve = self._sent.at_once.frame if kind == Put.TYPE else self._in_place.ahead.frame
         return serve(session, tenant, frame)
 
-    def _open(self, session: Session, header: Header, message: Open) -> None:
+    def _open(self, session: Session, header: FrameHeader, message: OpenSlots) -> None:
         self._leaving.check_open()
         self._take_accesses(session)
         self._in_place.open(session, header, message)
 
-    def _open_ahead(self, session: Session, header: Header, message: OpenAhead) -> None:
+    def _open_ahead(self, session: Session, header: FrameHeader, message: OpenSlotAhead) -> None:
         self._leaving.check_open()
         self._take_accesses(session)
         self._in_place.ahead.open(session, header, message)
 
-    def _put_ahead(self, session: Session, header: Header, message: PutAhead) -> None:
+    def _put_ahead(self, session: Session, header: FrameHeader, message: PutFromSlot) -> None:
         self._leaving.check_open()
         self._take_accesses(session)
         self._in_place.ahead.put(session, header, message)
@@ -222,7 +232,7 @@ class NodeService:
         while self._lingering:
             self._lingering.pop().close()
 
-    def _hello(self, session: Session, header: Header, message: Hello) -> None:
+    def _hello(self, session: Session, header: FrameHeader, message: Hello) -> None:
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
         _check_same(session, message)
@@ -239,11 +249,11 @@ class NodeService:
         welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
         session.welcome(header.request_id, welcome)
 
-    def _release(self, session: Session, header: Header, message: Release) -> None:
+    def _release(self, session: Session, header: FrameHeader, message: ReleaseLeases) -> None:
         self._reads.release(session, message)
         self._waiting.retry()
 
-    def _hold_blocks(self, session: Session, header: Header, message: HoldBlocks) -> None:
+    def _hold_blocks(self, session: Session, header: FrameHeader, message: HoldBlocks) -> None:
         """Unlike a read this is no access: a lookup alone keeps nothing warm."""
         tenant, now_ns = peer_of(session).tenant, session.reactor.now_ns()
         found = [self._table.find(tenant, key) for key in message.keys]
@@ -256,12 +266,12 @@ class NodeService:
         flags = [(HOLD_GRANTED if next(held) else HOLD_REFUSED) if is_there else HOLD_MISS for is_there in is_here]
         session.reply(header.request_id, Flags(bytes(flags)))
 
-    def _release_holds(self, session: Session, header: Header, message: ReleaseHolds) -> None:
+    def _release_holds(self, session: Session, header: FrameHeader, message: ReleaseHolds) -> None:
         for number in message.numbers:
             self._table.holds.release(peer_of(session).tenant, number)
         self._waiting.retry()
 
-    def _slabs(self, session: Session, header: Header, message: Slabs) -> None:
+    def _slabs(self, session: Session, header: FrameHeader, message: MapSlabs) -> None:
         peer = peer_of(session)
         if message.writable:
             check(WRITES, peer.identity, "Slabs for writing")
@@ -277,23 +287,23 @@ class NodeService:
             close_all(fds)
             raise Unavailable(f"no descriptor is left: {error.strerror}") from None
         gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
-        session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=lambda: close_all(fds))
+        session.reply(header.request_id, MapSlabsReply(sizes, gone), fds=fds, on_sent=lambda: close_all(fds))
 
-    def _attach(self, session: Session, header: Header, message: OpenIndex) -> None:
+    def _attach(self, session: Session, header: FrameHeader, message: OpenIndex) -> None:
         peer = peer_of(session)
         if not session.is_local:
             raise InvalidArgument("an index is passed over Unix sockets")
         answer, fds = self._showing.attach(session, peer.tenant, lambda: self._table.blocks_of(peer.tenant))
         session.reply(header.request_id, answer, fds=fds, on_sent=lambda: close_all(fds))
 
-    def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
+    def _show_regions(self, session: Session, header: FrameHeader, message: ExportSlabs) -> None:
         peer = peer_of(session)
         peer.forget_gone(self._dram.has_slab)
         if peer.blocks is not None and not peer.pointed_at.issuperset(message.slabs):
             raise Denied("the pass of this node is for blocks in other slabs")
         if self._regions is None or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
-        session.reply(header.request_id, RegionList([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
+        session.reply(header.request_id, ExportSlabsReply([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
     def _export(self, peer: Caller, slab: int, writable: bool, fds: list[int]) -> int:
         """Append a descriptor of the slab and return its size, or 0 for one that is not there."""
@@ -303,7 +313,7 @@ class NodeService:
             return 0
         return self._dram.slab_bytes(slab)
 
-    def _events(self, session: Session, header: Header, message: Events) -> None:
+    def _events(self, session: Session, header: FrameHeader, message: FetchEvents) -> None:
         """For a recorder."""
         tenant = peer_of(session).tenant
         for _ in range(TURNS_OF_A_RING):
@@ -340,7 +350,7 @@ class NodeService:
         self._admission.master_epochs[partition] = epoch
         return partition
 
-    def _drop(self, session: Session, header: Header, message: Drop) -> None:
+    def _drop(self, session: Session, header: FrameHeader, message: DeleteBlocks) -> None:
         """Delete blocks; the answer comes after the deletions are durable, and the master takes it for their events. It is an error where a
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_epoch(session, message.epoch)
@@ -372,7 +382,7 @@ class NodeService:
         self._mover.flush((lambda _failure: self._mover.flush(answer)) if was_moving else answer)
         self._waiting.retry()
 
-    def _hold(self, session: Session, header: Header, message: Hold) -> None:
+    def _hold(self, session: Session, header: FrameHeader, message: SetPinned) -> None:
         self._check_epoch(session, message.epoch)
         flags = bytearray()
         for key in message.keys:
@@ -394,12 +404,12 @@ class NodeService:
             self._held.discard((tenant, key))
         return block is not None
 
-    def _copy(self, session: Session, header: Header, message: Copy) -> None:
+    def _copy(self, session: Session, header: FrameHeader, message: CopyBlocks) -> None:
         partition = self._check_epoch(session, message.epoch)
         hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown, partition)
         session.reply(header.request_id, Flags(self._copies.take(message, hello, session.span(header.request_id))))
 
-    def _seek(self, session: Session, header: Header, message: Seek) -> None:
+    def _seek(self, session: Session, header: FrameHeader, message: PrefetchBlocks) -> None:
         """Answered at once; what comes of it shows in the copies that the masters order."""
         self._check_epoch(session, message.epoch)
         session.reply(header.request_id, Ok())
@@ -408,19 +418,19 @@ class NodeService:
             keys.setdefault(self._partitioning.of(key), []).append(key)
         for partition, part in keys.items():
             if (link := self.links.get(partition)) is not None:
-                want = Want(self._epochs[partition], message.tenant, message.source, part)
+                want = RequestCopy(self._epochs[partition], message.tenant, message.source, part)
                 ask(link, want, Ok, lambda _reply: None)
 
-    def _drain(self, session: Session, header: Header, message: Drain) -> None:
+    def _drain(self, session: Session, header: FrameHeader, message: SetDraining) -> None:
         self._leaving.drain(message.mode, self._check_epoch(session, message.epoch))
         session.reply(header.request_id, Ok())
 
-    def _ticket_key(self, session: Session, header: Header, message: TicketKey) -> None:
+    def _ticket_key(self, session: Session, header: FrameHeader, message: TicketKey) -> None:
         partition = self._check_epoch(session, message.epoch)
         self._admission.add_key(message.key_id, message.secret, age_ms=message.age_ms, partition=partition)
         session.reply(header.request_id, Ok())
 
-    def _revoke(self, session: Session, header: Header, message: Revoke) -> None:
+    def _revoke(self, session: Session, header: FrameHeader, message: RevokeCredentials) -> None:
         """Answered once the sessions are over; what they had been shown of memory is shown to nobody any more."""
         self._check_epoch(session, message.epoch)
         ended = self._admission.revoke(message.tenant, set(message.credentials))

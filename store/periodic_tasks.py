@@ -6,8 +6,8 @@ Nothing here is begun by a request. It acts on what storage.py has made, and say
 from collections.abc import Callable
 
 from kvstore.rpc.reactor import Reactor
-from kvstore.store.metrics import NodeMeasures
-from kvstore.store.session_authenticator import Admission
+from kvstore.store.metrics import NodeMetrics
+from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
 from kvstore.telemetry.metrics.requests import TURN_S
 
@@ -23,10 +23,10 @@ TICKETS_INTERVAL_S = 1.0
 """How often sessions are looked at whose ticket may have ended."""
 
 
-class Clockwork:
+class NodePeriodicTasks:
     """See the module. All of it is done in the reactor's loop."""
 
-    def __init__(self, reactor: Reactor, storage: Storage, measures: NodeMeasures, admission: Admission) -> None:
+    def __init__(self, reactor: Reactor, storage: Storage, measures: NodeMetrics, admission: SessionAuthenticator) -> None:
         self._reactor = reactor
         self._storage = storage
         self._measures = measures

@@ -14,7 +14,7 @@ from kvstore.protocol.errors import Denied, InvalidTicket, StaleEpoch, Unauthori
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.server.session import Session
-from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
 from kvstore.security.permissions import NODE_FRAMES, allowed
 from kvstore.security.tickets.ticket import PASS, Keyring, fingerprint
 from kvstore.store.block_table.block import Block
@@ -96,7 +96,7 @@ class Caller:
 
     @property
     def is_node(self) -> bool:
-        return self.identity.kind is Kind.NODE
+        return self.identity.kind is IdentityKind.NODE
 
     def check_blocks(self, keys: Sequence[bytes], generations: Sequence[int]) -> None:
         """Raises Denied unless it may read all of these."""
@@ -111,7 +111,7 @@ def peer_of(session: Session) -> Caller:
     return session.context
 
 
-class Admission:
+class SessionAuthenticator:
     """See the module. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
@@ -196,7 +196,7 @@ class Admission:
         if self.needs_tickets:
             caller = self._by_ticket(session, hello)
         else:
-            caller = Caller(hello.tenant, Identity(Kind.NODE, name=hello.name) if hello.role == ROLE_NODE else EVERYBODY)
+            caller = Caller(hello.tenant, Identity(IdentityKind.NODE, name=hello.name) if hello.role == ROLE_NODE else EVERYBODY)
         self._sessions[session] = caller
         return caller
 
@@ -213,9 +213,9 @@ class Admission:
         if ticket.certificate and self._is_revoked(ticket.certificate):
             raise InvalidTicket("the certificate that this ticket was issued upon is revoked (tls_revoked): use another one")
         if ticket.role == PASS:
-            identity = Identity(Kind.NODE, name=hello.name)
+            identity = Identity(IdentityKind.NODE, name=hello.name)
             return Caller(hello.tenant, identity, until_ns=found.until_ns, issuer=found.issuer, blocks=ticket.blocks)
-        identity = Identity(Kind.TENANT, Role(ticket.role), ticket.tenant)
+        identity = Identity(IdentityKind.TENANT, Role(ticket.role), ticket.tenant)
         return Caller(hello.tenant, identity, found.until_ns, found.issuer, ticket.credential, ticket.certificate)
 
     def forget(self, session: object) -> None:

@@ -13,7 +13,7 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 
 
-class WriteGrant:
+class RegionWritePermission:
     """Leave to write one slot: an open_puts.Grant."""
 
     def __init__(self, region: Region) -> None:
@@ -45,10 +45,10 @@ class SharedRegions:
             self._tenants[slab] = tenant
         return self._slabs[slab][1]
 
-    def show_slot(self, slot: Slot) -> tuple[WriteGrant, bytes]:
+    def show_slot(self, slot: Slot) -> tuple[RegionWritePermission, bytes]:
         """Leave to write a slot, and the slot as the engine exports it."""
         region, description = self._export(self._dram.view(slot), writable=True)
-        return WriteGrant(region), description
+        return RegionWritePermission(region), description
 
     def _export(self, memory: memoryview, *, writable: bool) -> tuple[Region, bytes]:
         """A region and its description. Raises whatever a transport has against the memory; none of them shows it then."""

@@ -9,7 +9,7 @@ from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.store.block_table.access_counts import BlockReads
 from kvstore.store.block_table.block import DRAM, HBM, NVME, TIERS
 from kvstore.store.block_table.quotas import NO_USE
-from kvstore.store.master_session.master_link import Report
+from kvstore.store.master_session.master_link import HeartbeatReport
 from kvstore.store.storage import Storage
 from kvstore.telemetry.metrics.requests import SlowRequests, slow_messages
 from kvstore.transfer.engine import TransferEngine
@@ -27,11 +27,11 @@ class NodeStatus:
         self._loads = loads
         self._connections = connections
 
-    def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> Report:
+    def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> HeartbeatReport:
         """What a heartbeat reports; slow requests only if they are no longer those of `slow_version`."""
         table = self._table
         tiers, counters = self.now()
-        return Report(
+        return HeartbeatReport(
             tiers,
             counters,
             rates=self._storage.copies.rates.told(now_ns),

@@ -19,7 +19,7 @@ from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.leases import Leases
 from kvstore.store.block_table.partitioning import Partitioning
@@ -29,21 +29,21 @@ from kvstore.store.block_table.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
 from kvstore.store.reads.read_service import ReadService
-from kvstore.store.replication.event_replicator import Publisher, Publishers
-from kvstore.store.replication.last_replica import LastCopies
+from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
+from kvstore.store.replication.last_replica import LastReplicaQueries
 from kvstore.store.replication.replica_queue import ReplicaQueue
-from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.store.shared_regions import SharedRegions
-from kvstore.store.tiering.drainer import Leaving, Saver
+from kvstore.store.tiering.drainer import Drainer, NvmeSaver
 from kvstore.store.tiering.mover import TierMover
 from kvstore.store.tiering.prefaulter import PageSizes, Prefaulter
-from kvstore.store.wait_queue import WaitingRoom
-from kvstore.store.writes.checksums import Checker
-from kvstore.store.writes.commit_batcher import Deciding
-from kvstore.store.writes.commit_requests import Answers, Claims
+from kvstore.store.wait_queue import WaitQueue
+from kvstore.store.writes.checksums import ChecksumVerifier
+from kvstore.store.writes.commit_batcher import CommitBatcher
+from kvstore.store.writes.commit_requests import CommitRequests, CommitWaits
 from kvstore.store.writes.in_place_puts import InPlacePuts
-from kvstore.store.writes.slot_requests import Slots
-from kvstore.store.writes.socket_puts import SentPuts
+from kvstore.store.writes.slot_requests import SlotAllocator
+from kvstore.store.writes.socket_puts import SocketPuts
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.memory_limit import memory_limit
 from kvstore.tiers.nvme import NvmeTier
@@ -196,10 +196,10 @@ class Storage:
         assert isinstance(dram, DramTier)
         self.dram = dram
         interval_s = settings.claim_interval_s
-        self.publishers = Publishers(
+        self.publishers = EventReplicators(
             lambda: self.table.blocks(),
             self.partitioning,
-            lambda parts: Publisher(
+            lambda parts: EventReplicator(
                 parts,
                 batch_events=PUBLISH_BATCH_EVENTS,
                 max_in_flight=PUBLISH_IN_FLIGHT,
@@ -210,7 +210,7 @@ class Storage:
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
         holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
-        self.showing = Showing(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        self.showing = SharedIndexWriter(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self.showing.close)
         self.table = BlockTable(
             self._tiers,
@@ -223,7 +223,7 @@ class Storage:
                 encoding_of=self._encoding if self.codec is not None else None,
             ),
             emit=self.publishers.emit,
-            events=EventLog(lambda: time.time_ns() // 1000),
+            events=BlockEventLog(lambda: time.time_ns() // 1000),
             showing=self.showing,
             partitioning=self.partitioning,
             holds=holds,
@@ -235,7 +235,7 @@ class Storage:
     def _assemble(self, tls: Certificates | None) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         settings, reactor, dram = self._settings, self._reactor, self.dram
-        self.waiting = WaitingRoom(max_of_owner=settings.peer_requests)
+        self.waiting = WaitQueue(max_of_owner=settings.peer_requests)
         self.leases = Leases(self.table.copies.release)
         self.mover = TierMover(
             reactor,
@@ -245,9 +245,9 @@ class Storage:
             on_room=self.waiting.retry,
             codec=self.codec,
         )
-        self.answers = Answers()
-        self.claims = Claims(self.table, self.answers, self.publishers, self.partitioning)
-        self.deciding = Deciding(
+        self.answers = CommitWaits()
+        self.claims = CommitRequests(self.table, self.answers, self.publishers, self.partitioning)
+        self.deciding = CommitBatcher(
             reactor,
             self.table,
             self.publishers,
@@ -256,10 +256,10 @@ class Storage:
             on_room=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
-        slots = Slots(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
-        self._checker = Checker(reactor)
+        slots = SlotAllocator(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
+        self._checker = ChecksumVerifier(reactor)
         self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
-        self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
+        self.sent = SocketPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
         self.reads = ReadService(
             self.table,
             dram,
@@ -277,9 +277,9 @@ class Storage:
             engine=self.engine,
             tls=tls,
         )
-        self.last_copies = LastCopies(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
-        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self.deciding.has_master)
-        self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
+        self.last_copies = LastReplicaQueries(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
+        saver = NvmeSaver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self.deciding.has_master)
+        self.leaving = Drainer(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
         self.pages = PageSizes(dram)
         self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=PREFAULT_STEP_BYTES)
 

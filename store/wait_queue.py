@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.tracing import TraceSpan
 
 DEFAULT_DEADLINE_NS: Final = 10 * 1_000_000_000
 """For a peer that named no deadline."""
@@ -19,13 +19,13 @@ EARLY_NS: Final = 200_000_000
 """Deadlines are looked at every tenth of a second: this much before the asker's own, so that it hears the reason instead of silence."""
 
 
-def until_ns(session: Session, header: Header) -> int:
+def until_ns(session: Session, header: FrameHeader) -> int:
     """When, in monotonic time, a request that still waits is to be answered with the reason."""
     deadline_ns = header.deadline_ms * 1_000_000 or DEFAULT_DEADLINE_NS
     return session.reactor.now_ns() + deadline_ns - min(deadline_ns // 2, EARLY_NS)
 
 
-class Waiting(ABC):
+class WaitingRequest(ABC):
     """A request: it waits in `line`, and is forgotten with `owner`, its connection."""
 
     __slots__ = ("deadline_ns", "line", "owner")
@@ -48,25 +48,25 @@ class Waiting(ABC):
         """The deadline is over: answer with the reason."""
 
 
-def begin_part(session: Session, header: Header, name: str) -> Span | None:
+def begin_part(session: Session, header: FrameHeader, name: str) -> TraceSpan | None:
     """What takes a request's time from now on, as a part of its span; None: it is not traced. It is over with the request at the latest."""
     span = session.span(header.request_id)
     return span.begin(f"kvstore.node.{name}") if span is not None else None
 
 
-class WaitingRoom:
+class WaitQueue:
     """Of each line only the first is tried: a later, smaller request that overtakes could starve a large one for ever. Lines do not wait
     for one another; the oldest is tried first."""
 
     def __init__(self, *, max_of_owner: int) -> None:
         """`max_of_owner` requests of one connection wait at most."""
         self._max_of_owner = max_of_owner
-        self._lines: dict[Hashable, deque[Waiting]] = {}
+        self._lines: dict[Hashable, deque[WaitingRequest]] = {}
         """None of them empty."""
         self._served: set[Hashable] = set()
         """Those whose first is being tried right now."""
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingRequest) -> None:
         """Put it at its line's end. Raises Unavailable when its owner has too many there already."""
         line = self._lines.setdefault(waiting.line, deque())
         if len(line) >= self._max_of_owner and sum(other.owner is waiting.owner for other in line) >= self._max_of_owner:
@@ -102,7 +102,7 @@ class WaitingRoom:
                 if not line:
                     del self._lines[name]
 
-    def _keep(self, stays: Callable[[Waiting], bool]) -> None:
+    def _keep(self, stays: Callable[[WaitingRequest], bool]) -> None:
         for name, line in list(self._lines.items()):
             kept = [waiting for waiting in line if stays(waiting)]
             line.clear()

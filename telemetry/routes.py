@@ -11,7 +11,7 @@ from aiohttp import web
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
 from kvstore.protocol.shared_settings import LEVELS
 from kvstore.security.actor import HTTP, Actor
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.server import HttpServer, asked
 from kvstore.telemetry.logs import ROOT, named
 from kvstore.telemetry.metrics.exposition import Read, exposed
@@ -42,8 +42,8 @@ def add_health(server: HttpServer, alive: Alive, unready: Unready) -> None:
     async def readyz(_request: web.Request) -> web.Response:
         return await _answer(unready)
 
-    server.add("GET", "/healthz", healthz, needs=Access.NONE)
-    server.add("GET", "/readyz", readyz, needs=Access.NONE)
+    server.add("GET", "/healthz", healthz, needs=AccessLevel.NONE)
+    server.add("GET", "/readyz", readyz, needs=AccessLevel.NONE)
 
 
 async def _answer(ask: Unready) -> web.Response:
@@ -61,7 +61,7 @@ def add_metrics(server: HttpServer, metrics: Sequence[Metric], read: Read) -> No
         body, content_type = await asked(lambda: exposed(metrics, read, request.headers.get("Accept", "")))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    server.add("GET", "/metrics", handler, needs=Access.READ)
+    server.add("GET", "/metrics", handler, needs=AccessLevel.READ)
 
 
 class LevelChange(NamedTuple):
@@ -90,8 +90,8 @@ def add_log_level(server: HttpServer, changed: Changed = lambda _change: None) -
         changed(LevelChange(by, of, was, level))
         return web.json_response(levels())
 
-    server.add("GET", "/debug/log-level", told, needs=Access.ADMIN)
-    server.add("POST", "/debug/log-level", change, needs=Access.ADMIN)
+    server.add("GET", "/debug/log-level", told, needs=AccessLevel.ADMIN)
+    server.add("POST", "/debug/log-level", change, needs=AccessLevel.ADMIN)
 
 
 def levels() -> dict[str, str]:
@@ -135,8 +135,8 @@ def add_debug(server: HttpServer) -> None:
 
         return web.Response(text=await asked(taken))
 
-    server.add("GET", "/debug/threads", threads, needs=Access.ADMIN)
-    server.add("GET", "/debug/profile", profiled, needs=Access.ADMIN)
+    server.add("GET", "/debug/threads", threads, needs=AccessLevel.ADMIN)
+    server.add("GET", "/debug/profile", profiled, needs=AccessLevel.ADMIN)
 
 
 def _seconds(text: str) -> float:

@@ -25,7 +25,7 @@ MAX_TOMBSTONES: Final = 16_384
 """Deletions that can wait for LMDB, for the file has its size from the start: 256 KiB. One more cannot be promised."""
 
 
-class Tombstones:
+class DeletionLog:
     """The file at `path`. Not thread-safe."""
 
     def __init__(self, path: Path, *, sync: bool) -> None:

@@ -40,7 +40,7 @@ SCAN_CHUNK: Final = 4096
 """Headers read in one transaction of a scan: a caller that takes its time between them holds none open."""
 
 
-class Header(NamedTuple):
+class ValueHeader(NamedTuple):
     """See the module. `runs` is empty for a value in LMDB."""
 
     size_bytes: int
@@ -49,19 +49,19 @@ class Header(NamedTuple):
     tag: bytes
 
 
-def pack_header(key: bytes, header: Header) -> bytes:
+def pack_header(key: bytes, header: ValueHeader) -> bytes:
     rest = _FIXED.pack(header.size_bytes, header.checksum, len(header.runs)) + pack_runs(header.runs) + header.tag
     return xxhash.xxh3_64_digest(key + rest) + rest
 
 
-def unpack_header(key: bytes, raw: bytes) -> Header | None:
+def unpack_header(key: bytes, raw: bytes) -> ValueHeader | None:
     """None where a bit of the key or the header has changed."""
     if xxhash.xxh3_64_digest(key + raw[_DIGEST_BYTES:]) != raw[:_DIGEST_BYTES]:
         return None
     size_bytes, checksum, count = _FIXED.unpack_from(raw, _DIGEST_BYTES)
     runs_begin = _DIGEST_BYTES + _FIXED.size
     runs_end = runs_begin + count * _RUN_BYTES
-    return Header(size_bytes, checksum, unpack_runs(raw[runs_begin:runs_end]), raw[runs_end:])
+    return ValueHeader(size_bytes, checksum, unpack_runs(raw[runs_begin:runs_end]), raw[runs_end:])
 
 
 class LmdbRead(NamedTuple):
@@ -77,7 +77,7 @@ class LmdbRecords:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
-    def put(self, transaction: Any, block_id: int, header: Header, data: Buffer) -> None:
+    def put(self, transaction: Any, block_id: int, header: ValueHeader, data: Buffer) -> None:
         """Write the header, and the value's bytes unless they lie in extents."""
         key = key_of(block_id)
         transaction.put(key, pack_header(key, header), db=self._environment.headers)
@@ -110,7 +110,7 @@ class LmdbRecords:
             cursor = transaction.cursor(self._environment.headers)
             return bytes(cursor.key()) if cursor.last() else None
 
-    def scan(self) -> Iterator[tuple[bytes, Header | None]]:
+    def scan(self) -> Iterator[tuple[bytes, ValueHeader | None]]:
         """Keys and headers, oldest first; None for a damaged header. Raises TierFailed."""
         after = b""
         while True:
@@ -125,7 +125,7 @@ class LmdbRecords:
             for key, raw in chunk:
                 yield key, unpack_header(key, raw)
 
-    def scan_newest(self) -> Iterator[tuple[bytes, Header | None]]:
+    def scan_newest(self) -> Iterator[tuple[bytes, ValueHeader | None]]:
         """As `scan`, newest first, in one transaction: read on without delay."""
         with self._environment.read() as transaction:
             for key, raw in transaction.cursor(self._environment.headers).iterprev():

@@ -28,8 +28,8 @@ import numpy as np
 
 from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.deletion_log import Tombstones
-from kvstore.tiers.lmdb_records import Header, LmdbRead, LmdbRecords, key_of
+from kvstore.tiers.deletion_log import DeletionLog
+from kvstore.tiers.lmdb_records import LmdbRead, LmdbRecords, ValueHeader, key_of
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Runs, pages_of
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
@@ -96,7 +96,7 @@ class NvmeTier(Tier):
             self._records = LmdbRecords(self._environment)
             self._values = ValueStore(Path(directory) / "values", capacity_bytes=capacity_bytes, sync=sync)
             opened.callback(self._values.close)
-            self._tombstones = Tombstones(Path(directory) / "removed.ids", sync=sync)
+            self._tombstones = DeletionLog(Path(directory) / "removed.ids", sync=sync)
             opened.callback(self._tombstones.close)
             self._freed.extend(sorted(self._tombstones.ids))
             try:
@@ -330,7 +330,7 @@ class NvmeTier(Tier):
             live[:] = [(commit, record) for commit in group for record in commit.records if record.slot.index in self._size_by_id]
             for commit, record in live:
                 slot, runs = record.slot, commit.runs_by_id.get(record.slot.index, ())
-                self._records.put(transaction, slot.index, Header(slot.size_bytes, record.checksum, runs, record.tag), record.data)
+                self._records.put(transaction, slot.index, ValueHeader(slot.size_bytes, record.checksum, runs, record.tag), record.data)
             self._delete(transaction)
 
         failure: BaseException | None = None

@@ -81,7 +81,7 @@ class Environment:
         self._path = Path(directory)
         self._sync = sync
         self._begin = begin
-        self._gate = _Gate()
+        self._gate = _SharedExclusiveLock()
         self._writing = threading.Lock()
         self._environment: Any = None
         self._map_bytes = 0
@@ -288,7 +288,7 @@ class Environment:
             self._environment = None
 
 
-class _Gate:
+class _SharedExclusiveLock:
     """Many may be inside, or one alone. Fair enough for what is exclusive here: growing, re-opening, closing."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ _ONE_RUN: Final = struct.Struct(">QQI")
 """Of nearly all values."""
 
 
-class Run(NamedTuple):
+class PageRun(NamedTuple):
     """Pages [begin, end)."""
 
     begin: int
@@ -64,9 +64,9 @@ class ExtentAllocator:
         """The pages from the end up to `end_pages` are there from now on, and free."""
         begin, self.end_pages = self.end_pages, end_pages
         if begin < end_pages:
-            self.free(Run(begin, end_pages))
+            self.free(PageRun(begin, end_pages))
 
-    def take(self, pages: int) -> Run | None:
+    def take(self, pages: int) -> PageRun | None:
         """A run of so many pages; None: no free run is that long."""
         begin = self._find(pages)
         if begin is None:
@@ -74,22 +74,22 @@ class ExtentAllocator:
         end = self._remove(begin)
         if begin + pages < end:
             self._insert(begin + pages, end)
-        return Run(begin, begin + pages)
+        return PageRun(begin, begin + pages)
 
-    def take_pieces(self, pages: int) -> list[Run]:
+    def take_pieces(self, pages: int) -> list[PageRun]:
         """So many pages in as few runs as are found at once, the longest first. At least so many must be free."""
         assert pages <= self.free_pages
-        runs: list[Run] = []
+        runs: list[PageRun] = []
         while pages:
             run = self.take(pages)
             if run is None:
                 longest = next(iter(self._bins[self._filled.bit_length() - 1]))
-                run = Run(longest, self._remove(longest))
+                run = PageRun(longest, self._remove(longest))
             runs.append(run)
             pages -= run.pages
         return runs
 
-    def free(self, run: Run) -> None:
+    def free(self, run: PageRun) -> None:
         """Give back a run that was taken, or a part of one."""
         begin, end = run
         if (before := self._begin_by_end.get(begin)) is not None:
@@ -99,7 +99,7 @@ class ExtentAllocator:
             end = self._remove(end)
         self._insert(begin, end)
 
-    def take_all(self, runs: Iterable[Run]) -> None:
+    def take_all(self, runs: Iterable[PageRun]) -> None:
         """Of an allocator that has no pages yet: the file has these values already. `runs` are sorted and do not overlap."""
         assert self.end_pages == 0
         for begin, end in runs:
@@ -107,8 +107,8 @@ class ExtentAllocator:
                 self._insert(self.end_pages, begin)
             self.end_pages = end
 
-    def free_runs(self) -> Iterator[Run]:
-        return (Run(begin, end) for begin, end in self._end_by_begin.items())
+    def free_runs(self) -> Iterator[PageRun]:
+        return (PageRun(begin, end) for begin, end in self._end_by_begin.items())
 
     def check_integrity(self) -> None:
         """Assert that free runs are joined, lie in the file, and are in the bins of their lengths. For tests; O(runs)."""
@@ -160,7 +160,7 @@ def _bin(pages: int) -> int:
     return (shift << STEPS_BITS) + (pages >> shift)
 
 
-Runs = tuple[Run, ...]
+Runs = tuple[PageRun, ...]
 
 
 class Placement(NamedTuple):
@@ -306,7 +306,7 @@ def _pack(placement: Placement) -> bytes:
 def _unpack(packed: bytes) -> Placement:
     if len(packed) == _ONE_RUN.size:
         checksum, begin, pages = _ONE_RUN.unpack(packed)
-        return Placement(checksum, (Run(begin, begin + pages),))
+        return Placement(checksum, (PageRun(begin, begin + pages),))
     return Placement(_CHECKSUM.unpack_from(packed)[0], unpack_runs(packed[_CHECKSUM.size :]))
 
 
@@ -316,7 +316,7 @@ def pack_runs(runs: Runs) -> bytes:
 
 
 def unpack_runs(packed: bytes) -> Runs:
-    return tuple(Run(begin, begin + pages) for begin, pages in _RUN.iter_unpack(packed))
+    return tuple(PageRun(begin, begin + pages) for begin, pages in _RUN.iter_unpack(packed))
 
 
 def _overlapped(placed: Sequence[tuple[int, Runs]]) -> set[int]:

@@ -30,7 +30,7 @@ No more, for in DRAM each costs a descriptor or two (see memfd.MAX_MEMFDS)."""
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SlabGroup:
     """The slabs of one tenant and slot size: `open` ones have free slots and others, `vacant` ones free slots alone.
 
     Blocks go to open slabs first, so that vacant ones stay free for another group.
@@ -55,7 +55,7 @@ class Slab:
     """
 
     number: int
-    group: Group
+    group: SlabGroup
     count: int
     generations: "array[int]" = field(default_factory=lambda: array("Q"))
     sizes: "array[int]" = field(default_factory=lambda: array("I"))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.slab import Group, Slab, rounded_size
+from kvstore.tiers.slab import Slab, SlabGroup, rounded_size
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
 Numbers = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ EXACT_CLASSES = 16
 """Sizes of each tenant that have slots of just that size; those that come later are rounded up."""
 
 
-class Backing(Protocol):
+class SlabAllocator(Protocol):
     """Gives slabs their memory."""
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
@@ -71,7 +71,7 @@ class SlabTier(Tier):
     quarantined_bytes: int = 0
     tenant_bytes: dict[str, int] = {}
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, first_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: SlabAllocator, first_bytes: int | None = None) -> None:
         """`slab_bytes` is the size that slabs aim at, `first_bytes` (default: the same) that of a group's first; larger slots get a slab
         each. All are at least 1."""
         self.capacity_bytes = capacity_bytes
@@ -83,8 +83,8 @@ class SlabTier(Tier):
         self._backing = backing
         self._exact_sizes: dict[str, set[int]] = {}
         """By tenant, those of its sizes that have slots of just that size."""
-        self._groups: list[Group] = []
-        self._group_of: dict[tuple[str, int], Group] = {}
+        self._groups: list[SlabGroup] = []
+        self._group_of: dict[tuple[str, int], SlabGroup] = {}
         self._slabs: dict[int, Slab] = {}
         self._vacant: dict[int, Slab] = {}
         self._unassigned_bytes = capacity_bytes
@@ -300,11 +300,11 @@ class SlabTier(Tier):
         elif not slab.is_closed:
             group.open[slab.number] = slab
 
-    def _classified_group(self, size_bytes: int, tenant: str) -> Group:
+    def _classified_group(self, size_bytes: int, tenant: str) -> SlabGroup:
         slot_bytes = self._chosen_slot_bytes(size_bytes, tenant)
         group = self._group_of.get((tenant, slot_bytes))
         if group is None:
-            group = Group(len(self._groups), tenant, slot_bytes)
+            group = SlabGroup(len(self._groups), tenant, slot_bytes)
             self._groups.append(group)
             self._group_of[tenant, slot_bytes] = group
         return group
@@ -327,12 +327,12 @@ class SlabTier(Tier):
             if (size_bytes := memoryview(record.data).nbytes) != record.slot.size_bytes:
                 raise InvalidArgument(f"{size_bytes} bytes of data for a slot of {record.slot.size_bytes}")
 
-    def _wanted_bytes(self, group: Group) -> int:
+    def _wanted_bytes(self, group: SlabGroup) -> int:
         aim_bytes = min(self._slab_bytes, max(self._first_bytes, GROWTH * group.size_bytes))
         count = min(max(1, aim_bytes // group.slot_bytes), 1 << POSITION_BITS)
         return count * group.slot_bytes
 
-    def _occupy_slab(self, group: Group) -> Slab:
+    def _occupy_slab(self, group: SlabGroup) -> Slab:
         """Open a vacant slab of the group, or a new one. Raises TierFull."""
         slab = next(iter(group.vacant.values()), None) or self._add_slab(group)
         if slab is None:
@@ -355,7 +355,7 @@ class SlabTier(Tier):
         else:
             del self.tenant_slabs[tenant]
 
-    def _add_slab(self, group: Group) -> Slab | None:
+    def _add_slab(self, group: SlabGroup) -> Slab | None:
         """A new, vacant slab out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
         vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values()) if self._vacant else 0
         if self._unassigned_bytes + vacant_bytes < group.slot_bytes:
@@ -366,7 +366,7 @@ class SlabTier(Tier):
             self._reclaim_vacant()
         return slab
 
-    def _new_slab(self, group: Group) -> Slab | None:
+    def _new_slab(self, group: SlabGroup) -> Slab | None:
         count = min(self._wanted_bytes(group), self._unassigned_bytes) // group.slot_bytes
         count = self._backing.acquire(self._next_slab, group.slot_bytes, count, group.tenant)
         if not count:
@@ -378,13 +378,13 @@ class SlabTier(Tier):
         self._slabs[slab.number] = self._vacant[slab.number] = group.vacant[slab.number] = slab
         return slab
 
-    def _has_warm(self, group: Group) -> bool:
+    def _has_warm(self, group: SlabGroup) -> bool:
         """Whether unassigned bytes are enough for another slab of the group, and warm."""
         wanted_bytes = self._wanted_bytes(group)
         count = wanted_bytes // group.slot_bytes
         return self._unassigned_bytes >= wanted_bytes and self._backing.has_warm(group.slot_bytes, count, group.tenant)
 
-    def _take_over(self, group: Group) -> bool:
+    def _take_over(self, group: SlabGroup) -> bool:
         """Make vacant slabs of the group's tenant unassigned until there are bytes for another slab of the group: those vacant for longest
         first, but none that was made ahead of need itself, or two groups would take each other's in turn. False: there are too few."""
         old = [slab for slab in self._vacant.values() if slab.group is not group and slab.group.tenant == group.tenant and slab.touched]

@@ -71,7 +71,7 @@ def address_of(buffer: memoryview) -> int:
     return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Bytes of a value that lie in one place in the file, at most PIECE_BYTES: whole pages but for the end of the value.
 
     `end_bytes` is where the next page begins; `is_large` says it of the value.
@@ -126,14 +126,14 @@ class ValueFile:
         with suppress(OSError):
             os.ftruncate(self._cached, pages * PAGE_BYTES)
 
-    def prefetch(self, pieces: Sequence[Piece]) -> None:
+    def prefetch(self, pieces: Sequence[FilePiece]) -> None:
         """Have the kernel begin to read what goes through the page cache. `pieces` are sorted. So one thread has many reads in flight."""
         for group in joined([piece for piece in pieces if not self._goes_direct(piece)]):
             begin = group[0].offset_bytes
             with suppress(OSError):  # the read itself fails, too, and says so
                 os.posix_fadvise(self._cached, begin, group[-1].end_bytes - begin, os.POSIX_FADV_WILLNEED)
 
-    def read(self, piece: Piece) -> bool:
+    def read(self, piece: FilePiece) -> bool:
         """Fill the piece's buffer. False: the file ends before. Raises TierFailed."""
         try:
             if not self._goes_direct(piece):
@@ -145,7 +145,7 @@ class ValueFile:
         except OSError as error:
             raise self._translated("cannot be read", error) from error
 
-    def write(self, group: Sequence[Piece]) -> None:
+    def write(self, group: Sequence[FilePiece]) -> None:
         """Write a group of `joined`, padded with zeros. Raises TierFull, TierFailed."""
         begin, end = group[0].offset_bytes, group[-1].end_bytes
         try:
@@ -164,7 +164,7 @@ class ValueFile:
         except OSError as error:
             raise self._translated("cannot be synced", error) from error
 
-    def drop_cached(self, groups: Sequence[Sequence[Piece]]) -> None:
+    def drop_cached(self, groups: Sequence[Sequence[FilePiece]]) -> None:
         """Give back the page cache of large values that went through it: they are read from DRAM, if soon."""
         for group in groups:
             if not self.is_direct and group[0].is_large:
@@ -191,10 +191,10 @@ class ValueFile:
             return -1
         return descriptor
 
-    def _goes_direct(self, piece: Piece) -> bool:
+    def _goes_direct(self, piece: FilePiece) -> bool:
         return self.is_direct and piece.is_large
 
-    def _write_cached(self, group: Sequence[Piece]) -> int:
+    def _write_cached(self, group: Sequence[FilePiece]) -> int:
         parts: list[memoryview | bytes] = []
         for piece in group:
             parts.append(piece.buffer)
@@ -202,7 +202,7 @@ class ValueFile:
                 parts.append(_ZEROS[:-padding])
         return os.pwritev(self._cached, parts, group[0].offset_bytes)
 
-    def _write_direct(self, piece: Piece) -> int:
+    def _write_direct(self, piece: FilePiece) -> int:
         with self._direct_parts(piece) as (parts, rest, bounce):
             copy(rest, bounce[: len(rest)])
             padding = -len(rest) % PAGE_BYTES
@@ -210,7 +210,7 @@ class ValueFile:
             return os.pwritev(self._direct, parts, piece.offset_bytes)
 
     @contextmanager
-    def _direct_parts(self, piece: Piece) -> Iterator[tuple[list[memoryview], memoryview, memoryview]]:
+    def _direct_parts(self, piece: FilePiece) -> Iterator[tuple[list[memoryview], memoryview, memoryview]]:
         """Memory for one direct read or write, the part of the piece that is copied, and the bounce buffer that it is copied from or to:
         all of a piece that is not aligned, else what follows its last whole page."""
         whole_bytes = len(piece.buffer) // PAGE_BYTES * PAGE_BYTES if address_of(piece.buffer) % PAGE_BYTES == 0 else 0
@@ -227,24 +227,24 @@ class ValueFile:
         return kind(f"{self._path} {what}: {error.strerror}")
 
 
-def pieces_of(runs: Runs, value: memoryview) -> list[Piece]:
+def pieces_of(runs: Runs, value: memoryview) -> list[FilePiece]:
     """A value's bytes as they lie in its runs."""
     size_bytes = len(value)
     is_large = size_bytes >= DIRECT_BYTES
-    pieces, done_bytes = list[Piece](), 0
+    pieces, done_bytes = list[FilePiece](), 0
     for begin, end in runs:
         offset_bytes, run_end_bytes = begin * PAGE_BYTES, end * PAGE_BYTES
         while offset_bytes < run_end_bytes:
             end_bytes = min(offset_bytes + PIECE_BYTES, run_end_bytes)
             next_bytes = min(done_bytes + end_bytes - offset_bytes, size_bytes)
-            pieces.append(Piece(offset_bytes, end_bytes, value[done_bytes:next_bytes], is_large))
+            pieces.append(FilePiece(offset_bytes, end_bytes, value[done_bytes:next_bytes], is_large))
             offset_bytes, done_bytes = end_bytes, next_bytes
     return pieces
 
 
-def joined(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def joined(pieces: Sequence[FilePiece]) -> list[list[FilePiece]]:
     """Groups that one call writes: pieces of short values that are neighbours, each piece of a large one alone. `pieces` are sorted."""
-    groups: list[list[Piece]] = []
+    groups: list[list[FilePiece]] = []
     for piece in pieces:
         last = groups[-1] if groups else []
         is_next = last and not (piece.is_large or last[0].is_large) and last[-1].end_bytes == piece.offset_bytes

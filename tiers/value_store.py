@@ -19,7 +19,7 @@ from kvstore.protocol.errors import ChecksumMismatch, TierFailed
 from kvstore.rpc.thread_pools import started
 from kvstore.tiers.placements import PAGE_BYTES, Placement, Placements, Runs, pages_of
 from kvstore.tiers.tier import Buffer, TierFull
-from kvstore.tiers.value_file import Piece, ValueFile, joined, pieces_of
+from kvstore.tiers.value_file import FilePiece, ValueFile, joined, pieces_of
 
 Job = Callable[[], None]
 
@@ -218,7 +218,7 @@ class ValueStore:
                 return True
             return False
 
-    def _read_piece(self, piece: Piece, read: ExtentRead) -> None:
+    def _read_piece(self, piece: FilePiece, read: ExtentRead) -> None:
         try:
             if not self._file.read(piece):
                 read.answer = ChecksumMismatch("the value file ends within the value")
@@ -226,10 +226,10 @@ class ValueStore:
             read.answer = error
         read.finish_piece()
 
-    def _write(self, groups: Sequence[Sequence[Piece]], *, at_once: bool) -> None:
+    def _write(self, groups: Sequence[Sequence[FilePiece]], *, at_once: bool) -> None:
         failures: list[Exception] = []
 
-        def write(group: Sequence[Piece]) -> None:
+        def write(group: Sequence[FilePiece]) -> None:
             try:
                 if not failures:
                     self._file.write(group)

@@ -82,7 +82,7 @@ Remote = Any
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class AgentRequest:
     """Pieces to be moved between this side's regions and one peer's, all in one direction; and whether that is over. Thread-safe.
 
     The submitter owns the regions and holds them (`Region.hold`) until the request is over. The agent calls `finish` exactly once.
@@ -92,7 +92,7 @@ class Request:
     remote: Remote
     pieces: Pieces
     deadline: Deadline
-    callback: "Callable[[Request], None] | None" = None
+    callback: "Callable[[AgentRequest], None] | None" = None
     """Called by `finish`, in whatever thread that is: it must be short and must not block."""
     error: KVStoreError | None = None
     """Why it failed; None while it goes on and after success."""
@@ -192,18 +192,18 @@ class TransferAgent(ABC):
         return b""
 
     @abstractmethod
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         """Begin. Never waits for the network; `request.finish` is called exactly once, possibly before this returns.
 
         It fails with Unreachable (the peer or the way to it is gone), DeadlineExceeded, Denied (wrong key), StaleHandle (no such
         region), InvalidArgument (outside the region), ProtocolError (the peer does not keep to the protocol), Cancelled or Closed.
         """
 
-    def run(self, request: Request) -> None:
+    def run(self, request: AgentRequest) -> None:
         """Carry out a submitted request in the calling thread, if it has not been begun: its caller waits for it anyway, and handing
         work to another thread costs more than a small request. The default leaves it to the agent's own threads."""
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         """Have a request end soon, with Cancelled unless it is over before that. The default lets it run to its end."""
 
     @abstractmethod
@@ -218,7 +218,7 @@ class TransferAgent(ABC):
     def close(self) -> None:
         """End threads and connections; requests under way end with Closed. A second close is a no-op."""
 
-    def cancel_and_wait(self, request: Request) -> None:
+    def cancel_and_wait(self, request: AgentRequest) -> None:
         """Return when a request is over, however it ends."""
         if not request.is_over:
             self.cancel(request)

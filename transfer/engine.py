@@ -28,9 +28,9 @@ from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Gate, Shield, begin_thread, shielded
 from kvstore.transfer.paths.batch import Batch, begin_transfer, flat
-from kvstore.transfer.paths.path_chooser import Measured
-from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
-from kvstore.transfer.paths.rails import Maker, Rails
+from kvstore.transfer.paths.path_chooser import MeasuredRate
+from kvstore.transfer.paths.peer import PathRoute, Peer, PeerRegion, unload
+from kvstore.transfer.paths.rails import AgentFactory, RailAgents
 from kvstore.transfer.paths.slice_dispatcher import RailCount, SliceDispatcher
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.streams.target import Target
@@ -79,7 +79,7 @@ class TransferEngine:
         self._target = Target(self.name, self._exports, self.settings, self._secret)
         self._serves = serves
         encrypted = tls if tls is not None and tls.connects else None
-        self._rails = Rails(Maker(self.name, self.settings, self._exports, self._target, listens=serves, tls=encrypted))
+        self._rails = RailAgents(AgentFactory(self.name, self.settings, self._exports, self._target, listens=serves, tls=encrypted))
         self._peers: dict[str, Peer] = {}
         self._random = random.Random(secrets.randbits(64))
         self._changing = threading.Lock()
@@ -208,7 +208,7 @@ class TransferEngine:
             agent.close()
         return True
 
-    def _reroute(self, peer: Peer, gone: Sequence[TransferAgent]) -> list[Route]:
+    def _reroute(self, peer: Peer, gone: Sequence[TransferAgent]) -> list[PathRoute]:
         """Our agents have changed; returns the routes that are no longer used."""
         try:
             routes = self._rails.routes(peer.info, peer)
@@ -330,7 +330,7 @@ class TransferEngine:
         with self._lock:
             return {name: replace(count) for name, count in self._dispatcher.rails.items()}
 
-    def measured(self, name: str) -> Measured | None:
+    def measured(self, name: str) -> MeasuredRate | None:
         """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or
         too little went."""
         with self._lock:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.cli.tools.bench import Row, at_least
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from tests.engines.live.environments import python_of
 from tests.engines.live.pages import MASTER, command
 
@@ -27,13 +27,15 @@ OURS: Final = "kvstore"
 THEIRS: Final = "LMCache's files"
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     """Raises FileNotFoundError without the environment, and CalledProcessError where a benchmark fails or loads other bytes."""
     found: dict[str, dict[str, list[float]]] = {name: {step: [] for step in STEPS} for name in (OURS, THEIRS)}
     for _ in range(TURNS):
         with (
             tempfile.TemporaryDirectory() as folder,
-            Cluster(ClusterPlan(dram="512MiB", is_private=True), on_log=lambda name, line: print(name, line, file=sys.stderr)) as cluster,
+            LocalCluster(
+                ClusterPlan(dram="512MiB", is_private=True), on_log=lambda name, line: print(name, line, file=sys.stderr)
+            ) as cluster,
         ):
             cluster.wait_warm()
             words = command("lmcache", "bench", "l2", changes={MASTER: cluster.address})
@@ -43,7 +45,7 @@ def rows() -> Iterator[Row]:
     rates = {name: {step: statistics.median(found[name][step]) for step in STEPS} for name in found}
     for name, steps in rates.items():
         for step, rate in steps.items():
-            yield Row(f"{name}: lmcache bench l2, {step.lower()}", rate, "GB/s")
+            yield BenchRow(f"{name}: lmcache bench l2, {step.lower()}", rate, "GB/s")
     for step in STEPS:
         yield at_least(
             f"kvstore / LMCache's files: lmcache bench l2, {step.lower()}", rates[OURS][step] / rates[THEIRS][step], "ratio", AIM

@@ -19,8 +19,8 @@ from unittest import mock
 
 from benchmarks.engines.stress_child import OBJECT_BYTES, OBJECTS, THREADS
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, mooncake_python, serving, tool
-from kvstore.cli.tools.bench import Row, at_least, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from tests.engines.live.vllm.engines import Engine, prompt
 from tests.ports import free_ports
 
@@ -39,13 +39,13 @@ OPTIONS: Final[dict[str, Any]] = {"max_model_len": 4096, "block_size": 128, "num
 STEPS: Final = ("put", "get")
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     """Raises Trouble, where Mooncake cannot be run here."""
     yield from stress_rows()
     yield from vllm_rows()
 
 
-def stress_rows() -> Iterator[Row]:
+def stress_rows() -> Iterator[BenchRow]:
     python = mooncake_python()
     rates: dict[str, list[float]] = {"kvstore": [0.0, 0.0], "Mooncake": [0.0, 0.0]}
     with kvstore_master() as ours:
@@ -56,7 +56,7 @@ def stress_rows() -> Iterator[Row]:
                 note(rates["Mooncake"], stress(python, theirs, {"PYTHONPATH": str(ROOT)}))
     for name, found in rates.items():
         for step, rate in zip(STEPS, found, strict=True):
-            yield Row(f"{name}: stress test of Mooncake's API, {step} 1 MiB by {THREADS} threads", rate, "GB/s")
+            yield BenchRow(f"{name}: stress test of Mooncake's API, {step} 1 MiB by {THREADS} threads", rate, "GB/s")
     for step, ours_gb_s, theirs_gb_s in zip(STEPS, *rates.values(), strict=True):
         yield at_least(f"kvstore / Mooncake: its stress test, {step}", ours_gb_s / theirs_gb_s, "ratio", AIM)
 
@@ -77,7 +77,7 @@ def note(best: list[float], rounds: list[list[float]]) -> None:
 # --- vLLM's connector ---
 
 
-def vllm_rows() -> Iterator[Row]:
+def vllm_rows() -> Iterator[BenchRow]:
     """For each store one engine computes prompts cold and puts their blocks; then two others, one a store, get them in turns."""
     prompts = [prompt(seed, PROMPT_BLOCKS) for seed in range(PROMPTS)]
     cold_s = {}
@@ -105,8 +105,8 @@ def vllm_rows() -> Iterator[Row]:
                     found[store].append(first_token_s(other, asked, is_cached=True))
         hits_s = {store: statistics.median(times_s) for store, times_s in found.items()}
     for store, hit_s in hits_s.items():
-        yield Row(f"{store}: TTFT by vLLM's own connector, cold", cold_s[store], "s")
-        yield Row(f"{store}: TTFT by vLLM's own connector, computed by another process", hit_s, "s")
+        yield BenchRow(f"{store}: TTFT by vLLM's own connector, cold", cold_s[store], "s")
+        yield BenchRow(f"{store}: TTFT by vLLM's own connector, computed by another process", hit_s, "s")
         yield at_most(f"{store}: TTFT by vLLM's own connector, hit / cold", hit_s / cold_s[store], "ratio", MAX_HIT_OF_COLD)
     ratio = hits_s["kvstore"] / hits_s["Mooncake"]
     yield at_most("kvstore / Mooncake: TTFT of a hit by vLLM's own connector", ratio, "ratio", MAX_HIT_OF_MOONCAKE)
@@ -172,7 +172,7 @@ def mooncake_segment(master: str) -> Iterator[None]:
 @contextmanager
 def kvstore_master() -> Iterator[str]:
     plan = ClusterPlan(dram="3200MiB", is_private=True)
-    with Cluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as cluster:
         cluster.wait_warm()
         yield cluster.address
 

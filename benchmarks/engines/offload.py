@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engines.vllm import cluster
-from kvstore.cli.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import BenchRow, at_least
 from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import Engine, random_tokens
 
@@ -27,7 +27,7 @@ MIN_SHARE: Final = 0.97
 OPTIONS: Final[dict[str, Any]] = {"max_model_len": 1024, "block_size": 128, "num_gpu_blocks_override": 128}
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with tempfile.TemporaryDirectory() as folder, cluster() as running:
         running.wait_warm()
         model = Path(folder, "model")
@@ -42,8 +42,8 @@ def rows() -> Iterator[Row]:
                 rates = {first: tokens_per_s(first, turn), second: tokens_per_s(second, turn)}
                 pairs.append((rates[alone], rates[saving]))
             saving.flush()
-    yield Row("vLLM: tokens generated, without a connector", statistics.median(rate for rate, _ in pairs), "tokens/s")
-    yield Row("vLLM: tokens generated, all blocks saved", statistics.median(rate for _, rate in pairs), "tokens/s")
+    yield BenchRow("vLLM: tokens generated, without a connector", statistics.median(rate for rate, _ in pairs), "tokens/s")
+    yield BenchRow("vLLM: tokens generated, all blocks saved", statistics.median(rate for _, rate in pairs), "tokens/s")
     share = statistics.median(saved / plain for plain, saved in pairs)
     yield at_least("vLLM: tokens generated, all blocks saved / without a connector", share, "ratio", MIN_SHARE)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from tests.engines.live.router.fleet import BLOCK_TOKENS, Fleet
 from tests.engines.live.tiny_model import make
@@ -40,7 +40,7 @@ class Outcome:
     ttft_mean_s: float
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     """Runs it all; without the trace, nothing."""
     if not TRACE.exists():
         return []
@@ -57,9 +57,9 @@ def rows() -> list[Row]:
             found[name] = _run(Path(folder), prompts, has_store=has_store, dispatcher=dispatcher)
     rows = []
     for name, outcome in found.items():
-        rows.append(Row(f"router, {name}: prompt tokens not computed", 100 * outcome.cached_share, "%"))
-        rows.append(Row(f"router, {name}: time to first token, p50", 1e3 * outcome.ttft_p50_s, "ms"))
-        rows.append(Row(f"router, {name}: time to first token, mean", 1e3 * outcome.ttft_mean_s, "ms"))
+        rows.append(BenchRow(f"router, {name}: prompt tokens not computed", 100 * outcome.cached_share, "%"))
+        rows.append(BenchRow(f"router, {name}: time to first token, p50", 1e3 * outcome.ttft_p50_s, "ms"))
+        rows.append(BenchRow(f"router, {name}: time to first token, mean", 1e3 * outcome.ttft_mean_s, "ms"))
     ours, others = found["Algorithm 1, store"], found["random, store"]
     alone = found["random, no store"]
     rows.append(at_least("router, not computed: Algorithm 1 / random, store", ours.cached_share / others.cached_share, "x", 1.0))

@@ -14,12 +14,12 @@ from typing import Final
 import torch
 
 from benchmarks.engines.vllm import cluster
-from kvstore.cli.tools.bench import Row
+from kvstore.cli.tools.bench import BenchRow
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.head_split import head_split
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
 from kvstore.engines.vllm.pools import HeadPools, HeadShards, LayerPools, head_slices
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
@@ -38,13 +38,13 @@ LOOKUP_ROUNDS: Final = 51
 LOOKUP_BLOCKS: Final = 4096 // 16
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     for order in ("heads first", "tokens first"):
         yield from move_rows(order)
     yield from lookup_rows()
 
 
-def move_rows(order: str) -> Iterator[Row]:
+def move_rows(order: str) -> Iterator[BenchRow]:
     """Put: until all is stored and known. Copy: what the engine's step waits for. Get: into the pool."""
     settings = VllmSettings(load_deadline_s=60)
     taken_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
@@ -54,7 +54,7 @@ def move_rows(order: str) -> Iterator[Row]:
         with Client(running.address) as client:
             for turn in range(ROUNDS):
                 for number, worker in workers.items():
-                    transfer = Transfer("request", list(range(BLOCKS)), [digest(turn, block) for block in range(BLOCKS)])
+                    transfer = BlockTransfer("request", list(range(BLOCKS)), [digest(turn, block) for block in range(BLOCKS)])
                     begin_s = time.perf_counter()
                     worker.save(StepPlan(saves=[transfer]))
                     taken_s["copy", number].append(time.perf_counter() - begin_s)
@@ -67,19 +67,19 @@ def move_rows(order: str) -> Iterator[Row]:
             worker.close()
     for what in ("copy", "put", "get"):
         off_s = min(taken_s[what, 0])
-        yield Row(f"share_tp, {order}: {what} of a block, off", off_s / BLOCKS * 1e3, "ms")
+        yield BenchRow(f"share_tp, {order}: {what} of a block, off", off_s / BLOCKS * 1e3, "ms")
         for number in NUMBERS[1:]:
-            yield Row(f"share_tp, {order}: {what} of a block, {number} values / off", min(taken_s[what, number]) / off_s, "ratio")
+            yield BenchRow(f"share_tp, {order}: {what} of a block, {number} values / off", min(taken_s[what, number]) / off_s, "ratio")
 
 
-def load(worker: Worker, transfer: Transfer) -> None:
+def load(worker: Worker, transfer: BlockTransfer) -> None:
     """Load, and wait for the end of it."""
     worker.load(StepPlan(loads=[transfer]))
     while not worker.take_finished()[1]:
         worker.wait_idle()
 
 
-def lookup_rows() -> Iterator[Row]:
+def lookup_rows() -> Iterator[BenchRow]:
     """The scheduler's question for a prompt whose blocks are all there, on the node's host: making the keys, and one message."""
     hashes = [digest(0, block) for block in range(LOOKUP_BLOCKS)]
     taken_s: defaultdict[int, list[float]] = defaultdict(list)
@@ -89,16 +89,16 @@ def lookup_rows() -> Iterator[Row]:
         for number, of_blocks in shards.items():
             keys = of_blocks.of(Variant("")).keys(hashes)
             client.put_batch(keys, [bytes(1024)] * len(keys), ack="cluster")
-            yield Row(f"share_tp: keys of a prompt of 4,096 tokens, {number or 'off'}", len(keys), "keys")
+            yield BenchRow(f"share_tp: keys of a prompt of 4,096 tokens, {number or 'off'}", len(keys), "keys")
         for _ in range(LOOKUP_ROUNDS):
             for number, of_blocks in shards.items():
                 found: list[bool] = []
                 taken_s[number].append(timed(lambda: found.extend(jobs.exists(of_blocks.of(Variant("")).keys(hashes)))))  # noqa: B023
                 assert all(found)
     off_s = min(taken_s[0])
-    yield Row("share_tp: lookup of a prompt of 4,096 tokens, off", off_s * 1e3, "ms")
+    yield BenchRow("share_tp: lookup of a prompt of 4,096 tokens, off", off_s * 1e3, "ms")
     for number in NUMBERS[1:]:
-        yield Row(f"share_tp: lookup of a prompt of 4,096 tokens, {number} values / off", min(taken_s[number]) / off_s, "ratio")
+        yield BenchRow(f"share_tp: lookup of a prompt of 4,096 tokens, {number} values / off", min(taken_s[number]) / off_s, "ratio")
 
 
 def group(order: str, number: int) -> RankGroup:

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from kvstore.client.jobs.job import Kind
+from kvstore.client.jobs.job import JobKind
 from kvstore.engines.vllm.connector import KVStoreConnector
 
 
@@ -24,5 +24,5 @@ class TimedConnector(KVStoreConnector):
     def timed(self) -> dict[str, float]:
         """Totals since the engine's start: calls, their seconds, and messages to the store."""
         kinds = self._jobs.stats().kinds if self._jobs is not None else {}
-        messages = sum(kinds[kind].jobs for kind in (Kind.LOOKUP, Kind.PREFIX) if kind in kinds)
+        messages = sum(kinds[kind].jobs for kind in (JobKind.LOOKUP, JobKind.PREFIX) if kind in kinds)
         return {"calls": self.asked, "seconds": self.asked_s, "messages": messages}

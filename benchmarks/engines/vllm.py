@@ -19,13 +19,13 @@ from typing import Any, Final
 import torch
 
 from benchmarks.engines.share_tp import load
-from kvstore.cli.tools.bench import Row, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.lookup import Lookup
-from kvstore.engines.vllm.plan import LayerGroup, Plan, StepPlan, Transfer
+from kvstore.engines.vllm.lookup import StoreLookup
+from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan
 from kvstore.engines.vllm.pools import LayerPools
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
@@ -47,13 +47,13 @@ MAX_HIT_OF_LOCAL: Final = 2
 MAX_STEP_MS: Final = 1
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     yield from step_rows()
     yield from vllm_rows()
 
 
-def cluster() -> Cluster:
-    return Cluster(ClusterPlan(dram="2GiB", is_private=True), on_log=lambda name, line: print(name, line, file=sys.stderr))
+def cluster() -> LocalCluster:
+    return LocalCluster(ClusterPlan(dram="2GiB", is_private=True), on_log=lambda name, line: print(name, line, file=sys.stderr))
 
 
 # --- the connector's own time ---
@@ -71,7 +71,7 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
 
 
-def step_rows() -> Iterator[Row]:
+def step_rows() -> Iterator[BenchRow]:
     """What vLLM's scheduler waits for in a step in which a request of STEP_BLOCKS blocks is looked up and planned; and one in which as many
     are saved."""
     hashes = [hashlib.sha256(index.to_bytes(4)).digest() for index in range(STEP_BLOCKS)]
@@ -84,8 +84,8 @@ def step_rows() -> Iterator[Row]:
         groups = [LayerGroup(BLOCK_TOKENS)]
         for _ in range(STEP_ROUNDS):
             request = Request("request", hashes, STEP_BLOCKS * BLOCK_TOKENS + 1)
-            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
-            lookup = Lookup(jobs, groups, [[shard]], plan, VllmSettings(lookup_deadline_s=60))
+            plan = SchedulerPlan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
+            lookup = StoreLookup(jobs, groups, [[shard]], plan, VllmSettings(lookup_deadline_s=60))
             begin_s = time.perf_counter()
             tokens = lookup.find(request, 0, time.monotonic()).found_tokens
             plan.found(request, 0)
@@ -93,7 +93,7 @@ def step_rows() -> Iterator[Row]:
             plan.step(lambda _: [table_of_request], {}, {}, is_idle=True)
             load_s.append(time.perf_counter() - begin_s)
             assert tokens == STEP_BLOCKS * BLOCK_TOKENS
-            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
+            plan = SchedulerPlan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
             plan.allocated(request, [table_of_request], 0)
             begin_s = time.perf_counter()
             plan.step(lambda _: [table_of_request], {request.request_id: tokens}, {}, is_idle=False)
@@ -109,21 +109,21 @@ def step_rows() -> Iterator[Row]:
 # --- copies ---
 
 
-def copy_rows() -> Iterator[Row]:
+def copy_rows() -> Iterator[BenchRow]:
     """The shortest time of several in which a rank copies what a prompt of PROMPT_TOKENS tokens has, by itself: blocks out of its pool; and
     from a store on this host into the pool."""
     shard = Shard(Namespace(model="copies", dtype="float32", block_tokens=128))
     blocks = list(range(COPY_BLOCKS))
-    transfer = Transfer("request", blocks, [hashlib.sha256(block.to_bytes(4)).digest() for block in blocks])
+    transfer = BlockTransfer("request", blocks, [hashlib.sha256(block.to_bytes(4)).digest() for block in blocks])
     pools = LayerPools([torch.rand(COPY_BLOCKS, LAYER_BYTES // 4) for _ in range(LAYERS)], COPY_BLOCKS)
     values = torch.zeros(COPY_BLOCKS, pools.value_bytes, dtype=torch.uint8)
-    yield Row("vLLM: 120 MiB copied out of the pool", shortest_ms(lambda: pools.gather(blocks, values)), "ms")
+    yield BenchRow("vLLM: 120 MiB copied out of the pool", shortest_ms(lambda: pools.gather(blocks, values)), "ms")
     with cluster() as running:
         running.wait_warm()
         worker = Worker(Client(running.address), [RankGroup(shard, pools)], VllmSettings(load_deadline_s=60))
         worker.save(StepPlan(saves=[transfer]))
         worker.flush()
-        yield Row("vLLM: 120 MiB loaded", shortest_ms(lambda: load(worker, transfer)), "ms")
+        yield BenchRow("vLLM: 120 MiB loaded", shortest_ms(lambda: load(worker, transfer)), "ms")
         assert not worker.take_failed()
         worker.close()
 
@@ -141,7 +141,7 @@ def shortest_ms(call: Callable[[], None]) -> float:
 # --- time to first token ---
 
 
-def vllm_rows() -> Iterator[Row]:
+def vllm_rows() -> Iterator[BenchRow]:
     prompts = [random_tokens(seed, PROMPT_TOKENS) for seed in range(PROMPTS)]
     with tempfile.TemporaryDirectory() as folder, cluster() as running:
         running.wait_warm()
@@ -153,9 +153,9 @@ def vllm_rows() -> Iterator[Row]:
             local_s = ttft_s([first.generate(prompt)[0] for prompt in prompts], cached=True)
         with vllm(model, running.address) as second:
             hit_s = ttft_s([second.generate(prompt)[0] for prompt in prompts], cached=True)
-    yield Row(f"vLLM: TTFT of {PROMPT_TOKENS} tokens, cold", cold_s, "s")
-    yield Row("vLLM: TTFT, its own prefix cache", local_s, "s")
-    yield Row("vLLM: TTFT, computed by another process", hit_s, "s")
+    yield BenchRow(f"vLLM: TTFT of {PROMPT_TOKENS} tokens, cold", cold_s, "s")
+    yield BenchRow("vLLM: TTFT, its own prefix cache", local_s, "s")
+    yield BenchRow("vLLM: TTFT, computed by another process", hit_s, "s")
     yield at_most("vLLM: TTFT, computed by another process / cold", hit_s / cold_s, "ratio", MAX_HIT_OF_COLD)
     yield at_most("vLLM: TTFT, computed by another process / its own prefix cache", hit_s / local_s, "ratio", MAX_HIT_OF_LOCAL)
 

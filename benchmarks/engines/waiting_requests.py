@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.cli.tools.bench import Row
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, random_tokens
 
@@ -24,11 +24,14 @@ POOL_BLOCKS: Final = RUNNING * (PROMPT_BLOCKS + MADE_TOKENS // BLOCK_TOKENS + 2)
 CONNECTOR: Final = "benchmarks.engines.timed_connector:TimedConnector"
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     prompts = [random_tokens(seed, PROMPT_BLOCKS * BLOCK_TOKENS + 7) for seed in range(RUNNING + WAITING)]
     halves = [prompt[: PROMPT_BLOCKS // 2 * BLOCK_TOKENS + 1] for prompt in prompts]
     plan = ClusterPlan(dram="256MiB", is_private=True)
-    with tempfile.TemporaryDirectory() as folder, Cluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as running:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as running,
+    ):
         running.wait_warm()
         model = Path(folder, "model")
         subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "tiny"], cwd=ROOT, check=True)
@@ -44,7 +47,7 @@ def rows() -> Iterator[Row]:
             seconds = time.perf_counter() - begin_s
             after = engine.tell("timed")
     total = {name: after[name] - before[name] for name in after}
-    yield Row(f"vLLM: {WAITING} requests wait for blocks, time until all are answered", seconds, "s")
-    yield Row("vLLM: the same, calls of its scheduler", total["calls"], "")
-    yield Row("vLLM: the same, lookups sent", total["messages"], "")
-    yield Row("vLLM: the same, the scheduler's time for lookups", total["seconds"] * 1e3, "ms")
+    yield BenchRow(f"vLLM: {WAITING} requests wait for blocks, time until all are answered", seconds, "s")
+    yield BenchRow("vLLM: the same, calls of its scheduler", total["calls"], "")
+    yield BenchRow("vLLM: the same, lookups sent", total["messages"], "")
+    yield BenchRow("vLLM: the same, the scheduler's time for lookups", total["seconds"] * 1e3, "ms")

@@ -18,9 +18,9 @@ import grpc
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from benchmarks.store import publish_rows
-from kvstore.cli.tools.bench import Row, at_least, at_most
+from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
-from kvstore.master.catalogs.etcd.maintenance import Bounds
+from kvstore.master.catalogs.etcd.maintenance import MaintenanceLimits
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
@@ -43,7 +43,7 @@ LIVE_COMMITS: Final = 64
 PATIENCE_S: Final = 600.0
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with server() as etcd:
         empty_bytes = settled_bytes(etcd)
         prefix = f"/{uuid.uuid4()}"
@@ -60,9 +60,9 @@ def rows() -> Iterator[Row]:
         yield at_least("put by a client and published by a node and a master", row.value, "blocks/s", 100_000)
 
 
-def churn() -> Iterator[Row]:
+def churn() -> Iterator[BenchRow]:
     with server(f"--quota-backend-bytes={QUOTA_BYTES}") as etcd:
-        catalog = EtcdCatalog([etcd.host_port], timing=EtcdTiming(10.0), bounds=Bounds(0.25, QUOTA_BYTES))
+        catalog = EtcdCatalog([etcd.host_port], timing=EtcdTiming(10.0), bounds=MaintenanceLimits(0.25, QUOTA_BYTES))
         elected(catalog)
         first_bytes = written_bytes = 0
         live: list[BlockPuts] = []
@@ -82,7 +82,7 @@ def churn() -> Iterator[Row]:
                 first_bytes = size_bytes(etcd)
         name = f"etcd's size after {QUOTAS} quotas' worth of churn / after one, at {COMMIT * LIVE_COMMITS:,} blocks"
         yield at_most(name, size_bytes(etcd) / first_bytes, "ratio", 1.5)
-        yield Row("churn: blocks that came and went", blocks / (time.monotonic() - began_s), "blocks/s")
+        yield BenchRow("churn: blocks that came and went", blocks / (time.monotonic() - began_s), "blocks/s")
         catalog.close()
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.cli.tools.child import Child
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
@@ -44,13 +44,13 @@ WAYS: Final[dict[str, Callable[[int], None]]] = {
 }
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     for way in WAYS:
         with cluster() as system:
             yield from pauses(system, BLOCKS, BLOCK_BYTES, (way,), "--dram", "512MiB")
 
 
-def large_rows() -> Iterator[Row]:
+def large_rows() -> Iterator[BenchRow]:
     """Of as many blocks as fit, small ones, put once for both ways: minutes, and 15 GB of memory."""
     ways = ("stopped (SIGSTOP)", "killed")
     with cluster(f"--quota-backend-bytes={LARGE_QUOTA_BYTES}") as system:
@@ -69,7 +69,7 @@ def cluster(*etcd_flags: str) -> Iterator[System]:
             etcd.remove()
 
 
-def pauses(system: System, blocks: int, block_bytes: int, ways: Sequence[str], *node_flags: str) -> Iterator[Row]:
+def pauses(system: System, blocks: int, block_bytes: int, ways: Sequence[str], *node_flags: str) -> Iterator[BenchRow]:
     for index in range(3):
         system.start_master(index, *FLAGS)
     for name in ("n0", "n1"):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.cli.tools.bench import Row, at_most
-from kvstore.master.directory.bounds import Limits
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.followed_records import FollowedRecords
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish
 from kvstore.protocol.digests import MAX_RUN
@@ -22,7 +22,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.rows import BlockRows, decided
 from kvstore.store.replication.event_replicator import PART_BLOCKS
-from kvstore.store.replication.inventory_comparison import Comparison as NodeSide
+from kvstore.store.replication.inventory_comparison import InventoryComparison as NodeSide
 from kvstore.tiers.tier import Slot
 
 BLOCKS: Final = 1_000_000
@@ -35,13 +35,13 @@ TURN_MS: Final = 50.0
 _SLOT: Final = Slot(0, 0, 1 << 16)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield from pool.apply(measured)
 
 
-def measured() -> list[Row]:
-    directory = Directory(1, Followed(), Limits(), wall_ns=0, now_ns=0, rng=random.Random())
+def measured() -> list[BenchRow]:
+    directory = Directory(1, FollowedRecords(), DirectoryLimits(), wall_ns=0, now_ns=0, rng=random.Random())
     keys = random.Random(1).randbytes(KEY_BYTES * BLOCKS)
     found = []
     for name in ("first inventory", "the same once more, after a break of the link"):
@@ -55,8 +55,8 @@ def measured() -> list[Row]:
             spent_s += time.process_time() - begun_s
         assert directory.blocks_at(node.node_id) == BLOCKS
         found += [
-            Row(f"{BLOCKS:,} blocks, {name}: sent", sent_bytes / 1e6, "MB"),
-            Row(f"{BLOCKS:,} blocks, {name}: the master's processor", spent_s, "s"),
+            BenchRow(f"{BLOCKS:,} blocks, {name}: sent", sent_bytes / 1e6, "MB"),
+            BenchRow(f"{BLOCKS:,} blocks, {name}: the master's processor", spent_s, "s"),
         ]
         directory.disconnected(node.node_id, node.epoch, 0)
     return found + compared(directory, keys)
@@ -76,7 +76,7 @@ class _Turns:
             self.spent_s.append(time.process_time() - begun_s)
 
 
-def compared(directory: Directory, keys: bytes) -> list[Row]:
+def compared(directory: Directory, keys: bytes) -> list[BenchRow]:
     """After a break in which CHANGED blocks were replaced by others."""
     node, _ops = directory.register(NodeInfo("one", 1), [], 0)
     rows = BlockRows()
@@ -120,10 +120,10 @@ def compared(directory: Directory, keys: bytes) -> list[Row]:
     assert directory.blocks_at(node.node_id) == BLOCKS
     name = f"{BLOCKS:,} blocks, of which {CHANGED} have changed meanwhile, by digests"
     return [
-        Row(f"{name}: sent", sum(map(len, bodies)) / 1e6, "MB"),
-        Row(f"{name}: the master's processor", sum(master_s), "s"),
+        BenchRow(f"{name}: sent", sum(map(len, bodies)) / 1e6, "MB"),
+        BenchRow(f"{name}: the master's processor", sum(master_s), "s"),
         at_most(f"{name}: the master's longest turn", max(master_s) * 1e3, "ms", TURN_MS),
-        Row(f"{name}: the node's processor", sum(node_side.spent_s), "s"),
+        BenchRow(f"{name}: the node's processor", sum(node_side.spent_s), "s"),
         at_most(f"{name}: the node's longest turn", max(node_side.spent_s) * 1e3, "ms", TURN_MS),
     ]
 

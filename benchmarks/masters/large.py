@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.masters.catalog import await_merged, commit, prompts, restart, server, settled_bytes
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from tests.master.catalogs.conformance import elected
 
@@ -17,13 +17,13 @@ QUOTA_BYTES: Final = 8 << 30
 RESTART_S: Final = 60
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with server(f"--quota-backend-bytes={QUOTA_BYTES}") as etcd:
         empty_bytes, prefix = settled_bytes(etcd), f"/{uuid.uuid4()}"
         _took_s, alone_bytes = restart(etcd, f"{prefix}-empty")
         catalog = EtcdCatalog([etcd.host_port], prefix=prefix, timing=EtcdTiming(10.0))
         elected(catalog)
-        yield Row(f"{BLOCKS:,} blocks: publishing by the catalog alone", BLOCKS / commit(catalog, prompts(BLOCKS)), "blocks/s")
+        yield BenchRow(f"{BLOCKS:,} blocks: publishing by the catalog alone", BLOCKS / commit(catalog, prompts(BLOCKS)), "blocks/s")
         await_merged(etcd)
         catalog.close()
         yield at_most(f"{BLOCKS:,} blocks: etcd's bytes a block, merged", (settled_bytes(etcd) - empty_bytes) / BLOCKS, "bytes", 60)

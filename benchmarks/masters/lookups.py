@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.cli.tools.bench import Row, at_least
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
@@ -30,10 +30,10 @@ DEADLINE_S: Final = 60.0
 AIM_MKEYS: Final = 3
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     data = random.Random(1).randbytes(KEY_BYTES * BLOCKS)
     plan = ClusterPlan(dram="2GiB", is_private=True)
-    with Cluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as running, Client(running.address) as client:
+    with LocalCluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as running, Client(running.address) as client:
         running.wait_warm()
         for begin in range(0, BLOCKS, PUT):
             keys = cut(data, range(begin, min(begin + PUT, BLOCKS)))
@@ -44,7 +44,7 @@ def rows() -> Iterator[Row]:
                     asked = pool.starmap(ask, [(running.address, data, batch, seed) for seed in range(askers)], chunksize=1)
                     name = f"look-ups of {batch:,} keys, {askers} asking, {BLOCKS:,} blocks"
                     found = sum(asked) / 1e6
-                    yield at_least(name, found, "M keys/s", AIM_MKEYS) if batch == max(BATCHES) else Row(name, found, "M keys/s")
+                    yield at_least(name, found, "M keys/s", AIM_MKEYS) if batch == max(BATCHES) else BenchRow(name, found, "M keys/s")
 
 
 def ask(master: str, data: bytes, batch: int, seed: int) -> float:

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.holders import HINT, HolderSets
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 
@@ -35,14 +35,14 @@ PAIRED_NODES: Final = 200
 PAUSE_MS: Final = 50
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield from pool.apply(fill)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield from pool.apply(pair)
 
 
-def fill() -> list[Row]:
+def fill() -> list[BenchRow]:
     """Take in the blocks as a node publishes them, then ask for keys all over."""
     tenants = Tenants()
     table, owner = Rows(tenants), tenants.of("bench")
@@ -59,19 +59,19 @@ def fill() -> list[Row]:
     found = [
         at_most(f"rows: memory a block, at {BLOCKS:,}", (resident_bytes() - before) / BLOCKS, "bytes", 150),
         at_most(f"rows: the longest of {len(pauses):,} messages of {PUBLISHED:,} blocks", max(pauses), "ms", PAUSE_MS),
-        Row("rows: the median of them", statistics.median(pauses), "ms"),
+        BenchRow("rows: the median of them", statistics.median(pauses), "ms"),
     ]
-    queries, rng = Queries(table, tenants), random.Random(1)
+    queries, rng = DirectoryQueries(table, tenants), random.Random(1)
     for count in (1, 64, 1024):
         times = []
         for _ in range(QUESTIONS):
             keys = cut(all_keys, [rng.randrange(BLOCKS) for _ in range(count)])
             times.append(spent_ms(partial(queries.exists, "bench", keys)))
-        found.append(Row(f"rows: exists of {count:,} keys, at {BLOCKS:,}", count / statistics.median(times) / 1e3, "M keys/s"))
+        found.append(BenchRow(f"rows: exists of {count:,} keys, at {BLOCKS:,}", count / statistics.median(times) / 1e3, "M keys/s"))
     return found
 
 
-def pair() -> list[Row]:
+def pair() -> list[BenchRow]:
     """Blocks at random pairs of nodes, and what happens to one of the nodes."""
     sets, rng, nodes = HolderSets(), random.Random(1), range(1, PAIRED_NODES + 1)
     sets.set_live(nodes)
@@ -81,7 +81,7 @@ def pair() -> list[Row]:
     took = (resident_bytes() - before) / PAIRED_BLOCKS
     name = f"{PAIRED_BLOCKS:,} blocks at random pairs of {PAIRED_NODES} nodes"
     return [
-        Row(f"{name}: holders' sets, memory a block", took, "bytes"),
+        BenchRow(f"{name}: holders' sets, memory a block", took, "bytes"),
         at_most(f"{name}: a node dies", spent_ms(lambda: sets.set_live(nodes[1:])), "ms", PAUSE_MS),
         at_most(f"{name}: it registers again", spent_ms(lambda: sets.rewrite(1, lambda state: state | HINT)), "ms", PAUSE_MS),
         at_most(f"{name}: it is forgotten", spent_ms(lambda: sets.rewrite(1, lambda _state: None)), "ms", PAUSE_MS),

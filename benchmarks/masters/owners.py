@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.cli.tools.bench import Row, at_least
+from kvstore.cli.tools.bench import BenchRow, at_least
 from kvstore.protocol.errors import NoOwner
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.partitions import partition_of
@@ -34,12 +34,12 @@ DEADLINE_S: Final = 60.0
 AIM: Final = 1.6
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     data = random.Random(1).randbytes(KEY_BYTES * BLOCKS)
     one, two = (keys_a_second(data, owners) for owners in (1, 2))
     name = f"look-ups of {BATCH:,} keys, {ASKERS} asking, {BLOCKS:,} blocks in etcd, {os.cpu_count()} processors"
-    yield Row(f"{name}: one owner", one / 1e6, "M keys/s")
-    yield Row(f"{name}: two owners", two / 1e6, "M keys/s")
+    yield BenchRow(f"{name}: one owner", one / 1e6, "M keys/s")
+    yield BenchRow(f"{name}: two owners", two / 1e6, "M keys/s")
     yield at_least(f"{name}: two owner processes / one", two / one, "", AIM)
 
 

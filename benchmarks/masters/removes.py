@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.harness import cpu_ns
 from kvstore.cli.replay import show_trouble
-from kvstore.cli.tools.bench import Row, at_most
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 
 BLOCKS: Final = 100_000
@@ -20,8 +20,8 @@ AIM_S: Final = 2.0
 DEADLINE_S: Final = 60.0
 
 
-def rows() -> Iterator[Row]:
-    with Cluster(ClusterPlan(is_private=True, dram="64MiB"), on_log=show_trouble) as cluster:
+def rows() -> Iterator[BenchRow]:
+    with LocalCluster(ClusterPlan(is_private=True, dram="64MiB"), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         with Client(cluster.address, deadline_s=DEADLINE_S) as client:
             keys = _put_pinned(client)
@@ -34,7 +34,7 @@ def rows() -> Iterator[Row]:
             name = f"{BLOCKS:,} pinned blocks in prompts of {PROMPT_BLOCKS} removed with force"
             yield at_most(name, took_s, "s", AIM_S)
             for role, pid in pids.items():
-                yield Row(f"{name}: CPU time of the {role} a block", (cpu_ns(pid) - before[role]) / BLOCKS / 1e3, "us")
+                yield BenchRow(f"{name}: CPU time of the {role} a block", (cpu_ns(pid) - before[role]) / BLOCKS / 1e3, "us")
 
 
 def _put_pinned(client: Client) -> list[bytes]:

@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from benchmarks.masters.memory import KEY_BYTES, cut, resident_bytes
-from kvstore.cli.tools.bench import Row, at_most
+from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory import records
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.followed_records import FollowedRecords
 
 SIZES: Final = (200_000, 10_000_000)
 SHARD_BLOCKS: Final = 4096
@@ -27,18 +27,18 @@ PROMPT: Final = 16
 TAKE_OVER_S: Final = 0.5
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BenchRow]:
     for blocks in SIZES:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             yield from pool.apply(follow, (blocks,))
 
 
-def follow(blocks: int) -> list[Row]:
+def follow(blocks: int) -> list[BenchRow]:
     """Take the blocks in, in an order in which half of all parents come after their children, and be elected."""
     rng, all_keys = np.random.default_rng(1), np.random.default_rng(2).bytes(KEY_BYTES * blocks)
     order = rng.permutation(blocks)
     before, spent_s = resident_bytes(), 0.0
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([records.put_node("one", 1, 0)])
     for begin in range(0, blocks, SHARD_BLOCKS):
         numbers = order[begin : begin + SHARD_BLOCKS].tolist()
@@ -52,11 +52,11 @@ def follow(blocks: int) -> list[Row]:
         followed.take([puts])
         spent_s += time.process_time() - begun_s
     took_bytes, begun_s = resident_bytes() - before, time.perf_counter()
-    directory = Directory(1, followed, Limits(), wall_ns=time.time_ns(), now_ns=0, rng=random.Random())
+    directory = Directory(1, followed, DirectoryLimits(), wall_ns=time.time_ns(), now_ns=0, rng=random.Random())
     elected_s = time.perf_counter() - begun_s
     assert directory.blocks_at(1) == blocks
     return [
-        Row(f"standby: {blocks:,} blocks taken in", blocks / spent_s / 1e3, "k blocks/s"),
-        Row(f"standby: memory a block, at {blocks:,}", took_bytes / blocks, "bytes"),
+        BenchRow(f"standby: {blocks:,} blocks taken in", blocks / spent_s / 1e3, "k blocks/s"),
+        BenchRow(f"standby: memory a block, at {blocks:,}", took_bytes / blocks, "bytes"),
         at_most(f"standby: to stand on {blocks:,} blocks when elected", elected_s * 1e3, "ms", TAKE_OVER_S * 1e3),
     ]

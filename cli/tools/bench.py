@@ -38,7 +38,7 @@ SLEEPS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One figure. `met` is None where there is no aim to meet."""
 
     name: str
@@ -48,15 +48,15 @@ class Row:
     met: bool | None = None
 
 
-def at_least(name: str, value: float, unit: str, aim: float) -> Row:
-    return Row(name, value, unit, f">= {aim:g}", value >= aim)
+def at_least(name: str, value: float, unit: str, aim: float) -> BenchRow:
+    return BenchRow(name, value, unit, f">= {aim:g}", value >= aim)
 
 
-def at_most(name: str, value: float, unit: str, aim: float) -> Row:
-    return Row(name, value, unit, f"<= {aim:g}", value <= aim)
+def at_most(name: str, value: float, unit: str, aim: float) -> BenchRow:
+    return BenchRow(name, value, unit, f"<= {aim:g}", value <= aim)
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[BenchRow]) -> Table:
     """One line a row; whether its aim was met in words and colour."""
     found = new_table("figure", "value", "unit", "aim", "", right=("value",))
     for row in rows:
@@ -65,29 +65,29 @@ def table(rows: Sequence[Row]) -> Table:
     return found
 
 
-def measure(client: Client, control: Control) -> Iterator[Row]:
+def measure(client: Client, control: Control) -> Iterator[BenchRow]:
     """All figures, as they come. Wants NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes what it put."""
     yield from throughput(client)
     yield from latency(client)
     yield huge_pages(control.status())
 
 
-def huge_pages(status: pb.StatusReply) -> Row:
+def huge_pages(status: pb.StatusReply) -> BenchRow:
     """What the hosts give the nodes: rows of fresh memory depend on it."""
     tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
     reasons = sorted({tier.why_not_huge for tier in tiers if tier.why_not_huge})
     share = sum(tier.huge_bytes for tier in tiers) / max(sum(tier.capacity_bytes for tier in tiers), 1)
-    return Row(f"DRAM in huge pages{''.join(f', {reason}' for reason in reasons)}", 100 * share, "%")
+    return BenchRow(f"DRAM in huge pages{''.join(f', {reason}' for reason in reasons)}", 100 * share, "%")
 
 
-def throughput(client: Client) -> Iterator[Row]:
+def throughput(client: Client) -> Iterator[BenchRow]:
     """Batches of large values into fresh and into used memory of the node and back, against memcpy in one thread; many small ones."""
     yield from large_batches(client, BLOCKS, BLOCK_BYTES)
     yield from large_batches(client, BLOCKS // 4, 4 * BLOCK_BYTES)
     yield from small_batches(client)
 
 
-def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[Row]:
+def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[BenchRow]:
     rng = np.random.default_rng(1)
     sources = [rng.integers(0, 256, size_bytes, dtype=np.uint8) for _ in range(count)]
     arena = np.ones((ROUNDS, count, size_bytes), np.uint8)
@@ -102,17 +102,17 @@ def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[Row]:
         get_all(client, keys[0], buffers)
         assert all(bool((buffer == source).all()) for buffer, source in zip(buffers, sources, strict=True))
     gigabytes, what = count * size_bytes / 1e9, f"{count} x {of_size(size_bytes)}"
-    yield Row(f"memcpy of {what}, one thread", gigabytes / statistics.median(copied + copied_again + copied_back), "GB/s")
-    yield Row(f"put_batch {what}, used memory", gigabytes / statistics.median(used), "GB/s")
-    yield Row(f"put_batch {what}, fresh memory", gigabytes / statistics.median(fresh), "GB/s")
-    yield Row(f"get_batch_into {what}", gigabytes / statistics.median(got), "GB/s")
+    yield BenchRow(f"memcpy of {what}, one thread", gigabytes / statistics.median(copied + copied_again + copied_back), "GB/s")
+    yield BenchRow(f"put_batch {what}, used memory", gigabytes / statistics.median(used), "GB/s")
+    yield BenchRow(f"put_batch {what}, fresh memory", gigabytes / statistics.median(fresh), "GB/s")
+    yield BenchRow(f"get_batch_into {what}", gigabytes / statistics.median(got), "GB/s")
     yield at_least(f"put_batch {what} (used) / memcpy", statistics.median(copied_again) / statistics.median(used), "ratio", 0.65)
     yield at_least(f"put_batch {what} (fresh) / memcpy", statistics.median(copied) / statistics.median(fresh), "ratio", 0.65)
-    yield Row(f"put_batch {what} fresh / used", statistics.median(used) / statistics.median(fresh), "ratio")
+    yield BenchRow(f"put_batch {what} fresh / used", statistics.median(used) / statistics.median(fresh), "ratio")
     yield at_least(f"get_batch_into {what} / memcpy", statistics.median(copied_back) / statistics.median(got), "ratio", 0.9)
 
 
-def small_batches(client: Client) -> Iterator[Row]:
+def small_batches(client: Client) -> Iterator[BenchRow]:
     """Values of 4 KiB by the thousand, in one array: blocks a second."""
     rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
     keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
@@ -131,7 +131,7 @@ def small_batches(client: Client) -> Iterator[Row]:
     yield at_most(f"match_prefix of {2 * SMALL_BLOCKS:,} keys, p50", matched_us / 1000, "ms", 1.5)
 
 
-def latency(client: Client) -> Iterator[Row]:
+def latency(client: Client) -> Iterator[BenchRow]:
     """Median microseconds of single calls."""
     large, middle = os.urandom(16), os.urandom(16)
     keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
@@ -139,7 +139,7 @@ def latency(client: Client) -> Iterator[Row]:
         yield from latency_of(client, large, middle, keys)
 
 
-def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes]) -> Iterator[Row]:
+def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes]) -> Iterator[BenchRow]:
     client.put_batch([large, middle], [np.ones(4 << 20, np.uint8), np.ones(64 << 10, np.uint8)])
     large_us, middle_us = alternate(lambda: look_at(client, large), lambda: look_at(client, middle))
     yield at_most("view of 4 MiB, p50", large_us, "us", 8)
@@ -159,7 +159,7 @@ def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes
     yield at_most("get of 4 KiB, p50", microseconds(lambda: client.get(next(todo))), "us", 14)
     yield at_most("exists of 1 key, p50", microseconds(lambda: client.exists(keys[0])), "us", 4)
     many_us = microseconds(lambda: client.exists_batch(keys[:1024]), calls=500)
-    yield Row("exists of 1,024 keys, p50", many_us, "us")
+    yield BenchRow("exists of 1,024 keys, p50", many_us, "us")
     yield at_least("exists of 1,024 keys", 1024 / many_us, "M keys/s", 2)
 
 

@@ -15,9 +15,9 @@ from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import PolicyJob, PolicyRow
 from kvstore.lab.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
-from kvstore.lab.pressure.load import Load
-from kvstore.lab.pressure.model import Outcome, relieve
-from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, Server
+from kvstore.lab.pressure.load import UserLoad
+from kvstore.lab.pressure.model import LoadOutcome, relieve
+from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, ServingModel
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel, GpuFacts
@@ -34,14 +34,14 @@ TRACE_BLOCK_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class PlanInputs:
     """What is planned. Raises InvalidArgument for a bandwidth that is none."""
 
     model: ModelFacts
     gpu: GpuFacts
     spec: CacheSpec
     """Of the model's cache as it is stored."""
-    load: Load
+    load: UserLoad
     lower_tiers: Sequence[LowerTier]
     """Below HBM, fastest first."""
     nic_bytes_per_s: float
@@ -104,23 +104,23 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """What came of a setup."""
 
-    setup: Setup
+    setup: PlanInputs
     hbm: HbmCapacity
     tiers: Sequence[TierCapacity]
     reuse: Sequence[Reuse]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[LoadOutcome]
     """A strategy each; none where there are no times."""
     no_times: str
     """Why there are no times; empty where there are."""
 
 
-def make_plan(setup: Setup) -> Plan:
+def make_plan(setup: PlanInputs) -> CapacityPlan:
     """Raises ConfigError for a model that does not fit, InvalidArgument for figures that are out of range."""
     hbm = capacity_of(setup)
-    return Plan(
+    return CapacityPlan(
         setup=setup,
         hbm=hbm,
         tiers=tier_capacities(hbm, setup.tier_sizes, setup.load.context_tokens),
@@ -130,7 +130,7 @@ def make_plan(setup: Setup) -> Plan:
     )
 
 
-def capacity_of(setup: Setup) -> HbmCapacity:
+def capacity_of(setup: PlanInputs) -> HbmCapacity:
     """Raises ConfigError for a model that does not fit, InvalidArgument if it cannot be divided so."""
     return hbm_capacity(
         setup.spec,
@@ -149,7 +149,7 @@ def why_no_times(model: ModelFacts) -> str:
     return f"no times: {model.name} has {' and '.join(model.specials)}, which the layer model does not describe"
 
 
-def reuse_of(setup: Setup, prefix_tokens: int) -> Reuse:
+def reuse_of(setup: PlanInputs, prefix_tokens: int) -> Reuse:
     """Of a prefix of so many tokens."""
     size_bytes = setup.spec.sequence_bytes(prefix_tokens)
     times = _times(setup)
@@ -161,12 +161,12 @@ def reuse_of(setup: Setup, prefix_tokens: int) -> Reuse:
     )
 
 
-def outcomes_of(setup: Setup, users: int) -> list[Outcome]:
+def outcomes_of(setup: PlanInputs, users: int) -> list[LoadOutcome]:
     """What each strategy makes of so many users; nothing where there are no times."""
     times = _times(setup)
     if times is None:
         return []
-    server = Server(
+    server = ServingModel(
         times=QuantisedTimes(times, _share(setup)),
         cache_tokens=capacity_of(setup).tokens,
         kv_bytes_per_token=setup.spec.bytes_per_token,
@@ -181,12 +181,12 @@ def levels(users: int) -> list[int]:
     return sorted({max(1, round(users * level)) for level in LOAD_LEVELS})
 
 
-def users_in_hbm(plan: Plan) -> int:
+def users_in_hbm(plan: CapacityPlan) -> int:
     """Of the plan's users, those whose contexts fit in HBM at once."""
     return min(plan.setup.load.users, plan.hbm.sequences(plan.setup.load.context_tokens))
 
 
-def sequence_curve(setup: Setup, contexts: Iterable[int]) -> dict[str, list[int]]:
+def sequence_curve(setup: PlanInputs, contexts: Iterable[int]) -> dict[str, list[int]]:
     """By tier, sequences that it and all above it hold, at each of these contexts."""
     hbm = capacity_of(setup)
     found: dict[str, list[int]] = {}
@@ -196,7 +196,7 @@ def sequence_curve(setup: Setup, contexts: Iterable[int]) -> dict[str, list[int]
     return found
 
 
-def _computing(setup: Setup, times: AnalyticModel, prefix_tokens: int, size_bytes: float) -> Computing:
+def _computing(setup: PlanInputs, times: AnalyticModel, prefix_tokens: int, size_bytes: float) -> Computing:
     prefill_s = times.prefill_s(prefix_tokens, 0)
     return Computing(
         seconds=prefill_s,
@@ -205,7 +205,7 @@ def _computing(setup: Setup, times: AnalyticModel, prefix_tokens: int, size_byte
     )
 
 
-def _times(setup: Setup) -> AnalyticModel | None:
+def _times(setup: PlanInputs) -> AnalyticModel | None:
     """None for a model that it does not describe."""
     if why_no_times(setup.model):
         return None
@@ -214,7 +214,7 @@ def _times(setup: Setup) -> AnalyticModel | None:
     return AnalyticModel(setup.model, roomy, gpus=setup.gpus, mfu=setup.mfu, hbm_efficiency=setup.hbm_efficiency)
 
 
-def _share(setup: Setup) -> float:
+def _share(setup: PlanInputs) -> float:
     """Bytes of the cache as it is stored over those of the model's own dtype."""
     plain = CacheSpec.of_model(setup.model, block_tokens=setup.spec.block_tokens, scheme=NONE)
     return setup.spec.bytes_per_token / plain.bytes_per_token
@@ -233,13 +233,13 @@ class TraceHits:
     """More than the tiers above hit."""
 
 
-def blocks_of(plan: Plan) -> dict[str, int]:
+def blocks_of(plan: CapacityPlan) -> dict[str, int]:
     """By tier the trace's blocks that it and all above it hold."""
     block_bytes = replace(plan.setup.spec, block_tokens=TRACE_BLOCK_TOKENS).block_bytes
     return {tier.name: tier.total_bytes // block_bytes for tier in plan.tiers}
 
 
-def trace_hits(plan: Plan, requests: Sequence[TraceRequest], *, on_done: Callable[[], None] = lambda: None) -> list[TraceHits]:
+def trace_hits(plan: CapacityPlan, requests: Sequence[TraceRequest], *, on_done: Callable[[], None] = lambda: None) -> list[TraceHits]:
     """The trace through a cold cache as large as HBM, as HBM and the next tier, and so on, under the policy that a node has by default.
 
     Tiers in turn are taken for one cache that keeps what is used most in its fastest part. All of HBM's room for KV cache counts, as if

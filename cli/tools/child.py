@@ -23,7 +23,7 @@ STOP_DEADLINE_S: Final = 20.0
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """What a Child needs of the process that it is told of: `subprocess.Popen[str]` has it."""
 
     @property
@@ -37,7 +37,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def launched(module: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Process:
+def launched(module: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> ProcessHandle:
     """The module as a program that gets SIGTERM when the thread ends that calls this. It has a process group of its own."""
     program = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(
@@ -71,7 +71,7 @@ class Child:
         environment: Mapping[str, str],
         on_log: OnLog,
         on_end: Callable[["Child"], None],
-        start: Callable[..., Process] = launched,
+        start: Callable[..., ProcessHandle] = launched,
     ) -> None:
         """Starts it, by `start`. `on_end` is called, in a thread, when the process has ended for whatever reason."""
         self.name = name

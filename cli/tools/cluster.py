@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from kvstore.cli.tools.child import Child, OnLog, Process, launched
+from kvstore.cli.tools.child import Child, OnLog, ProcessHandle, launched
 from kvstore.client.config import SECTION, ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
@@ -60,11 +60,11 @@ class ClusterPlan:
     """For this program alone: on free ports of the loopback, sockets in a temporary folder, KVSTORE_* variables ignored."""
 
 
-class Cluster:
+class LocalCluster:
     """A context manager: running and known to the master inside, gone afterwards. Used by the thread that starts it, which must
     live as long: a child is ended when the thread that started it is."""
 
-    def __init__(self, plan: ClusterPlan, *, on_log: OnLog, start: Callable[..., Process] = launched) -> None:
+    def __init__(self, plan: ClusterPlan, *, on_log: OnLog, start: Callable[..., ProcessHandle] = launched) -> None:
         """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads, `start` as a Child's."""
         if not 1 <= plan.nodes <= MAX_NODES:
             raise ConfigError(f"nodes is {plan.nodes}: an embedded cluster has 1 to {MAX_NODES}")
@@ -84,7 +84,7 @@ class Cluster:
         self.console_address = ""
         """The console's, for a browser; "" for none."""
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> "LocalCluster":
         """Start the daemons until they listen. Raises ConfigError or Broken with a daemon's own words; nothing is left running."""
         try:
             if self._plan.is_private:

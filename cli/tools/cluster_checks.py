@@ -20,8 +20,8 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import Final
 
-from kvstore.cli.tools.cluster_report import MasterTold, ask_masters, master_line, probe_shared_memory, shared_memory_line
-from kvstore.cli.tools.transport_checks import Check, Verdict
+from kvstore.cli.tools.cluster_report import MasterReport, ask_masters, master_line, probe_shared_memory, shared_memory_line
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import cluster_status
 from kvstore.protocol import control_pb2 as pb
@@ -70,11 +70,11 @@ def checks(settings: ClientSettings) -> list[Check]:
         status = cluster_status(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s)))
         told = ask_masters(settings, status)
     except KVStoreError as error:
-        return [Check("cluster", Verdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
+        return [Check("cluster", CheckVerdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
     return examine(status, fetch, told)
 
 
-def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], *, now_s: Callable[[], float] = time.time) -> list[Check]:
+def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterReport], *, now_s: Callable[[], float] = time.time) -> list[Check]:
     """Those of a cluster whose owner has told this, and whose masters, those that are known of, that."""
     well = [catalog(status), *etcd(status, ask), masters(told), nodes(status), connections(status)]
     return [*well, releases(status, told), clock(status, ask, told, now_s), sockets(status)]
@@ -83,8 +83,10 @@ def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], *, n
 def catalog(status: pb.StatusReply) -> Check:
     found = f"{status.catalog}, {status.catalog_health or 'unknown'}"
     if status.catalog_health == "ok":
-        return Check("catalog", Verdict.OK, found)
-    return Check("catalog", Verdict.WRONG, found, "docs/operations.md, At three in the morning; etcdctl endpoint status --cluster -w table")
+        return Check("catalog", CheckVerdict.OK, found)
+    return Check(
+        "catalog", CheckVerdict.WRONG, found, "docs/operations.md, At three in the morning; etcdctl endpoint status --cluster -w table"
+    )
 
 
 def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
@@ -115,16 +117,16 @@ def _member(member: str, url: str, ask: Fetch) -> Check:
             # As one does that wants TLS: of `etcd://…?ca=FILE` the status hides what follows the prefix.
             return _member(member, f"https://{member}", ask)
         if any(isinstance(one, ssl.SSLError) for one in (error, getattr(error, "reason", None))) and url.startswith("https"):
-            return Check(name, Verdict.OK, "not looked at: it wants a certificate; how it fares the catalog's health says")
-        return Check(name, Verdict.WARNING, f"does not answer here: {_cause(error)}", f"curl {url}/health, on a master's host too")
+            return Check(name, CheckVerdict.OK, "not looked at: it wants a certificate; how it fares the catalog's health says")
+        return Check(name, CheckVerdict.WARNING, f"does not answer here: {_cause(error)}", f"curl {url}/health, on a master's host too")
     except (ValueError, KeyError, TypeError):
-        return Check(name, Verdict.WARNING, "does not answer as etcd does", f"curl {url}/version: is it etcd, and its client port?")
+        return Check(name, CheckVerdict.WARNING, "does not answer as etcd does", f"curl {url}/version: is it etcd, and its client port?")
     if not is_healthy:
-        return Check(name, Verdict.WRONG, f"version {version}, unhealthy: {health}", f"etcdctl --endpoints {member} alarm list")
+        return Check(name, CheckVerdict.WRONG, f"version {version}, unhealthy: {health}", f"etcdctl --endpoints {member} alarm list")
     if _is_old(version):
         wanted = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in MIN_ETCD.items())
-        return Check(name, Verdict.WARNING, f"version {version} has known faults", f"upgrade it to one of {wanted}, or later")
-    return Check(name, Verdict.OK, f"version {version}, healthy")
+        return Check(name, CheckVerdict.WARNING, f"version {version} has known faults", f"upgrade it to one of {wanted}, or later")
+    return Check(name, CheckVerdict.OK, f"version {version}, healthy")
 
 
 def _is_old(version: str) -> bool:
@@ -139,11 +141,14 @@ def nodes(status: pb.StatusReply) -> Check:
     dead = [node.name for node in status.nodes if node.state == "dead"]
     if dead:
         return Check(
-            "nodes", Verdict.WARNING, f"{found}: {', '.join(dead)}", f"start it again; if it is gone for good: kvstore forget {dead[0]}"
+            "nodes",
+            CheckVerdict.WARNING,
+            f"{found}: {', '.join(dead)}",
+            f"start it again; if it is gone for good: kvstore forget {dead[0]}",
         )
     if not states:
-        return Check("nodes", Verdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
-    return Check("nodes", Verdict.OK, found)
+        return Check("nodes", CheckVerdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
+    return Check("nodes", CheckVerdict.OK, found)
 
 
 def connections(status: pb.StatusReply) -> Check:
@@ -151,14 +156,14 @@ def connections(status: pb.StatusReply) -> Check:
     crowded = [node for node in status.nodes if node.state != "dead" and _is_crowded(node.counters)]
     if not crowded:
         used = sum(node.counters.get("connections", 0) for node in status.nodes)
-        return Check("connections", Verdict.OK, f"{used} at {len(status.nodes)} nodes, none was refused")
+        return Check("connections", CheckVerdict.OK, f"{used} at {len(status.nodes)} nodes, none was refused")
     found = "; ".join(
         f"{node.name} has {node.counters['connections']} of {node.counters['max_connections']} and refused "
         f"{node.counters.get('refused_connections', 0)}; it may have {node.counters['max_open_files']:,} files open"
         for node in crowded
     )
     advice = f"LimitNOFILE={WANTED_OPEN_FILES} in its systemd unit, or ulimit -n {WANTED_OPEN_FILES} before it starts; then max_connections"
-    return Check("connections", Verdict.WARNING, found, advice)
+    return Check("connections", CheckVerdict.WARNING, found, advice)
 
 
 def _is_crowded(counters: Mapping[str, int]) -> bool:
@@ -166,30 +171,36 @@ def _is_crowded(counters: Mapping[str, int]) -> bool:
     return bool(counters.get("refused_connections", 0)) or used > CROWDED_SHARE * allowed > 0
 
 
-def masters(told: Sequence[MasterTold]) -> Check:
+def masters(told: Sequence[MasterReport]) -> Check:
     """Whether each that is named answers."""
     lost = [one for one in told if one.trouble]
     found = f"{len(told) - len(lost)} of {len(told)} that are named answer"
     if lost:
         return Check(
-            "masters", Verdict.WARNING, f"{found}; {master_line(lost[0])}", "journalctl -u kvstore-master, on its host; then start it again"
+            "masters",
+            CheckVerdict.WARNING,
+            f"{found}; {master_line(lost[0])}",
+            "journalctl -u kvstore-master, on its host; then start it again",
         )
-    return Check("masters", Verdict.OK, found)
+    return Check("masters", CheckVerdict.OK, found)
 
 
-def releases(status: pb.StatusReply, told: Sequence[MasterTold] = ()) -> Check:
+def releases(status: pb.StatusReply, told: Sequence[MasterReport] = ()) -> Check:
     """Two that follow one another understand one another; more than that is somebody who was forgotten."""
     of_masters = {status.name: status.version} | {one.name: one.version for one in told if not one.trouble}
     found = Counter([VERSION, *of_masters.values(), *(node.version for node in status.nodes)])
     if len(found) == 1:
-        return Check("releases", Verdict.OK, f"{VERSION} everywhere")
+        return Check("releases", CheckVerdict.OK, f"{VERSION} everywhere")
     shown = ", ".join(f"{version or 'unknown'} ({count})" for version, count in sorted(found.items()))
     return Check(
-        "releases", Verdict.WARNING, f"{shown}; this is {VERSION}", "finish the upgrade: docs/operations.md, Upgrade; kvstore nodes --json"
+        "releases",
+        CheckVerdict.WARNING,
+        f"{shown}; this is {VERSION}",
+        "finish the upgrade: docs/operations.md, Upgrade; kvstore nodes --json",
     )
 
 
-def clock(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], now_s: Callable[[], float]) -> Check:
+def clock(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterReport], now_s: Callable[[], float]) -> Check:
     """This machine's against those of the daemons' hosts, which their HTTP ports tell where they can be reached from here."""
     daemons = [*((one.name, one.http) for one in told), (status.name, status.http), *((node.name, node.http) for node in status.nodes)]
     places = {name: http for name, http in daemons if http}
@@ -198,13 +209,13 @@ def clock(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], now_s:
         offs_s = threads.map(lambda place: _off_s(place[1], ask, now_s), asked)
         found = [(off_s, name) for off_s, (name, _) in zip(offs_s, asked, strict=True) if off_s is not None]
     if not found:
-        return Check("clock", Verdict.OK, "not compared: no daemon's HTTP port can be reached from here")
+        return Check("clock", CheckVerdict.OK, "not compared: no daemon's HTTP port can be reached from here")
     off_s, name = max(found)
     if off_s > MAX_SKEW_S:
         return Check(
-            "clock", Verdict.WARNING, f"{off_s:.0f} s off that of {name}", f"timedatectl set-ntp true, here or on the host of {name}"
+            "clock", CheckVerdict.WARNING, f"{off_s:.0f} s off that of {name}", f"timedatectl set-ntp true, here or on the host of {name}"
         )
-    return Check("clock", Verdict.OK, f"as those of {len(found)} daemon{'s' * (len(found) > 1)}")
+    return Check("clock", CheckVerdict.OK, f"as those of {len(found)} daemon{'s' * (len(found) > 1)}")
 
 
 def _off_s(http: str, ask: Fetch, now_s: Callable[[], float]) -> float | None:
@@ -230,9 +241,9 @@ def sockets(status: pb.StatusReply) -> Check:
             found.append(f"{node.name}: {mode:04o}, {whom}")
     if is_open:
         return Check(
-            "Unix sockets", Verdict.WARNING, "; ".join(found), "kvstore-node --socket-group GROUP --socket-mode 0660: docs/sharing.md"
+            "Unix sockets", CheckVerdict.WARNING, "; ".join(found), "kvstore-node --socket-group GROUP --socket-mode 0660: docs/sharing.md"
         )
-    return Check("Unix sockets", Verdict.OK, "; ".join(found) or "no node on this host")
+    return Check("Unix sockets", CheckVerdict.OK, "; ".join(found) or "no node on this host")
 
 
 def _group(gid: int) -> str:
@@ -247,15 +258,20 @@ def shared_memory_checks(settings: ClientSettings) -> list[Check]:
     """One for each node of this host; one that says so where there is none, or no master that would tell."""
     found, why = probe_shared_memory(settings)
     if not found:
-        return [Check("shared memory", Verdict.OK, shared_memory_line(found, why))]
+        return [Check("shared memory", CheckVerdict.OK, shared_memory_line(found, why))]
     return [
-        Check(f"shared memory, {node}", Verdict.WARNING, f"no: {reason}", "docs/sharing.md says how other users and containers are let in")
+        Check(
+            f"shared memory, {node}",
+            CheckVerdict.WARNING,
+            f"no: {reason}",
+            "docs/sharing.md says how other users and containers are let in",
+        )
         if reason
-        else Check(f"shared memory, {node}", Verdict.OK, "yes")
+        else Check(f"shared memory, {node}", CheckVerdict.OK, "yes")
         for node, reason in sorted(found.items())
     ]
 
 
 def are_well(found: Iterable[Check]) -> bool:
     """Whether nothing is wrong that keeps a cluster from working."""
-    return all(check.verdict is not Verdict.WRONG for check in found)
+    return all(check.verdict is not CheckVerdict.WRONG for check in found)

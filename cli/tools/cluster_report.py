@@ -11,7 +11,7 @@ from rich.text import Text
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, hello
 from kvstore.client.sync import Client
-from kvstore.console.model import Model
+from kvstore.console.model import ConsoleModel
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.node_states import DEAD, STOPPED
@@ -38,7 +38,7 @@ ERROR: Final = "error"
 
 
 @dataclass(frozen=True, slots=True)
-class MasterTold:
+class MasterReport:
     """One master, at the address at which it was asked. `behind` is how many blocks fewer than the owners it knows of, 0 for more; `owned`
     how many partitions it owns, and `role` "owner" where it owns any; with `trouble` it has not answered, and the rest is empty."""
 
@@ -57,7 +57,7 @@ class MasterTold:
     """From connecting to the last answer."""
 
 
-def ask_masters(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
+def ask_masters(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterReport]:
     """All masters that `settings` name, when the owner has told `owner`; the owner's own first if it is none of them."""
     addresses = list(dict.fromkeys(text.strip() for text in settings.master.split(",")))
     if owner.owner.address and owner.owner.address not in addresses and len(addresses) > 1:
@@ -66,7 +66,7 @@ def ask_masters(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterT
         return list(threads.map(lambda address: _ask_master(address, settings, owner), addresses))
 
 
-def master_line(told: MasterTold, *, known: str = "ok") -> str:
+def master_line(told: MasterReport, *, known: str = "ok") -> str:
     """For people. Not `known`, the health of the catalog that is told elsewhere."""
     if told.trouble:
         return f"{told.address}: {told.trouble}"
@@ -76,7 +76,7 @@ def master_line(told: MasterTold, *, known: str = "ok") -> str:
     return f"{told.address}: {told.role}{share}{behind}{health}"
 
 
-def _ask_master(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterTold:
+def _ask_master(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterReport:
     settings = replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))
     began_s = time.monotonic()
     try:
@@ -84,25 +84,25 @@ def _ask_master(address: str, settings: ClientSettings, owner: pb.StatusReply) -
         channel.close()
         welcome = channel.welcome
         if welcome.server != SERVER_MASTER:  # nor has it a control plane: gRPC tells of an empty address in traces of its own
-            return MasterTold(address, trouble=f"it is {welcome.name!r}, which is no master")
+            return MasterReport(address, trouble=f"it is {welcome.name!r}, which is no master")
         partitions, control_address = welcome.partitions, welcome.control
         with Control(control_address, settings, *[control_address] * (partitions - 1)) as control:
             told = [control.status_of(partition) for partition in range(partitions)]
     except KVStoreError as error:
-        return MasterTold(address, trouble=str(error))
+        return MasterReport(address, trouble=str(error))
     status, roles = told[0], [one.role for one in told]
     role = OWNER if OWNER in roles else status.role
     records = sum(one.records for one in told)
     behind = max(0, owner.records - records) if role == "following" else 0
     health = "; ".join(dict.fromkeys(one.catalog_health for one in told if one.catalog_health != "ok")) or status.catalog_health
     took_s = time.monotonic() - began_s
-    return MasterTold(
+    return MasterReport(
         address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions, status.version, took_s
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class DaemonHealth:
     """One daemon: `found` is its role or state, or what is wrong with it. `took_s` is 0 of nodes, which their master answers for."""
 
     daemon: str
@@ -112,13 +112,13 @@ class Health:
     took_s: float = 0.0
 
 
-def healths(told: Sequence[MasterTold], status: pb.StatusReply | None) -> list[Health]:
+def healths(told: Sequence[MasterReport], status: pb.StatusReply | None) -> list[DaemonHealth]:
     """Masters in the order in which they are named, then nodes by name; no nodes where no owner answers (`status` None)."""
     nodes = sorted(status.nodes, key=lambda node: node.name) if status is not None else ()
     return [*map(_health_of_master, told), *map(_health_of_node, nodes)]
 
 
-def health_line(one: Health) -> str:
+def health_line(one: DaemonHealth) -> str:
     """For people."""
     if one.found == STOPPED:
         return f"{one.daemon} {one.name} is stopped"
@@ -126,24 +126,24 @@ def health_line(one: Health) -> str:
     return f"{one.daemon} {one.name} is {'healthy' if one.is_healthy else 'unhealthy'}: {one.found}{took}"
 
 
-def exit_status(found: Sequence[Health], *, has_owner: bool) -> int:
+def exit_status(found: Sequence[DaemonHealth], *, has_owner: bool) -> int:
     """0: all that run are healthy; 1: some are not; 2: no master answers for the cluster."""
     return 2 if not has_owner else 0 if all(one.is_healthy for one in found) else 1
 
 
-def _health_of_master(told: MasterTold) -> Health:
+def _health_of_master(told: MasterReport) -> DaemonHealth:
     if told.trouble:
-        return Health("master", told.address, False, told.trouble)
+        return DaemonHealth("master", told.address, False, told.trouble)
     wrong = [told.role] if told.role == CUT_OFF else []
     wrong += [f"catalog: {told.catalog_health}"] if told.catalog_health not in ("", OK) else []
     share = f" of {told.owned} of {told.partitions} partitions" if told.role == OWNER and told.partitions > 1 else ""
-    return Health("master", told.address, not wrong, "; ".join(wrong) or f"{told.role}{share}", told.took_s)
+    return DaemonHealth("master", told.address, not wrong, "; ".join(wrong) or f"{told.role}{share}", told.took_s)
 
 
-def _health_of_node(node: pb.NodeStatus) -> Health:
+def _health_of_node(node: pb.NodeStatus) -> DaemonHealth:
     tiers = [f"{tier.name}: {tier.health}" for tier in node.tiers if tier.health not in ("", OK)]
     is_dead = node.state == DEAD
-    return Health("node", node.name, not (is_dead or tiers), "; ".join([node.state] * is_dead + tiers) or node.state)
+    return DaemonHealth("node", node.name, not (is_dead or tiers), "; ".join([node.state] * is_dead + tiers) or node.state)
 
 
 def probe_shared_memory(settings: ClientSettings) -> tuple[dict[str, str], str]:
@@ -167,7 +167,7 @@ def shared_memory_line(found: dict[str, str], why: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ClusterProblem:
     """One thing that an operator should know, and what to do about it. `level` is "error" or "warning"."""
 
     level: str
@@ -175,14 +175,17 @@ class Trouble:
     todo: str = ""
 
 
-def troubles(status: pb.StatusReply, told: Sequence[MasterTold] = ()) -> list[Trouble]:
+def troubles(status: pb.StatusReply, told: Sequence[MasterReport] = ()) -> list[ClusterProblem]:
     """The console's troubles, and the masters that were asked and do not answer."""
-    found = [Trouble(one["level"], one["text"], one.get("todo", "")) for one in Model().document(status, at_s=0.0, wall_s=0.0)["troubles"]]
-    found += [Trouble("warning", f"Master {one.address} does not answer: {one.trouble}") for one in told if one.trouble]
+    found = [
+        ClusterProblem(one["level"], one["text"], one.get("todo", ""))
+        for one in ConsoleModel().document(status, at_s=0.0, wall_s=0.0)["troubles"]
+    ]
+    found += [ClusterProblem("warning", f"Master {one.address} does not answer: {one.trouble}") for one in told if one.trouble]
     return sorted(found, key=lambda one: one.level != ERROR)
 
 
-def trouble_lines(found: Sequence[Trouble]) -> Text:
+def trouble_lines(found: Sequence[ClusterProblem]) -> Text:
     """One line each, errors in red, and below it what to do."""
     shown = Text()
     for one in found:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from kvstore.cli.tools.transport_checks import Check, Verdict
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.ports import PORTS, Port
 from kvstore.protocol.settings import format_size, parse_size
@@ -34,8 +34,8 @@ def numa(root: Path = Path("/")) -> Check:
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     found = f"{nodes} NUMA node{'s' * (nodes != 1)}"
     if nodes > 1 and _text(root / "proc/sys/kernel/numa_balancing") not in ("", "0"):
-        return Check("NUMA", Verdict.WARNING, f"{found}, and the kernel moves pages between them", "sysctl -w kernel.numa_balancing=0")
-    return Check("NUMA", Verdict.OK, found)
+        return Check("NUMA", CheckVerdict.WARNING, f"{found}, and the kernel moves pages between them", "sysctl -w kernel.numa_balancing=0")
+    return Check("NUMA", CheckVerdict.OK, found)
 
 
 def gids(root: Path = Path("/")) -> Check:
@@ -43,38 +43,48 @@ def gids(root: Path = Path("/")) -> Check:
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     ethernet = [port for port in ports if _text(port / "link_layer") == "Ethernet"]
     if not ethernet:
-        return Check("GIDs", Verdict.OK, "no RDMA port on Ethernet, none needed")
+        return Check("GIDs", CheckVerdict.OK, "no RDMA port on Ethernet, none needed")
     routable = {port: [kind.name for kind in sorted(port.glob("gid_attrs/types/*")) if _text(kind) == "RoCE v2"] for port in ethernet}
     found = "; ".join(f"{port.parent.parent.name}:{port.name}: RoCE v2 at index {', '.join(of) or 'none'}" for port, of in routable.items())
     if all(routable.values()):
-        return Check("GIDs", Verdict.OK, found)
-    return Check("GIDs", Verdict.WARNING, found, "give the port's interface an IP address (ip addr add), then UCX_IB_GID_INDEX=N chooses")
+        return Check("GIDs", CheckVerdict.OK, found)
+    return Check(
+        "GIDs", CheckVerdict.WARNING, found, "give the port's interface an IP address (ip addr add), then UCX_IB_GID_INDEX=N chooses"
+    )
 
 
 def nvme(place: str, root: Path = Path("/")) -> Check:
     """What lies under the folder of an NVMe tier, DIR or DIR:SIZE."""
     name = "NVMe folder"
     if not place:
-        return Check(name, Verdict.OK, "none named, by --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)")
+        return Check(
+            name, CheckVerdict.OK, "none named, by --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)"
+        )
     text, _, size = place.rpartition(":")
     folder, wanted_bytes = (Path(text), int(parse_size(size))) if text else (Path(place), 0)
     there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
     if there is None:
-        return Check(name, Verdict.WRONG, f"neither {folder} nor {folder.parent} is there", f"mount its disk, or mkdir -p {folder.parent}")
+        return Check(
+            name, CheckVerdict.WRONG, f"neither {folder} nor {folder.parent} is there", f"mount its disk, or mkdir -p {folder.parent}"
+        )
     kind, mounted_at = _mount(there.resolve(), root)
     free_bytes = shutil.disk_usage(there).free
     found = f"{folder} on {kind} mounted at {mounted_at}, {format_size(free_bytes)} free"
     if not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, Verdict.WRONG, f"{found}; this user may not write there", f"chown $(id -u) {there}")
+        return Check(name, CheckVerdict.WRONG, f"{found}; this user may not write there", f"chown $(id -u) {there}")
     if kind in REMOTE_FILE_SYSTEMS:
-        return Check(name, Verdict.WARNING, f"{found}; this is no local disk", "mount a local disk (ext4, xfs) there")
+        return Check(name, CheckVerdict.WARNING, f"{found}; this is no local disk", "mount a local disk (ext4, xfs) there")
     if wanted_bytes > free_bytes:
-        return Check(name, Verdict.WARNING, f"{found}; {format_size(wanted_bytes)} are wanted", f"df -h {there}; give it a smaller SIZE")
+        return Check(
+            name, CheckVerdict.WARNING, f"{found}; {format_size(wanted_bytes)} are wanted", f"df -h {there}; give it a smaller SIZE"
+        )
     if mounted_at == "/":
-        return Check(name, Verdict.WARNING, f"{found}; this is the root disk", f"mount a disk of its own at {there}")
+        return Check(name, CheckVerdict.WARNING, f"{found}; this is the root disk", f"mount a disk of its own at {there}")
     if _rotates(there, root):
-        return Check(name, Verdict.WARNING, f"{found}; the disk rotates", "use an SSD: a miss is recomputed faster than such a disk seeks")
-    return Check(name, Verdict.OK, found)
+        return Check(
+            name, CheckVerdict.WARNING, f"{found}; the disk rotates", "use an SSD: a miss is recomputed faster than such a disk seeks"
+        )
+    return Check(name, CheckVerdict.OK, found)
 
 
 def ports(root: Path = Path("/")) -> Check:
@@ -85,8 +95,10 @@ def ports(root: Path = Path("/")) -> Check:
     if strange:
         told = ", ".join(f"{port.number} of {port.daemon} by {holder or 'a process of another user'}" for port, holder in strange.items())
         first = next(iter(strange)).number
-        return Check("ports", Verdict.WARNING, f"taken: {told}", f"ss -ltnp sport = :{first} says by whom; stop it, or choose another port")
-    return Check("ports", Verdict.OK, _told(ours))
+        return Check(
+            "ports", CheckVerdict.WARNING, f"taken: {told}", f"ss -ltnp sport = :{first} says by whom; stop it, or choose another port"
+        )
+    return Check("ports", CheckVerdict.OK, _told(ours))
 
 
 def _told(ours: Iterable[Port]) -> str:
@@ -98,20 +110,20 @@ def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
     """How long the certificate is still good of the client's `tls_cert`, or of the setting `whose`."""
     name = f"TLS certificate{', ' * bool(whose)}{whose}"
     if not file:
-        return Check(name, Verdict.OK, "none is set: connections over TCP are plain")
+        return Check(name, CheckVerdict.OK, "none is set: connections over TCP are plain")
     try:
         first = validities(file)[0]
     except ConfigError as error:
-        return Check(name, Verdict.WRONG, str(error), f"ls -l {file}; kvstore certs makes one")
+        return Check(name, CheckVerdict.WRONG, str(error), f"ls -l {file}; kvstore certs makes one")
     left_days = (first.end - now).total_seconds() / 86_400
     found = f"{file} ends on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
     if now < first.begin:
-        return Check(name, Verdict.WRONG, f"{file} begins on {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
+        return Check(name, CheckVerdict.WRONG, f"{file} begins on {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
     if left_days < 0:
-        return Check(name, Verdict.WRONG, found, "put a new one in its place: it is read again without a restart")
+        return Check(name, CheckVerdict.WRONG, found, "put a new one in its place: it is read again without a restart")
     if left_days < EXPIRY_WARNING_DAYS:
-        return Check(name, Verdict.WARNING, found, "put a new one in its place: it is read again without a restart")
-    return Check(name, Verdict.OK, found)
+        return Check(name, CheckVerdict.WARNING, found, "put a new one in its place: it is read again without a restart")
+    return Check(name, CheckVerdict.OK, found)
 
 
 def _mount(path: Path, root: Path) -> tuple[str, str]:

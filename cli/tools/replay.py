@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.cli.tools.status_tables import tiers_table
 from kvstore.cli.tools.tables import duration, percent, progress, rate
 from kvstore.client.block_bytes import BlockArena, block_key
@@ -37,7 +37,7 @@ DEATH_NOTICE_S: Final = 1.0
 """A dying process hangs up a little before it can be told dead."""
 
 
-class Store(Protocol):
+class ReplayStore(Protocol):
     """What a replay needs of a Client."""
 
     def get_batch_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int | None]: ...
@@ -79,10 +79,10 @@ class ReplayCounts:
         return self.put_bytes / self.put_s if self.put_s else 0.0
 
 
-class Replay:
+class StoreReplay:
     """One replay against one store, one request after the other. `counts` may be read at any time."""
 
-    def __init__(self, store: Store, *, block_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, store: ReplayStore, *, block_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """Raises InvalidArgument for a block size below 1."""
         self._store = store
         self._clock = clock
@@ -242,13 +242,13 @@ def _by_tier(status: pb.StatusReply, field: str) -> dict[str, int]:
 
 
 def run_replay(
-    settings: ClientSettings, requests: Iterable[TraceRequest], *, total: int, block_bytes: int, cluster: Cluster | None = None
+    settings: ClientSettings, requests: Iterable[TraceRequest], *, total: int, block_bytes: int, cluster: LocalCluster | None = None
 ) -> ReplayReport:
     """Replay with a progress bar on standard error. Of a cluster of one's own, a daemon that ended is the reason given."""
     control = Control.find(settings) if cluster is None else cluster.control()
     with control, Client(settings=settings) as client:
         before = control.status()
-        engine = Replay(client, block_bytes=block_bytes)
+        engine = StoreReplay(client, block_bytes=block_bytes)
         begin = time.perf_counter()
         try:
             with progress("replaying", total) as on_request:

@@ -36,7 +36,7 @@ OPERATION_COLUMNS: Final = ("operation", "at", "asked/s", "mean", "slowest", "wh
 
 
 @dataclass(slots=True)
-class View:
+class ScreenView:
     """What is looked at: how nodes are sorted, and the first that is shown."""
 
     document: Document | None = None
@@ -67,7 +67,7 @@ class View:
         return True
 
 
-def screen(view: View, width: int, height: int) -> tuple[RenderableType, int]:
+def screen(view: ScreenView, width: int, height: int) -> tuple[RenderableType, int]:
     """A screen of exactly this size or less, and how many nodes it shows."""
     if view.document is None:
         return Text(view.failure or "asking the cluster…", no_wrap=True, overflow="ellipsis"), 1
@@ -116,7 +116,7 @@ def _line(document: Document, width: int) -> Text:
     return text
 
 
-def _troubles(view: View, width: int, limit: int) -> list[Text]:
+def _troubles(view: ScreenView, width: int, limit: int) -> list[Text]:
     assert view.document is not None
     told = [{"level": "error", "text": view.failure, "todo": ""}] if view.failure else []
     told += view.document["troubles"]
@@ -157,7 +157,7 @@ def _figures(document: Document, width: int, max_lines: int) -> tuple[Renderable
     return table, lines
 
 
-def _trend(view: View, name: str, label: str, width: int, lines: int) -> list[Text]:
+def _trend(view: ScreenView, name: str, label: str, width: int, lines: int) -> list[Text]:
     """The newest values as bars of so many lines; the rightmost is now."""
     values = list(view.trends[name])[-max(1, width - 10) :]
     drawn = spark_lines(values, lines)
@@ -205,7 +205,7 @@ def _tiers(tiers: list[Document], width: int) -> Table:
     return table
 
 
-def _keys(view: View, shown: tuple[int, int, int], width: int) -> Text:
+def _keys(view: ScreenView, shown: tuple[int, int, int], width: int) -> Text:
     first, end, count = shown
     where = f"{first + 1} to {end} of {count}" if count else "no node has joined yet"
     text = Text(f"{where}   q quit   ↑ ↓ PgUp PgDn   s sort: {heading_of(view.sort)}", style="dim")

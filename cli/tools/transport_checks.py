@@ -31,7 +31,7 @@ INSTALL_UCX: Final = install_line("ucx")
 INSTALL_NIXL: Final = install_line("nixl")
 
 
-class Verdict(Enum):
+class CheckVerdict(Enum):
     """What an operator makes of a check."""
 
     OK = "ok"
@@ -48,7 +48,7 @@ class Check:
     """One line. `advice` says what mends it, by a command where there is one; empty where nothing needs to be done."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     advice: str = ""
 
@@ -76,8 +76,8 @@ def ucxx() -> Check:
     try:
         ucx_library.bindings()
     except ConfigError as error:
-        return Check("ucxx", Verdict.MISSING, str(error), INSTALL_UCX)
-    return Check("ucxx", Verdict.OK, f"version {_version('ucxx')}")
+        return Check("ucxx", CheckVerdict.MISSING, str(error), INSTALL_UCX)
+    return Check("ucxx", CheckVerdict.OK, f"version {_version('ucxx')}")
 
 
 def libucx(*, has_rdma: bool) -> Check:
@@ -85,12 +85,12 @@ def libucx(*, has_rdma: bool) -> Check:
     try:
         loaded = ucx_library.loaded()
     except ConfigError:
-        return Check("libucx", Verdict.MISSING, "not loaded", INSTALL_UCX)
+        return Check("libucx", CheckVerdict.MISSING, "not loaded", INSTALL_UCX)
     found = f"version {loaded.version}, {'with' if loaded.has_verbs else 'without'} verbs, {loaded.path}"
     if has_rdma and not loaded.has_verbs:
         advice = f"install a system UCX of version {'.'.join(map(str, ucx_library.MIN_VERSION))} or later with verbs; kvstore prefers it"
-        return Check("libucx", Verdict.WARNING, found, advice)
-    return Check("libucx", Verdict.OK, found)
+        return Check("libucx", CheckVerdict.WARNING, found, advice)
+    return Check("libucx", CheckVerdict.OK, found)
 
 
 def ucx_transports() -> Check:
@@ -99,9 +99,9 @@ def ucx_transports() -> Check:
     try:
         worker = UcxWorker.acquire("")
     except ConfigError as error:
-        return Check(name, Verdict.MISSING, str(error), INSTALL_UCX)
+        return Check(name, CheckVerdict.MISSING, str(error), INSTALL_UCX)
     try:
-        return Check(name, Verdict.OK, ", ".join(worker.resources()))
+        return Check(name, CheckVerdict.OK, ", ".join(worker.resources()))
     finally:
         worker.release()
 
@@ -110,12 +110,12 @@ def nixl() -> Check:
     """NIXL and its plug-ins; the one that kvstore uses is UCX."""
     version = _version("nixl")
     if not version:
-        return Check("nixl", Verdict.MISSING, "not installed", INSTALL_NIXL)
+        return Check("nixl", CheckVerdict.MISSING, "not installed", INSTALL_NIXL)
     plugins = nixl_plugins()
     found = f"version {version}, plug-ins {', '.join(plugins) or 'none'}"
     if "UCX" in plugins:
-        return Check("nixl", Verdict.OK, found)
-    return Check("nixl", Verdict.MISSING, found, "the plug-in UCX is not there: reinstall nixl, or set NIXL_PLUGIN_DIR to where it is")
+        return Check("nixl", CheckVerdict.OK, found)
+    return Check("nixl", CheckVerdict.MISSING, found, "the plug-in UCX is not there: reinstall nixl, or set NIXL_PLUGIN_DIR to where it is")
 
 
 def nixl_plugins() -> list[str]:
@@ -129,11 +129,11 @@ def rdma(root: Path) -> Check:
     ports = rdma_ports(root)
     if not ports:
         return Check(
-            "RDMA devices", Verdict.MISSING, "none in /sys/class/infiniband", "without them the transports are TCP and shared memory"
+            "RDMA devices", CheckVerdict.MISSING, "none in /sys/class/infiniband", "without them the transports are TCP and shared memory"
         )
     if not any("ACTIVE" in port for port in ports):
-        return Check("RDMA devices", Verdict.WARNING, "; ".join(ports), "no port is active: see `ibstat`, `rdma link`")
-    return Check("RDMA devices", Verdict.OK, "; ".join(ports))
+        return Check("RDMA devices", CheckVerdict.WARNING, "; ".join(ports), "no port is active: see `ibstat`, `rdma link`")
+    return Check("RDMA devices", CheckVerdict.OK, "; ".join(ports))
 
 
 def rdma_ports(root: Path) -> list[str]:
@@ -150,21 +150,21 @@ def peermem(root: Path, *, has_rdma: bool) -> Check:
     name = "nvidia_peermem"
     modules = [line.split()[0] for line in _text(root / "proc/modules").splitlines()]
     if name in modules:
-        return Check(name, Verdict.OK, "loaded")
+        return Check(name, CheckVerdict.OK, "loaded")
     if "nvidia" not in modules or not has_rdma:
-        return Check(name, Verdict.OK, "not loaded, nor needed: " + ("no RDMA device" if "nvidia" in modules else "no NVIDIA driver"))
-    return Check(name, Verdict.MISSING, "not loaded", "modprobe nvidia_peermem, or GPU memory goes through the host's")
+        return Check(name, CheckVerdict.OK, "not loaded, nor needed: " + ("no RDMA device" if "nvidia" in modules else "no NVIDIA driver"))
+    return Check(name, CheckVerdict.MISSING, "not loaded", "modprobe nvidia_peermem, or GPU memory goes through the host's")
 
 
 def locked_memory(limit_bytes: int, *, has_rdma: bool) -> Check:
     """RDMA devices register memory by locking it."""
     if limit_bytes == resource.RLIM_INFINITY:
-        return Check("locked memory", Verdict.OK, "unlimited")
+        return Check("locked memory", CheckVerdict.OK, "unlimited")
     found = f"at most {format_size(limit_bytes)}"
     if not has_rdma:
-        return Check("locked memory", Verdict.OK, f"{found}; matters to RDMA only")
+        return Check("locked memory", CheckVerdict.OK, f"{found}; matters to RDMA only")
     advice = "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or --ulimit memlock=-1 for a container"
-    return Check("locked memory", Verdict.WARNING, found, advice)
+    return Check("locked memory", CheckVerdict.WARNING, found, advice)
 
 
 def hugepages(root: Path) -> Check:
@@ -173,33 +173,40 @@ def hugepages(root: Path) -> Check:
     total, free = (int(values.get(f"HugePages_{what}", "0")) for what in ("Total", "Free"))
     if not total:
         return Check(
-            "reserved huge pages", Verdict.WARNING, "none", "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower"
+            "reserved huge pages",
+            CheckVerdict.WARNING,
+            "none",
+            "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower",
         )
-    return Check("reserved huge pages", Verdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
+    return Check("reserved huge pages", CheckVerdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
 
 
 def transparent_hugepages(root: Path) -> Check:
     """Whether slabs, which ask for huge pages, get any without their being reserved."""
     name, reason = "shared huge pages", why_none(root)
     if not reason:
-        return Check(name, Verdict.OK, f"shmem_enabled is {policy(root)}")
+        return Check(name, CheckVerdict.OK, f"shmem_enabled is {policy(root)}")
     if not policy(root):
-        return Check(name, Verdict.WARNING, reason, "first writes are slower; a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them")
-    return Check(name, Verdict.WARNING, reason, f"echo advise > /{SHMEM_ENABLED} and restart the node; to last over reboots: {LASTING}")
+        return Check(name, CheckVerdict.WARNING, reason, "first writes are slower; a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them")
+    return Check(
+        name, CheckVerdict.WARNING, reason, f"echo advise > /{SHMEM_ENABLED} and restart the node; to last over reboots: {LASTING}"
+    )
 
 
 def ptrace_scope(root: Path) -> Check:
     """Whether a process may read another's memory (CMA), as UCX does between processes of one host."""
     scope = _line(root / "proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope == "0":
-        return Check("ptrace scope", Verdict.OK, "processes of one user may read one another's memory (CMA)")
-    return Check("ptrace scope", Verdict.WARNING, scope, "UCX copies twice within this host; sysctl kernel.yama.ptrace_scope=0 avoids it")
+        return Check("ptrace scope", CheckVerdict.OK, "processes of one user may read one another's memory (CMA)")
+    return Check(
+        "ptrace scope", CheckVerdict.WARNING, scope, "UCX copies twice within this host; sysctl kernel.yama.ptrace_scope=0 avoids it"
+    )
 
 
 def shared_memory(root: Path) -> Check:
     path = root / "dev/shm"
     if not path.is_dir():
-        return Check("/dev/shm", Verdict.MISSING, "not there", "mount -t tmpfs tmpfs /dev/shm")
+        return Check("/dev/shm", CheckVerdict.MISSING, "not there", "mount -t tmpfs tmpfs /dev/shm")
     room = os.statvfs(path)
     size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     return judge_shared_memory(size_bytes, free_bytes)
@@ -208,15 +215,17 @@ def shared_memory(root: Path) -> Check:
 def judge_shared_memory(size_bytes: int, free_bytes: int) -> Check:
     found = f"{format_size(free_bytes)} of {format_size(size_bytes)} free"
     if size_bytes < MIN_SHARED_MEMORY_BYTES:
-        return Check("/dev/shm", Verdict.WARNING, found, "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm")
-    return Check("/dev/shm", Verdict.OK, found)
+        return Check("/dev/shm", CheckVerdict.WARNING, found, "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm")
+    return Check("/dev/shm", CheckVerdict.OK, found)
 
 
 def open_files(limit: int) -> Check:
     """The soft limit; a connection takes descriptors."""
     if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
-        return Check("open files", Verdict.OK, "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
-    return Check("open files", Verdict.WARNING, f"at most {limit:,}", f"ulimit -n {MIN_OPEN_FILES} or more, LimitNOFILE= in a systemd unit")
+        return Check("open files", CheckVerdict.OK, "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
+    return Check(
+        "open files", CheckVerdict.WARNING, f"at most {limit:,}", f"ulimit -n {MIN_OPEN_FILES} or more, LimitNOFILE= in a systemd unit"
+    )
 
 
 def _distributions(package: str) -> Sequence[str]:

@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, Unshared, nowhere
-from kvstore.client.core.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
+from kvstore.client.connections.routes import DaemonRoute, IsHere, KnownNode, KnownNodes, MasterRoutes, ShmDiagnostics, nowhere
+from kvstore.client.core.effects import (
+    AcquireConnectionEffect,
+    AnyLoan,
+    Operation,
+    ReceiveEffect,
+    RequestEffect,
+    SendEffect,
+    SleepEffect,
+    SpawnEffect,
+)
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     InvalidTicket,
@@ -18,15 +27,15 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
+from kvstore.protocol.master_messages import CancelReservations, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Welcome
-from kvstore.rpc.client.owners import Round, is_awaited, looks, pauses
+from kvstore.rpc.client.owners import OwnerSearchRound, is_awaited, looks, pauses
 from kvstore.rpc.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
 
-ASKED_AGAIN: Final = (Lookup, Exists, MatchPrefix, Nodes, Reserve, Cancel)
+ASKED_AGAIN: Final = (Lookup, Exists, MatchPrefix, Nodes, Reserve, CancelReservations)
 """What another master may be asked as well while one has not answered: nothing changes, or what was reserved ends with the connection."""
 RENEWAL_S: Final = 10.0
 """For asking for tickets in the background."""
@@ -34,7 +43,7 @@ RENEWAL_PAUSE_NS: Final = 1_000_000_000
 """Before that is tried again."""
 
 
-class Daemons:
+class ClusterConnections:
     """The masters and nodes that a client knows. Its threads and tasks share it."""
 
     def __init__(
@@ -43,7 +52,7 @@ class Daemons:
         *,
         is_here: IsHere,
         spread: int,
-        unshared: Unshared,
+        unshared: ShmDiagnostics,
         hello: Hello = Hello(ROLE_CLIENT),  # noqa: B008
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -66,7 +75,7 @@ class Daemons:
         self.unshared = unshared
 
     def begin(
-        self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
+        self, route: DaemonRoute, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
     ) -> Operation[tuple[AnyLoan, M]]:
         """Ask a daemon and keep the channel: (loan, answer). The caller gives the loan back. Raises Unreachable when no address works."""
         while True:
@@ -74,7 +83,9 @@ class Daemons:
             if begun is not None:
                 return begun
 
-    def begin_shared(self, route: Route, message: Message, answer: type[M], deadline: Deadline) -> Operation[tuple[AnyLoan, M] | None]:
+    def begin_shared(
+        self, route: DaemonRoute, message: Message, answer: type[M], deadline: Deadline
+    ) -> Operation[tuple[AnyLoan, M] | None]:
         """As `begin`, through the Unix socket only: None when there is no way through it."""
         while route.is_local:
             begun = yield from self._attempt(route, message, answer, deadline)
@@ -83,20 +94,20 @@ class Daemons:
         return None
 
     def _attempt(
-        self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
+        self, route: DaemonRoute, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
     ) -> Operation[tuple[AnyLoan, M] | None]:
         """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address."""
         loan = yield from self._connect(route, deadline)
         if loan is None:
             return None
         try:
-            return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
+            return loan, (yield RequestEffect(loan.channel, message, answer, deadline, payload))
         except BaseException as error:
             if _gives_back_stale(loan, error):
                 return None
             raise
 
-    def _connect(self, route: Route, deadline: Deadline) -> Operation[AnyLoan | None]:
+    def _connect(self, route: DaemonRoute, deadline: Deadline) -> Operation[AnyLoan | None]:
         """A channel to the daemon that is meant; None when the next try may give one: a new one, or one to another address. Raises
         Unreachable, or NoOwner.
 
@@ -104,7 +115,7 @@ class Daemons:
         """
         address = route.address()
         try:
-            loan: AnyLoan = yield Take(address, deadline, route.hello)
+            loan: AnyLoan = yield AcquireConnectionEffect(address, deadline, route.hello)
         except NoOwner:
             raise
         except InvalidTicket as error:
@@ -129,12 +140,12 @@ class Daemons:
         if self._renew_ns and self._clock_ns() >= self._renew_ns:
             self._renew_ns = 0
             try:
-                yield Aside(self._renew_all())
+                yield SpawnEffect(self._renew_all())
             except RuntimeError:  # the system has no thread for it
                 self._renew_ns = self._clock_ns() + RENEWAL_PAUSE_NS
         return loan
 
-    def _renew(self, route: Route, refusal: InvalidTicket, deadline: Deadline) -> Operation[None]:
+    def _renew(self, route: DaemonRoute, refusal: InvalidTicket, deadline: Deadline) -> Operation[None]:
         """Another ticket for a node that did not take the one that it was shown: it is another process by now, or the ticket has ended.
         Raises `refusal` where the deadline is over before there is one."""
         shown = route.hello
@@ -144,7 +155,7 @@ class Daemons:
         if route.hello is shown:  # the node has registered a moment ago, and the master does not know of it, or it of its key
             if deadline.up_to_s(self._retry_s) < self._retry_s:
                 raise refusal
-            yield Sleep(self._retry_s)
+            yield SleepEffect(self._retry_s)
 
     def _renew_all(self) -> Operation[None]:
         """Other tickets, before those that there are have ended; those go on being used while no master gives any."""
@@ -153,7 +164,7 @@ class Daemons:
         except KVStoreError:
             self._renew_ns = self._clock_ns() + RENEWAL_PAUSE_NS
 
-    def _note_trouble(self, route: Route) -> None:
+    def _note_trouble(self, route: DaemonRoute) -> None:
         """A node that answers though its socket did not is there, and slower than it need be."""
         if route.trouble and route.who is not None and route.who.server == SERVER_NODE:
             self.unshared.note(route.who.name, route.trouble)
@@ -211,7 +222,7 @@ class Daemons:
         """The channel to the owner, and what it answered; None where it was not asked anything. See `ask_master`."""
         waits = pauses(self._retry_s)
         while True:
-            asking = Round(masters.known)
+            asking = OwnerSearchRound(masters.known)
             try:
                 begun = yield from self._ask_owner(masters, asking, message, answer, deadline)
                 if begun is not None:
@@ -220,12 +231,12 @@ class Daemons:
                     pause_s = next(waits)
                     if not is_awaited(masters.known, asking.error()) or deadline.up_to_s(pause_s) < pause_s:
                         raise asking.error()
-                    yield Sleep(pause_s)
+                    yield SleepEffect(pause_s)
             finally:
                 asking.end()
 
     def _ask_owner(
-        self, masters: MasterRoutes, asking: Round, message: Message | None, answer: type[M], deadline: Deadline
+        self, masters: MasterRoutes, asking: OwnerSearchRound, message: Message | None, answer: type[M], deadline: Deadline
     ) -> Operation[tuple[AnyLoan, M | None] | None]:
         """Ask the master that is the owner as far as is known, and keep the channel. None: it is not, or cannot be reached, `asking` has
         been told; or it kept a call waiting to its end, so that the others are to be asked first."""
@@ -256,18 +267,18 @@ class Daemons:
                 return loan, reply
 
     def _answer(
-        self, masters: MasterRoutes, loan: AnyLoan, route: Route, message: Message, answer: type[M], deadline: Deadline
+        self, masters: MasterRoutes, loan: AnyLoan, route: DaemonRoute, message: Message, answer: type[M], deadline: Deadline
     ) -> Operation[M | None]:
         """What the master says. None: the channel is given back, for it was idle and its peer has gone since, or another master owns the
         catalog by now."""
         channel, known = loan.channel, masters.known
         try:
             if not known.are_several or not isinstance(message, ASKED_AGAIN):
-                reply: M | None = yield Ask(channel, message, answer, deadline)
+                reply: M | None = yield RequestEffect(channel, message, answer, deadline)
                 return reply
-            yield Send(channel, message, deadline)
+            yield SendEffect(channel, message, deadline)
             for wait_s in looks(self._patience_s, is_doubted=masters.is_doubted):
-                reply = yield Await(channel, answer, deadline.part(min(wait_s, deadline.left_s())))
+                reply = yield ReceiveEffect(channel, answer, deadline.part(min(wait_s, deadline.left_s())))
                 if reply is not None:
                     masters.is_doubted = False
                     return reply
@@ -282,9 +293,9 @@ class Daemons:
                 raise Unreachable(f"{route.primary}: {error}") from None
             raise
 
-    def _is_another(self, masters: MasterRoutes, route: Route, deadline: Deadline) -> Operation[bool]:
+    def _is_another(self, masters: MasterRoutes, route: DaemonRoute, deadline: Deadline) -> Operation[bool]:
         """Whether one of the other masters says that it is the owner."""
-        asking = Round(masters.known, besides=route.primary)
+        asking = OwnerSearchRound(masters.known, besides=route.primary)
         try:
             return (yield from self._find_owner(masters, asking, deadline))
         finally:
@@ -301,7 +312,7 @@ class Daemons:
         self.nodes.heard_from(welcome.epoch)
         return isinstance(message, Reserve) and not self.nodes.is_known
 
-    def _find_owner(self, masters: MasterRoutes, asking: Round, deadline: Deadline) -> Operation[bool]:
+    def _find_owner(self, masters: MasterRoutes, asking: OwnerSearchRound, deadline: Deadline) -> Operation[bool]:
         """Ask who has not been asked yet, while there is time, until one says that it is the owner; it is the one in use then."""
         while deadline.up_to_s(self._patience_s) and (address := asking.next()) is not None:
             try:
@@ -316,7 +327,7 @@ class Daemons:
             loan.discard()
         return False
 
-    def _introduce(self, route: Route, deadline: Deadline) -> Operation[AnyLoan]:
+    def _introduce(self, route: DaemonRoute, deadline: Deadline) -> Operation[AnyLoan]:
         """A new channel: what the master says of itself over it holds now."""
         while True:
             loan = yield from self._connect(route, deadline)

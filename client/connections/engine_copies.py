@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.registered_memory import Registry
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import AnyChannel, Ask, Move, Operation, Work
-from kvstore.client.stats import Counters
+from kvstore.client.core.effects import AnyChannel, Operation, RequestEffect, RunInThreadEffect, TransferEffect
+from kvstore.client.stats import ClientCounters
 from kvstore.protocol.errors import (
     Broken,
     Closed,
@@ -29,7 +29,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.node_messages import RegionList, Regions
+from kvstore.protocol.node_messages import ExportSlabs, ExportSlabsReply
 from kvstore.rpc.client.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
@@ -188,7 +188,7 @@ TOPOLOGY_WORK_BYTES: Final = 1 << 30
 class EngineCopies:
     """The transfer engine's side of gets and puts. Threads and tasks of a client share it."""
 
-    def __init__(self, daemons: Daemons, remote: RemoteMemory, registry: Registry, counters: Counters) -> None:
+    def __init__(self, daemons: ClusterConnections, remote: RemoteMemory, registry: Registry, counters: ClientCounters) -> None:
         self.remote = remote
         self.registry = registry
         self._daemons = daemons
@@ -197,14 +197,14 @@ class EngineCopies:
     def peer_of(self, node: KnownNode) -> "Operation[Peer]":
         """A node of another host as the transfer engine's peer. Raises Unreachable, and ConfigError for settings that cannot be met."""
         if not self.remote.is_started:
-            yield Work(lambda: self.remote.engine, TOPOLOGY_WORK_BYTES)
+            yield RunInThreadEffect(lambda: self.remote.engine, TOPOLOGY_WORK_BYTES)
         return self.remote.peer(node)
 
     def move(self, node: KnownNode, copies: "Sequence[Copy]", deadline: Deadline) -> Operation[None]:
         """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
         DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
         try:
-            yield Move(self.remote.engine, self.registry.named(copies), deadline)
+            yield TransferEffect(self.remote.engine, self.registry.named(copies), deadline)
         except DeadlineExceeded:
             self.remote.failed(node)
             raise
@@ -218,7 +218,7 @@ class EngineCopies:
         """A node's engine could not be used: leave it alone for a while, unless there is another way by now: this host's links have
         changed, or the master knows of a change of the node's."""
         log.warning("values of node %s go by message: %s", node.name, error)
-        if (yield Work(self.remote.refresh, TOPOLOGY_WORK_BYTES)):
+        if (yield RunInThreadEffect(self.remote.refresh, TOPOLOGY_WORK_BYTES)):
             self.remote.forget(node.node_id)
         else:
             self.remote.failed(node)
@@ -231,7 +231,7 @@ class EngineCopies:
         missing = self.remote.missing(ids)
         for start in range(0, len(missing), MAX_FDS):
             part = missing[start : start + MAX_FDS]
-            answer: RegionList = yield Ask(channel, Regions([slab.slab for slab in part]), RegionList, deadline)
+            answer: ExportSlabsReply = yield RequestEffect(channel, ExportSlabs([slab.slab for slab in part]), ExportSlabsReply, deadline)
             if len(answer.regions) != len(part) or not all(answer.regions):
                 raise StaleHandle(f"node {node.node_id} named a slab that it does not have")
             for slab, description in zip(part, answer.regions, strict=True):

@@ -25,7 +25,7 @@ class Location:
     """Rises when a key is written anew: a read that names it gets this version or nothing."""
 
 
-class Hint(NamedTuple):
+class CachedLocation(NamedTuple):
     """Where a block was. May be stale at any time; the node checks the generation."""
 
     node_id: int
@@ -37,33 +37,33 @@ class Hint(NamedTuple):
     """How many nodes had the block, but for one that was to be avoided."""
 
 
-class Hints:
+class LocationCache:
     """The last blocks whose place was learned or used: `capacity` at most, once there were more no less than 15/16 of that. Thread-safe;
     each call takes the lock once a batch."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._hints: dict[bytes, Hint] = {}
+        self._hints: dict[bytes, CachedLocation] = {}
         """The longest unused first. An OrderedDict takes in a batch six times as slowly."""
         self._lock = threading.Lock()
         self.has_dropped = False
         """Some did not fit: what has no hint may have been put by this client all the same."""
 
-    def find(self, keys: Sequence[bytes]) -> list[Hint | None]:
+    def find(self, keys: Sequence[bytes]) -> list[CachedLocation | None]:
         """A hint, or None, for each key."""
         with self._lock:
             found = list(map(self._hints.get, keys))
             self._use([key for key, hint in zip(keys, found, strict=True) if hint is not None])
         return found
 
-    def find_one(self, key: bytes) -> Hint | None:
+    def find_one(self, key: bytes) -> CachedLocation | None:
         with self._lock:
             hint = self._hints.get(key)
             if hint is not None:
                 self._use((key,))
             return hint
 
-    def learn_one(self, key: bytes, hint: Hint) -> None:
+    def learn_one(self, key: bytes, hint: CachedLocation) -> None:
         """As `learn`, of one key."""
         with self._lock:
             known = self._hints
@@ -74,7 +74,7 @@ class Hints:
             if len(known) > self._capacity:
                 self._drop_first()
 
-    def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
+    def learn(self, hints: Iterable[tuple[bytes, CachedLocation]]) -> None:
         with self._lock:
             known = self._hints
             for key, hint in hints:
@@ -85,7 +85,7 @@ class Hints:
             if len(known) > self._capacity:
                 self._drop_first()
 
-    def learn_all(self, keys: Sequence[bytes], hint: Hint) -> None:
+    def learn_all(self, keys: Sequence[bytes], hint: CachedLocation) -> None:
         """As `learn`, of keys that have the same hint."""
         with self._lock:
             known = self._hints

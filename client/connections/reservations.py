@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.partition_requests import places
-from kvstore.client.core.effects import Operation, Together
+from kvstore.client.core.effects import GatherEffect, Operation
 from kvstore.protocol.errors import Full, KVStoreError, QuotaExceeded, TierFailed, Unavailable
-from kvstore.protocol.master_messages import Cancel
+from kvstore.protocol.master_messages import CancelReservations
 from kvstore.protocol.session_messages import Ok
 from kvstore.rpc.deadline import Deadline
 
@@ -53,22 +53,22 @@ TIDY_S: Final = 5.0
 """The same in the background, where nobody waits for it."""
 
 
-class Unused(Protocol):
+class UnusedReservations(Protocol):
     """A put that is over and has used part of what it reserved."""
 
-    def unused(self) -> Cancel:
+    def unused(self) -> CancelReservations:
         """What gives back the rest."""
 
 
-class Reservations:
+class ClientReservations:
     """What a client has reserved and will not use."""
 
-    def __init__(self, daemons: Daemons) -> None:
+    def __init__(self, daemons: ClusterConnections) -> None:
         self._daemons = daemons
-        self.unused: deque[Unused] = deque()
+        self.unused: deque[UnusedReservations] = deque()
         """Puts that failed or were interrupted, until the master knows that what they reserved will not be used."""
 
-    def cancel(self, message: Cancel, timeout_s: float = CLEANUP_S) -> Operation[None]:
+    def cancel(self, message: CancelReservations, timeout_s: float = CLEANUP_S) -> Operation[None]:
         """Give reservations back, as far as the master can be told soon; the others expire."""
         if message.keys:
             deadline = Deadline(timeout_s)
@@ -78,15 +78,18 @@ class Reservations:
                     yield from self._cancel(next(iter(found)), message, deadline)
                 else:
                     keys, generations = message.keys, message.generations
-                    parts = {partition: Cancel([keys[i] for i in at], [generations[i] for i in at]) for partition, at in found.items()}
-                    yield Together([self._cancel(partition, part, deadline) for partition, part in parts.items()])
+                    parts = {
+                        partition: CancelReservations([keys[i] for i in at], [generations[i] for i in at])
+                        for partition, at in found.items()
+                    }
+                    yield GatherEffect([self._cancel(partition, part, deadline) for partition, part in parts.items()])
 
-    def _cancel(self, partition: int, message: Cancel, deadline: Deadline) -> Operation[None]:
+    def _cancel(self, partition: int, message: CancelReservations, deadline: Deadline) -> Operation[None]:
         """Raises nothing: what one master cannot be told must not keep the others from hearing."""
         with contextlib.suppress(KVStoreError):
             yield from self._daemons.ask_master(message, Ok, deadline, partition=partition)
 
-    def give_up(self, put: Unused, timeout_s: float = CLEANUP_S) -> Operation[None]:
+    def give_up(self, put: UnusedReservations, timeout_s: float = CLEANUP_S) -> Operation[None]:
         """Give back what this one of `unused` had reserved. Several threads may do so at once: to cancel twice does no harm."""
         try:
             yield from self.cancel(put.unused(), timeout_s)

@@ -5,15 +5,15 @@ import os
 from typing import TYPE_CHECKING
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.engine_copies import EngineCopies, RemoteMemory
-from kvstore.client.connections.locations import Hints
+from kvstore.client.connections.locations import LocationCache
 from kvstore.client.connections.registered_memory import Registry
-from kvstore.client.connections.reservations import PutTargets, Reservations
-from kvstore.client.connections.routes import IsHere, Unshared, nowhere
+from kvstore.client.connections.reservations import ClientReservations, PutTargets
+from kvstore.client.connections.routes import IsHere, ShmDiagnostics, nowhere
 from kvstore.client.connections.slabs import SlabMapping
-from kvstore.client.connections.uncommitted_puts import EarlyPuts
-from kvstore.client.stats import Counters
+from kvstore.client.connections.uncommitted_puts import UncommittedPuts
+from kvstore.client.stats import ClientCounters
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import ELSEWHERE, why_not_here
 from kvstore.security.tls.config import names_tls
@@ -32,21 +32,21 @@ class ClientResources:
         self.settings = settings
         self.tls = certificates(settings)
         maps = maps_memory(transfer)
-        unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
-        self.daemons = Daemons(
+        unshared = ShmDiagnostics(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
+        self.daemons = ClusterConnections(
             settings,
             is_here=is_here if maps else nowhere,
             spread=spread,
             unshared=unshared,
             hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
         )
-        self.hints = Hints(settings.max_hints)
-        self.counters = Counters()
+        self.hints = LocationCache(settings.max_hints)
+        self.counters = ClientCounters()
         self.copier = MemcpyPool(settings.copy_threads)
         self.mapping = SlabMapping()
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
-        self.reservations = Reservations(self.daemons)
-        self.early_puts = EarlyPuts(self.daemons)
+        self.reservations = ClientReservations(self.daemons)
+        self.early_puts = UncommittedPuts(self.daemons)
         self.put_targets = PutTargets()
 
     def close(self) -> None:

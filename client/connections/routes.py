@@ -26,7 +26,7 @@ MAX_TOLD: Final = 4096
 log = logging.getLogger("kvstore.client")
 
 
-class Unshared:
+class ShmDiagnostics:
     """Thread-safe."""
 
     def __init__(self, why_not_here: WhyNotHere) -> None:
@@ -77,7 +77,7 @@ def nowhere(unix: str, host_id: str) -> bool:
     return False
 
 
-class Who(NamedTuple):
+class DaemonId(NamedTuple):
     """Which daemon: a process is told from every other by its kind, its name and the host id of its Unix socket."""
 
     server: int
@@ -85,7 +85,7 @@ class Who(NamedTuple):
     host_id: str
 
 
-class Route:
+class DaemonRoute:
     """The way to one daemon: its Unix socket where that is to be had, else its primary address.
 
     An address is only where somebody answers: whether that is the daemon meant is to be asked of `is_meant` each time. A socket file
@@ -93,7 +93,7 @@ class Route:
     route: a race costs a connection attempt, no more.
     """
 
-    def __init__(self, primary: Address, is_here: IsHere, who: Who | None = None) -> None:
+    def __init__(self, primary: Address, is_here: IsHere, who: DaemonId | None = None) -> None:
         """`who` is the node meant, as its master told. None: a master, whichever it is that answers at `primary`."""
         self.primary = primary
         self.who = who
@@ -130,7 +130,7 @@ class Route:
     def welcomed(self, welcome: Welcome) -> None:
         """The daemon meant answered, on either address. Its epoch tells a new process of it."""
         if self._is_master:
-            self.who = Who(welcome.server, welcome.name, welcome.host_id)
+            self.who = DaemonId(welcome.server, welcome.name, welcome.host_id)
         self._epoch = welcome.epoch
         if welcome.epoch != self._refused_epoch:
             self.offer(welcome.unix, welcome.host_id)
@@ -172,17 +172,17 @@ class MasterRoutes:
         given = [parse_address(text.strip())._replace(partition=partition) for text in texts if text.strip()]
         self.known = Masters(given, clock_ns=clock_ns)
         self._is_here = is_here
-        self._routes: dict[Address, Route] = {}
+        self._routes: dict[Address, DaemonRoute] = {}
 
-    def to(self, address: Address) -> Route:
+    def to(self, address: Address) -> DaemonRoute:
         route = self._routes.get(address)
         if route is None:
             if len(self._routes) >= MAX_ROUTES:
                 self._routes.clear()
-            route = self._routes[address] = Route(address, self._is_here)
+            route = self._routes[address] = DaemonRoute(address, self._is_here)
         return route
 
-    def to_owner(self) -> Route:
+    def to_owner(self) -> DaemonRoute:
         """To the one that is the owner, as far as is known."""
         return self.to(self.known.owner)
 
@@ -194,7 +194,7 @@ class KnownNode:
 
     node_id: int
     name: str
-    route: Route
+    route: DaemonRoute
     revision: int = 0
     transfer: bytes = b""
 
@@ -202,7 +202,7 @@ class KnownNode:
 class KnownNodes:
     """The nodes as the master named them last."""
 
-    def __init__(self, is_here: IsHere, spread: int, unshared: Unshared, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
+    def __init__(self, is_here: IsHere, spread: int, unshared: ShmDiagnostics, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
         """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes, nor of the others.
         `unshared` is told of nodes of this host that cannot be reached as such. `hello` is what nodes are told, but for their tickets: not
         the token."""
@@ -250,15 +250,15 @@ class KnownNodes:
         same, so that clients spread and chains stay together."""
         return xxhash.xxh32_intdigest(b"%d" % node_id, self._spread)
 
-    def is_live(self, who: Who) -> bool:
+    def is_live(self, who: DaemonId) -> bool:
         """Whether the master named this very process last."""
         return self.by(who) is not None
 
-    def by(self, who: Who) -> KnownNode | None:
+    def by(self, who: DaemonId) -> KnownNode | None:
         """This very process, if the master named it last."""
         return next((node for node in self._nodes.values() if node.route.who == who), None)
 
-    def are_by(self, route: Route) -> bool:
+    def are_by(self, route: DaemonRoute) -> bool:
         """Whether one of those that the master named last is reached by this route."""
         return any(node.route is route for node in self._nodes.values())
 
@@ -276,14 +276,14 @@ class KnownNodes:
         for node_id, name, host, unix, tcp, revision, transfer, ticket in zip(
             table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, tickets, strict=True
         ):
-            primary, who = parse_address(tcp), Who(SERVER_NODE, name, host)
+            primary, who = parse_address(tcp), DaemonId(SERVER_NODE, name, host)
             old = self._nodes.get(node_id)
             if old is not None and old.route.who == who and old.route.primary == primary:
                 nodes[node_id] = old if old.revision == revision else dataclasses.replace(old, revision=revision, transfer=transfer)
                 if old.route.hello is None or old.route.hello.ticket != ticket:
                     old.route.hello = dataclasses.replace(self._hello, ticket=ticket)
                 continue
-            nodes[node_id] = KnownNode(node_id, name, Route(primary, self._is_here, who), revision, transfer)
+            nodes[node_id] = KnownNode(node_id, name, DaemonRoute(primary, self._is_here, who), revision, transfer)
             nodes[node_id].route.hello = dataclasses.replace(self._hello, ticket=ticket)
             nodes[node_id].route.offer(unix, host)
             if not nodes[node_id].route.is_local:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kvstore.client.core.effects import AnyChannel, Aside, AskForFds, Operation, Work
+from kvstore.client.core.effects import AnyChannel, Operation, RequestFdsEffect, RunInThreadEffect, SpawnEffect
 from kvstore.protocol.errors import Broken, Closed, StaleHandle
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.node_messages import Slabs
+from kvstore.protocol.node_messages import MapSlabs
 from kvstore.rpc.client.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.mapping import Slab, map_slab
+from kvstore.transfer.memory.mapping import MappedSlab, map_slab
 
 
 class SlabKey(NamedTuple):
@@ -38,18 +38,18 @@ class SlabCache:
     """
 
     def __init__(self) -> None:
-        self._slabs: dict[SlabKey, Slab] = {}
+        self._slabs: dict[SlabKey, MappedSlab] = {}
         self._ahead: list[Found] = []
         """Announced, and not begun: in the order of their use."""
         self._has_mapper = False
         """A thread maps what is announced, one slab after another: there is one at a time, however many calls announce some."""
         self._coming: dict[SlabKey, threading.Event] = {}
         """Of slabs that were announced, until they are mapped or given up."""
-        self._dropped: list[Slab] = []
+        self._dropped: list[MappedSlab] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def get(self, keys: Sequence[SlabKey]) -> list[Slab]:
+    def get(self, keys: Sequence[SlabKey]) -> list[MappedSlab]:
         """Raises StaleHandle when one is not there: the node's process ended meanwhile. Raises Closed when the client was closed."""
         try:
             return [self._slabs[key] for key in keys]
@@ -58,7 +58,7 @@ class SlabCache:
                 raise Closed("the client is closed") from None
             raise StaleHandle(f"{error.args[0]} is gone") from None
 
-    def found(self, key: SlabKey) -> Slab | None:
+    def found(self, key: SlabKey) -> MappedSlab | None:
         """The slab, if it is mapped."""
         return self._slabs.get(key)
 
@@ -169,14 +169,14 @@ class SlabCache:
         if coming is not None:
             coming.set()
 
-    def _add(self, key: SlabKey, slab: Slab) -> None:
+    def _add(self, key: SlabKey, slab: MappedSlab) -> None:
         with self._lock:
             for old in [old for old in self._slabs if old.node_id == key.node_id and old.epoch != key.epoch]:
                 del self._slabs[old]
             self._slabs[key] = slab
             if key.writable:
                 # One mapping serves both: a second one would fault the same pages in again, 60 ms a GiB.
-                self._slabs[key._replace(writable=False)] = Slab(slab.memory.toreadonly())
+                self._slabs[key._replace(writable=False)] = MappedSlab(slab.memory.toreadonly())
 
     def close(self) -> None:
         """Forget every mapping; views of it keep theirs. Nothing more is mapped ahead."""
@@ -208,7 +208,7 @@ class SlabMapping:
 
     def map_slabs(
         self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool
-    ) -> Operation[list[Slab]]:
+    ) -> Operation[list[MappedSlab]]:
         """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped,
         Closed where the client was closed meanwhile."""
         keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
@@ -219,7 +219,7 @@ class SlabMapping:
             yield from self._map(announced)
             missing = self.slabs.missing(missing)
         if coming := self.slabs.coming(missing):
-            yield Work(partial(_wait_for, coming, deadline), MAPPING_WORK_BYTES)
+            yield RunInThreadEffect(partial(_wait_for, coming, deadline), MAPPING_WORK_BYTES)
             missing = self.slabs.missing(missing)
         for start in range(0, len(missing), MAX_FDS):
             wanted = missing[start : start + MAX_FDS]
@@ -236,7 +236,7 @@ class SlabMapping:
         epoch = channel.welcome.epoch
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
         if held:
-            answer, _ = yield AskForFds(channel, Slabs([], 0, held), deadline)
+            answer, _ = yield RequestFdsEffect(channel, MapSlabs([], 0, held), deadline)
             self.slabs.drop(node_id, epoch, answer.gone)
             yield from self._unmap_dropped()
 
@@ -249,22 +249,22 @@ class SlabMapping:
         if not self.slabs.announce((yield from self._ask_for_slabs(channel, keys, deadline))):
             return
         try:
-            yield Aside(self._map_announced())
+            yield SpawnEffect(self._map_announced())
         except BaseException as error:  # a thread that has begun all the same finds none left
             self.slabs.give_up_announced()
             if not isinstance(error, RuntimeError):
                 raise
 
     def _map_announced(self) -> Operation[None]:
-        yield Work(self.slabs.map_announced, MAPPING_WORK_BYTES)
+        yield RunInThreadEffect(self.slabs.map_announced, MAPPING_WORK_BYTES)
 
     def _unmap_dropped(self) -> Operation[None]:
         if self.slabs.has_dropped:
-            yield Work(self.slabs.unmap_dropped, MAPPING_WORK_BYTES)
+            yield RunInThreadEffect(self.slabs.unmap_dropped, MAPPING_WORK_BYTES)
 
     def _map(self, found: list[Found]) -> Operation[None]:
         try:
-            yield Work(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
+            yield RunInThreadEffect(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
         finally:
             self.slabs.give_up(found)  # it may not have been begun: an event loop has ended
 
@@ -273,7 +273,7 @@ class SlabMapping:
         does: whoever maps nothing new holds at most what the node had at one time."""
         node_id, epoch = keys[0].node_id, keys[0].epoch
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
-        answer, fds = yield AskForFds(channel, Slabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
+        answer, fds = yield RequestFdsEffect(channel, MapSlabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
         self.slabs.drop(node_id, epoch, answer.gone)
         there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
         return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]

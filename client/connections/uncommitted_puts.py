@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.client.connections.cluster_connections import Daemons
-from kvstore.client.connections.locations import Hints
-from kvstore.client.connections.routes import KnownNode, Who
+from kvstore.client.connections.cluster_connections import ClusterConnections
+from kvstore.client.connections.locations import LocationCache
+from kvstore.client.connections.routes import DaemonId, KnownNode
 from kvstore.client.core.effects import Operation
 from kvstore.protocol.errors import KVStoreError, Unavailable, Unreachable
-from kvstore.protocol.node_messages import Flush
+from kvstore.protocol.node_messages import WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -26,7 +26,7 @@ AWAY_NS: Final = 600_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Early:
+class _UncommittedPut:
     """What one node was sent since it was last flushed. `instance` is the process that answered, 0 while none has."""
 
     node: KnownNode
@@ -37,14 +37,14 @@ class _Early:
     """As lost, since the node was given up; nothing was put there since."""
 
 
-class EarlyPuts:
+class UncommittedPuts:
     """Threads and tasks of a client share it. It keeps an entry a node, however much is put there."""
 
-    def __init__(self, daemons: Daemons, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, daemons: ClusterConnections, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._daemons = daemons
         self._clock_ns = clock_ns
-        self._nodes: dict[Who, _Early] = {}
-        self._away: dict[Who, tuple[_Early, int]] = {}
+        self._nodes: dict[DaemonId, _UncommittedPut] = {}
+        self._away: dict[DaemonId, tuple[_UncommittedPut, int]] = {}
         """Nodes that were given up, and until when they are looked for."""
         self._lost: dict[str, int] = {}
         """Names of nodes that are gone since, and with them what the cluster did not know; the losses up to then."""
@@ -61,7 +61,7 @@ class EarlyPuts:
         """Nodes that may have blocks of this client which the cluster does not know."""
         return len(self._nodes)
 
-    def may_have(self, keys: Sequence[bytes], hints: Hints) -> bool:
+    def may_have(self, keys: Sequence[bytes], hints: LocationCache) -> bool:
         """Whether a question about these keys has to wait for puts: this client put one of them early, as far as its hints tell, or they do
         not tell all."""
         if not self._nodes:
@@ -75,7 +75,7 @@ class EarlyPuts:
         with self._lock:
             early = self._nodes.get(who)
             if early is None:
-                early = self._nodes[who] = _Early(node)
+                early = self._nodes[who] = _UncommittedPut(node)
             early.puts += 1
             early.is_counted = False
 
@@ -86,7 +86,7 @@ class EarlyPuts:
         with self._lock:
             early = self._nodes.get(who)
             if early is None:
-                early = self._nodes[who] = _Early(node)
+                early = self._nodes[who] = _UncommittedPut(node)
             early.puts += 1
             early.is_counted = False
             if early.instance not in (0, instance):
@@ -152,10 +152,10 @@ class EarlyPuts:
             self._rest_until_ns = self._clock_ns() + REST_NS
         return True
 
-    def _flush(self, who: Who, early: _Early, deadline: Deadline) -> Operation[None]:
+    def _flush(self, who: DaemonId, early: _UncommittedPut, deadline: Deadline) -> Operation[None]:
         puts = early.puts
         try:
-            loan, _flags = yield from self._daemons.begin(early.node.route, Flush(), Flags, deadline)
+            loan, _flags = yield from self._daemons.begin(early.node.route, WaitCommitted(), Flags, deadline)
         except Unreachable:
             yield from self._daemons.refresh_nodes(deadline)
             node = self._daemons.nodes.by(who)
@@ -165,7 +165,7 @@ class EarlyPuts:
             if node.route is early.node.route:
                 raise
             early.node = node  # another master has named it since, by a route of its own: the former one's ticket is renewed no more
-            loan, _flags = yield from self._daemons.begin(node.route, Flush(), Flags, deadline)
+            loan, _flags = yield from self._daemons.begin(node.route, WaitCommitted(), Flags, deadline)
         instance = loan.channel.welcome.epoch
         loan.give_back()
         if early.instance not in (0, instance):
@@ -183,7 +183,7 @@ class EarlyPuts:
                 if is_back or until_ns < self._clock_ns():
                     del self._away[who]
 
-    def _end(self, who: Who, early: _Early, *, puts: int | None = None, is_lost: bool = False, is_away: bool = False) -> None:
+    def _end(self, who: DaemonId, early: _UncommittedPut, *, puts: int | None = None, is_lost: bool = False, is_away: bool = False) -> None:
         """Nothing is left to be flushed, but for what has begun or ended since there were `puts` (None: that, too, was for nothing)."""
         with self._lock:
             if self._nodes.get(who) is early and puts in (None, early.puts):

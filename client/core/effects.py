@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import OpenIndex, Slabs
+from kvstore.protocol.node_messages import MapSlabs, OpenIndex
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address
-from kvstore.rpc.client.connection_pool import Loan
+from kvstore.rpc.client.connection_pool import ConnectionLease
 from kvstore.rpc.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AnyChannel(Protocol):
 
 
 @dataclass(slots=True)
-class Take:
+class AcquireConnectionEffect:
     """Lend a channel to `address`: a Loan. `hello` is what a new one says; None: what masters are told."""
 
     address: Address
@@ -50,7 +50,7 @@ class Take:
 
 
 @dataclass(slots=True)
-class Ask:
+class RequestEffect:
     """Send `message` with the values of `payload`; the answer, a message of type `answer`."""
 
     channel: AnyChannel
@@ -61,8 +61,8 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Send:
-    """Send `message` and go on: `Await` follows."""
+class SendEffect:
+    """Send `message` and go on: `ReceiveEffect` follows."""
 
     channel: AnyChannel
     message: Message
@@ -70,7 +70,7 @@ class Send:
 
 
 @dataclass(slots=True)
-class Await:
+class ReceiveEffect:
     """The answer to what was sent, a message of type `answer`; None if it has not come by `until`, and can be awaited further."""
 
     channel: AnyChannel
@@ -79,16 +79,16 @@ class Await:
 
 
 @dataclass(slots=True)
-class AskForFds:
+class RequestFdsEffect:
     """Send `message`; (SlabFds, descriptors), which the operation closes."""
 
     channel: AnyChannel
-    message: Slabs | OpenIndex
+    message: MapSlabs | OpenIndex
     deadline: Deadline
 
 
 @dataclass(slots=True)
-class Fill:
+class ReadPayloadEffect:
     """Read the last answer's payload, or its next part, into `destinations`."""
 
     channel: AnyChannel
@@ -97,7 +97,7 @@ class Fill:
 
 
 @dataclass(slots=True)
-class Post:
+class SendOneWayEffect:
     """Send `message`, which has no answer."""
 
     channel: AnyChannel
@@ -105,7 +105,7 @@ class Post:
 
 
 @dataclass(slots=True)
-class Work:
+class RunInThreadEffect:
     """Run `function`, which touches about `size_bytes` of memory or waits for a thread: its result. Much must not stop an event loop."""
 
     function: Callable[[], Any]
@@ -113,7 +113,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Move:
+class TransferEffect:
     """Have the transfer engine make these copies from or to another host. Raises as TransferEngine.transfer."""
 
     engine: "TransferEngine"
@@ -122,19 +122,19 @@ class Move:
 
 
 @dataclass(slots=True)
-class Aside:
+class SpawnEffect:
     """Carry out an operation in the background, beside this one; nobody waits for it. It raises no KVStoreError."""
 
     operation: "Operation[None]"
 
 
 @dataclass(slots=True)
-class Sleep:
+class SleepEffect:
     seconds: float
 
 
 @dataclass(slots=True)
-class Together:
+class GatherEffect:
     """Carry out these operations at once: a list of their results. The first error ends all of them, and is raised once they have ended."""
 
     operations: "Sequence[Operation[Any]]"
@@ -143,16 +143,29 @@ class Together:
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Aside | Sleep | Together
+Effect = (
+    AcquireConnectionEffect
+    | RequestEffect
+    | SendEffect
+    | ReceiveEffect
+    | RequestFdsEffect
+    | ReadPayloadEffect
+    | SendOneWayEffect
+    | RunInThreadEffect
+    | TransferEffect
+    | SpawnEffect
+    | SleepEffect
+    | GatherEffect
+)
 Operation = Generator[Effect, Any, T]
-AnyLoan = Loan[AnyChannel]
+AnyLoan = ConnectionLease[AnyChannel]
 
 
 def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
     """The result of `function`, which touches about `size_bytes` of memory: run here when that is little."""
     if size_bytes <= SMALL_WORK_BYTES:
         return function()
-    result: T = yield Work(function, size_bytes)
+    result: T = yield RunInThreadEffect(function, size_bytes)
     return result
 
 

@@ -6,14 +6,14 @@ To ask the kernel for the process's number takes as long as a tenth of a read in
 import os
 
 
-class Process:
+class ForkGeneration:
     """`number` rises in each child that is forked off: what was made under another one is an ancestor's."""
 
     number = 0
 
 
 def _forked() -> None:
-    Process.number += 1
+    ForkGeneration.number += 1
 
 
 os.register_at_fork(after_in_child=_forked)

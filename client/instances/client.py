@@ -37,7 +37,7 @@ _CHECK: Final = "Check"
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
-class Role(IntEnum):
+class InstanceRole(IntEnum):
     """What an instance does."""
 
     PREFILL = pb.ROLE_PREFILL
@@ -59,7 +59,7 @@ class EngineCacheChange:
     removed: Sequence[bytes] = ()
 
 
-class Heard(NamedTuple):
+class InstanceReportReply(NamedTuple):
     """The master's answer to a report."""
 
     interval_s: float
@@ -73,7 +73,7 @@ class InstanceReport:
     """What an instance says of itself. `name` is stable while it lives and differs from all others'."""
 
     name: str
-    role: Role
+    role: InstanceRole
     address: str
     """How requests are sent to it; the master hands it on as it is. For kvstore-router a URL."""
     node: str = ""
@@ -101,7 +101,7 @@ class InstanceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class RequestPlacement:
     """Where a request goes. Times are predictions."""
 
     request_id: int
@@ -135,7 +135,7 @@ class Refusal:
     limit: float = 0.0
 
 
-class _Link(NamedTuple):
+class _SchedulerConnection(NamedTuple):
     """A connection to one master, and its methods."""
 
     channel: grpc.Channel
@@ -155,7 +155,7 @@ class SchedulerClient:
         self.settings = settings
         self._masters = known_masters(settings)
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._link: _SchedulerConnection | None = None
         self._is_closed = False
 
     def schedule(
@@ -167,7 +167,7 @@ class SchedulerClient:
         output_tokens: int = 0,
         slo: Slo = NO_SLO,
         deadline: Deadline | None = None,
-    ) -> Placement | Refusal:
+    ) -> RequestPlacement | Refusal:
         """Where a prompt of `input_tokens` goes, whose full blocks of `block_tokens` each have these keys, in order.
 
         The transfer that the placement needs has been started. `output_tokens` as predicted; 0: not known. `deadline`: instead of
@@ -185,12 +185,12 @@ class SchedulerClient:
         reply: pb.ScheduleReply = self._call("Schedule", request, deadline)
         if reply.rejected:
             return Refusal(Reason(reply.rejected), reply.rejected_value, reply.rejected_limit)
-        return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
+        return RequestPlacement(**{field.name: getattr(reply, field.name) for field in fields(RequestPlacement)})
 
-    def report(self, report: InstanceReport) -> Heard:
+    def report(self, report: InstanceReport) -> InstanceReportReply:
         """The instance lives, and this is its state. Raises Full where there are too many, InvalidArgument also for what no message has."""
         reply: pb.ReportReply = self._call("Report", _report_request(report))
-        return Heard(reply.report_interval_s, reply.engine_cache_version)
+        return InstanceReportReply(reply.report_interval_s, reply.engine_cache_version)
 
     def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
         """The instance ends: nothing more is sent to it. One that is not known is no error. `deadline`: instead of `deadline_s`."""
@@ -281,7 +281,7 @@ class SchedulerClient:
             return False
         return True
 
-    def _linked(self, deadline: Deadline) -> _Link:
+    def _linked(self, deadline: Deadline) -> _SchedulerConnection:
         """The connection, made if there is none. Of threads that look for a master at once the first to find one is followed."""
         with self._lock:
             if self._is_closed:
@@ -290,7 +290,7 @@ class SchedulerClient:
                 return self._link
         place = control_of_owner(self._masters, self.settings, deadline)
         channel = open_channel(place, Certificates.of(self.settings), grpc_options(self.settings.peer_timeout_s))
-        found = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+        found = _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
         with self._lock:
             if self._link is None and not self._is_closed:
                 self._link = found
@@ -298,7 +298,7 @@ class SchedulerClient:
         channel.close()
         return self._linked(deadline)
 
-    def _give_up(self, link: _Link) -> None:
+    def _give_up(self, link: _SchedulerConnection) -> None:
         with self._lock:
             if self._link is not link:
                 return
@@ -312,7 +312,7 @@ class SchedulerClient:
         self.close()
 
 
-def _method(link: _Link, name: str) -> Any:
+def _method(link: _SchedulerConnection, name: str) -> Any:
     return getattr(health_pb2_grpc.HealthStub(link.channel) if name == _CHECK else link.stub, name)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final
 
-from kvstore.client.instances.client import Heard, InstanceReport, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceReportReply, SchedulerClient
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -30,16 +30,16 @@ log = logging.getLogger("kvstore.client")
 
 
 @dataclass(slots=True)
-class _News:
+class _PendingChanges:
     """What happened since the last report."""
 
     seen: list[int] = field(default_factory=list)
     prefills: list[PrefillSample] = field(default_factory=list)
     decodes: list[DecodeSample] = field(default_factory=list)
 
-    def after(self, earlier: "_News") -> "_News":
+    def after(self, earlier: "_PendingChanges") -> "_PendingChanges":
         """Both, within the limits."""
-        return _News(
+        return _PendingChanges(
             (earlier.seen + self.seen)[-MAX_SEEN:],
             (earlier.prefills + self.prefills)[-MAX_SAMPLES:],
             (earlier.decodes + self.decodes)[-MAX_SAMPLES:],
@@ -54,7 +54,11 @@ class Reporter:
     """
 
     def __init__(
-        self, client: SchedulerClient, state: Callable[[], InstanceReport], *, on_heard: Callable[[Heard], None] = lambda heard: None
+        self,
+        client: SchedulerClient,
+        state: Callable[[], InstanceReport],
+        *,
+        on_heard: Callable[[InstanceReportReply], None] = lambda heard: None,
     ) -> None:
         """Starts the thread, which calls `state` for each report; seen requests and samples in it are replaced. It must not raise.
 
@@ -65,8 +69,8 @@ class Reporter:
         self._state = state
         self._on_heard = on_heard
         self._lock = threading.Lock()
-        self._news = _News()
-        self._unheard = _News()
+        self._news = _PendingChanges()
+        self._unheard = _PendingChanges()
         self._name = ""
         self._complaint = ""
         self._ending = threading.Event()
@@ -117,19 +121,19 @@ class Reporter:
         """Report once: seconds until the next time."""
         # Taken before the state: what happens in between is in the state already, and named in the next report.
         with self._lock:
-            news, self._news = self._news.after(self._unheard), _News()
+            news, self._news = self._news.after(self._unheard), _PendingChanges()
         report = replace(self._state(), seen_request_ids=news.seen, prefill_samples=news.prefills, decode_samples=news.decodes)
         self._name = report.name
         try:
             heard = self._client.report(report)
         except KVStoreError as error:
             # What it refuses it would refuse again, and whatever comes after it.
-            self._unheard = _News() if isinstance(error, InvalidArgument) else news
+            self._unheard = _PendingChanges() if isinstance(error, InvalidArgument) else news
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("instance %s cannot report, and tries again each %g s: %s", report.name, RETRY_INTERVAL_S, error)
             return RETRY_INTERVAL_S
-        self._unheard = _News()
+        self._unheard = _PendingChanges()
         if self._complaint:
             self._complaint = ""
             log.warning("instance %s reports again", report.name)

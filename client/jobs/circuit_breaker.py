@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class State(Enum):
+class CircuitState(Enum):
     CLOSED = "closed"
     OPEN = "open"
     PROBING = "probing"
@@ -23,7 +23,7 @@ class State(Enum):
 class BreakerStats:
     """Counters since the breaker was made."""
 
-    state: State = State.CLOSED
+    state: CircuitState = CircuitState.CLOSED
     opened: int = 0
     """Times that it opened, a probe that failed not counted."""
     skipped: int = 0
@@ -35,7 +35,7 @@ class BreakerStats:
     """Time that it was not closed, so far."""
 
 
-class Breaker:
+class CircuitBreaker:
     """See the module. Not thread-safe."""
 
     def __init__(self, *, failures: int, probe_interval_s: float, clock_ns: Callable[[], int]) -> None:
@@ -47,7 +47,7 @@ class Breaker:
         self._opened_ns = 0
         self._away_ns = 0
         self._opened = self._skipped = self._failures = self._probes = 0
-        self.state = State.CLOSED
+        self.state = CircuitState.CLOSED
         self.epoch = 0
         """Of a call that begins now."""
         self.probe_at_ns = 0
@@ -55,16 +55,16 @@ class Breaker:
 
     def admits(self) -> bool:
         """May a call ask the peer? One that may not is counted as skipped."""
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return True
         self._skipped += 1
         return False
 
     def begin_probe(self) -> bool:
         """Is a probe due? Whoever is told True makes it, and says how it ended: there is one at a time."""
-        if self.state is not State.OPEN or self._clock_ns() < self.probe_at_ns:
+        if self.state is not CircuitState.OPEN or self._clock_ns() < self.probe_at_ns:
             return False
-        self._enter(State.PROBING)
+        self._enter(CircuitState.PROBING)
         self._probes += 1
         return True
 
@@ -73,9 +73,9 @@ class Breaker:
         if epoch != self.epoch:
             return
         self._in_a_row = 0
-        if self.state is State.PROBING:
+        if self.state is CircuitState.PROBING:
             self._away_ns += self._clock_ns() - self._opened_ns
-            self._enter(State.CLOSED)
+            self._enter(CircuitState.CLOSED)
 
     def failed(self, epoch: int) -> None:
         """The peer could not be reached by a call or probe begun in `epoch`, or did not answer in time."""
@@ -83,25 +83,25 @@ class Breaker:
             return
         self._failures += 1
         self._in_a_row += 1
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             if self._in_a_row < self._limit:
                 return
             self._opened += 1
             self._opened_ns = self._clock_ns()
         self._in_a_row = 0
         self.probe_at_ns = self._clock_ns() + self._interval_ns
-        self._enter(State.OPEN)
+        self._enter(CircuitState.OPEN)
 
     def abandoned(self, epoch: int) -> None:
         """The probe begun in `epoch` has asked nothing after all: another may begin at once. Of a call: nothing."""
-        if epoch == self.epoch and self.state is State.PROBING:
+        if epoch == self.epoch and self.state is CircuitState.PROBING:
             self.probe_at_ns = self._clock_ns()
-            self._enter(State.OPEN)
+            self._enter(CircuitState.OPEN)
 
     def stats(self) -> BreakerStats:
-        away_ns = self._away_ns + (self._clock_ns() - self._opened_ns if self.state is not State.CLOSED else 0)
+        away_ns = self._away_ns + (self._clock_ns() - self._opened_ns if self.state is not CircuitState.CLOSED else 0)
         return BreakerStats(self.state, self._opened, self._skipped, self._failures, self._probes, away_ns / 1e9)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: CircuitState) -> None:
         self.state = state
         self.epoch += 1

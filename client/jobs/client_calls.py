@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvstore.client.core.buffers import nbytes_of
 from kvstore.client.holds import Hold
-from kvstore.client.jobs.job import Job, Kind, Result
+from kvstore.client.jobs.job import Job, JobKind, Result
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument, KVStoreError, Unavailable, typed
 
@@ -23,7 +23,7 @@ Ask = Callable[[float], Any]
 """Asks the store something, within so many seconds."""
 
 
-class Outcome(Enum):
+class JobOutcome(Enum):
     """What carrying out a job says about the store."""
 
     ANSWERED = "answered"
@@ -41,9 +41,9 @@ class Calls:
         self._batch_bytes = batch_bytes
         self._clock_ns = clock_ns
 
-    def carry_out(self, job: Job) -> Outcome:
+    def carry_out(self, job: Job) -> JobOutcome:
         """Fill in the results of all its keys."""
-        outcome = Outcome.UNKNOWN
+        outcome = JobOutcome.UNKNOWN
         for start, stop in self._parts(job):
             now_ns = self._clock_ns()
             error = job.reason_to_stop(now_ns)
@@ -92,9 +92,9 @@ class Calls:
         """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
         the caller's memory, whether the first block that was not loaded can be read."""
         client, keys = self._client, job.keys[: job.admitted]
-        if job.kind is Kind.LOOKUP:
+        if job.kind is JobKind.LOOKUP:
             return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
-        if job.kind is Kind.PREFIX:
+        if job.kind is JobKind.PREFIX:
             return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
         return partial(self._look, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE)))
 
@@ -106,13 +106,13 @@ class Calls:
         client, left_s = self._client, (job.deadline_ns - self._clock_ns()) / 1e9
         keys = job.keys[start:stop]
         match job.kind:
-            case Kind.LOOKUP:
+            case JobKind.LOOKUP:
                 return client.exists_batch(keys, hold=job.hold, deadline_s=left_s)
-            case Kind.PREFIX:
+            case JobKind.PREFIX:
                 return client.match_prefix(keys, hold=job.hold, deadline_s=left_s)
-            case Kind.LOAD:
+            case JobKind.LOAD:
                 return client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
-            case Kind.STORE:
+            case JobKind.STORE:
                 return client.put_batch_from(
                     keys,
                     job.values[start:stop],
@@ -124,7 +124,7 @@ class Calls:
 
     def _parts(self, job: Job) -> Iterator[tuple[int, int]]:
         """The admitted keys, cut where a part's values would be more than a batch, and at those that are left out."""
-        if job.kind in (Kind.LOOKUP, Kind.PREFIX):
+        if job.kind in (JobKind.LOOKUP, JobKind.PREFIX):
             yield 0, job.admitted
             return
         start = part_bytes = 0
@@ -151,16 +151,16 @@ def _failure(error: Exception) -> KVStoreError:
 
 def _results(job: Job, answer: Any, count: int) -> Sequence[Result]:
     """Of `count` keys, by what the client answered."""
-    results: Sequence[Result] = [True] * answer + [False] * (count - answer) if job.kind is Kind.PREFIX else answer
+    results: Sequence[Result] = [True] * answer + [False] * (count - answer) if job.kind is JobKind.PREFIX else answer
     return results
 
 
-def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> Outcome:
+def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> JobOutcome:
     """Of a call. One that had less than half the job's budget for itself is no proof of a store that does not answer."""
     if not isinstance(error, UNREACHABLE):
-        return Outcome.ANSWERED
+        return JobOutcome.ANSWERED
     is_pressed = 2 * (job.deadline_ns - began_ns) < job.budget_s * 1e9
-    return Outcome.UNKNOWN if is_pressed and isinstance(error, DeadlineExceeded) else Outcome.UNREACHABLE
+    return JobOutcome.UNKNOWN if is_pressed and isinstance(error, DeadlineExceeded) else JobOutcome.UNREACHABLE
 
 
 def sizes_of(values: Any) -> list[int]:

@@ -24,7 +24,7 @@ OnDone = Callable[[Any], object]
 log = logging.getLogger("kvstore.client")
 
 
-class Kind(Enum):
+class JobKind(Enum):
     """What a job does."""
 
     LOOKUP = "lookup"
@@ -39,7 +39,7 @@ class Job:
     """Made by Jobs. Any thread may read the results once `is_over`; the caller may use the buffers from then on."""
 
     def __init__(
-        self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, budget_s: float, on_done: OnDone | None = None
+        self, kind: JobKind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, budget_s: float, on_done: OnDone | None = None
     ) -> None:
         self.kind = kind
         self.request = request
@@ -89,7 +89,7 @@ class Job:
     @property
     def succeeded(self) -> list[bool]:
         """For each key: it is there (LOOKUP, PREFIX), its value is in its buffer (LOAD), the store has it (STORE). A failure is a miss."""
-        if self.kind in (Kind.LOOKUP, Kind.PREFIX):
+        if self.kind in (JobKind.LOOKUP, JobKind.PREFIX):
             return [result is True for result in self.results]
         return [isinstance(result, int) for result in self.results]
 
@@ -114,7 +114,7 @@ class Job:
 
     def flaw(self) -> InvalidArgument | None:
         """Why it cannot be carried out at all."""
-        if self.kind in (Kind.LOAD, Kind.STORE) and len(self.sizes) != len(self.keys):
+        if self.kind in (JobKind.LOAD, JobKind.STORE) and len(self.sizes) != len(self.keys):
             return InvalidArgument(f"{len(self.sizes)} values or buffers for {len(self.keys)} keys")
         if self.parents is not None and len(self.parents) != len(self.keys):
             return InvalidArgument(f"{len(self.parents)} parents for {len(self.keys)} keys")
@@ -138,7 +138,7 @@ class Job:
 
     def answer_here(self, here: Sequence[bool]) -> None:
         """Of a lookup that failed: these keys are there all the same. Of a prefix only the leading ones count."""
-        count = here.index(False) if self.kind is Kind.PREFIX and False in here else len(here)
+        count = here.index(False) if self.kind is JobKind.PREFIX and False in here else len(here)
         for index, is_there in enumerate(here[:count]):
             if is_there:
                 self.results[index] = True
@@ -171,7 +171,7 @@ class Job:
             log.exception("on_done of a %s failed", self.kind.value)
 
 
-class Lane:
+class JobQueue:
     """Not thread-safe."""
 
     def __init__(self, *, max_jobs: int, max_bytes: int | None) -> None:

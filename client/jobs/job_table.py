@@ -1,17 +1,17 @@
 """What jobs there are, what becomes of them, and whether the store is asked: all that carrying them out is decided by. Sans-I/O.
 
-The threads of `Crew` take jobs from here and report their outcome; `Wakes` tells them what to do. Not thread-safe: they hold a lock.
+The threads of `Crew` take jobs from here and report their outcome; `JobWaker` tells them what to do. Not thread-safe: they hold a lock.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Protocol
 
-from kvstore.client.jobs.circuit_breaker import Breaker, State
-from kvstore.client.jobs.client_calls import UNREACHABLE, Ask, Outcome
+from kvstore.client.jobs.circuit_breaker import CircuitBreaker, CircuitState
+from kvstore.client.jobs.client_calls import UNREACHABLE, Ask, JobOutcome
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import Job, Kind, Lane
-from kvstore.client.jobs.stats import JobStats, Tally
+from kvstore.client.jobs.job import Job, JobKind, JobQueue
+from kvstore.client.jobs.stats import JobCounters, JobStats
 from kvstore.protocol.errors import Closed, KVStoreError, Unavailable
 
 BREAKER_FAILURES: Final = 1
@@ -23,10 +23,10 @@ AT_ONCE: Final = -1
 """Before any deadline."""
 
 
-class Wakes(Protocol):
+class JobWaker(Protocol):
     """Those who carry jobs out."""
 
-    def work(self, side: "Side") -> None:
+    def work(self, side: "JobSide") -> None:
         """A job waits there, or a probe is due some time."""
 
     def clerk(self, due_ns: int) -> None:
@@ -36,10 +36,10 @@ class Wakes(Protocol):
         """A job is over."""
 
 
-class Side:
+class JobSide:
     """Lookups and loads, or stores: what waits, and whether the store is asked."""
 
-    def __init__(self, lane: Lane, breaker: Breaker, workers: int) -> None:
+    def __init__(self, lane: JobQueue, breaker: CircuitBreaker, workers: int) -> None:
         self.lane = lane
         self.breaker = breaker
         self.workers = workers
@@ -52,15 +52,15 @@ class Side:
 
     def until_probe_s(self, now_ns: int) -> float | None:
         """How long a worker without a job may sleep."""
-        if self.probe is None or self.breaker.state is not State.OPEN:
+        if self.probe is None or self.breaker.state is not CircuitState.OPEN:
             return None
         return max(0.0, (self.breaker.probe_at_ns - now_ns) / 1e9)
 
 
-class Board:
+class JobTable:
     """See the module."""
 
-    def __init__(self, settings: JobSettings, clock_ns: Callable[[], int], wakes: Wakes, make_probe: Callable[[Job], Ask]) -> None:
+    def __init__(self, settings: JobSettings, clock_ns: Callable[[], int], wakes: JobWaker, make_probe: Callable[[Job], Ask]) -> None:
         """`make_probe`: of a job that could not reach the store, the question that finds out whether it is back."""
         self._settings = settings
         self._clock_ns = clock_ns
@@ -74,16 +74,16 @@ class Board:
         self._finished: list[Job] = []
         self._untold: deque[Job] = deque()
         """Jobs that ended where their `on_done` must not be called."""
-        self._tally = Tally()
+        self._tally = JobCounters()
 
-    def _side(self, workers: int, max_bytes: int | None) -> Side:
+    def _side(self, workers: int, max_bytes: int | None) -> JobSide:
         chosen = self._settings
-        breaker = Breaker(failures=BREAKER_FAILURES, probe_interval_s=chosen.probe_interval_s, clock_ns=self._clock_ns)
-        return Side(Lane(max_jobs=chosen.queue_jobs, max_bytes=max_bytes), breaker, workers)
+        breaker = CircuitBreaker(failures=BREAKER_FAILURES, probe_interval_s=chosen.probe_interval_s, clock_ns=self._clock_ns)
+        return JobSide(JobQueue(max_jobs=chosen.queue_jobs, max_bytes=max_bytes), breaker, workers)
 
     # --- from those who ask ---
 
-    def refusal(self, side: Side) -> KVStoreError | None:
+    def refusal(self, side: JobSide) -> KVStoreError | None:
         """Why no job is taken now."""
         if self.is_closing:
             return Closed("these jobs were closed")
@@ -92,7 +92,7 @@ class Board:
     def may_be_here(self, job: Job) -> bool:
         """Whether it makes a difference now if its blocks are on this host."""
         side = self._side_of(job)
-        return side is self.reads and side.breaker.state is not State.CLOSED
+        return side is self.reads and side.breaker.state is not CircuitState.CLOSED
 
     def submit(self, job: Job, here: list[bool]) -> None:
         """Have it carried out, or end it at once. `here`: which of its blocks are on this host, if that makes a difference."""
@@ -101,7 +101,7 @@ class Board:
         is_trial = side is self.writes and not self.is_closing and flaw is None and side.breaker.begin_probe()
         refusal = flaw or (None if is_trial else self.refusal(side))
         if not self._is_admitted(job, here, refusal):
-            if isinstance(refusal, Unavailable) and job.kind is not Kind.LOAD:
+            if isinstance(refusal, Unavailable) and job.kind is not JobKind.LOAD:
                 job.answer_here(here)
             self._end_here([job], is_skipped=flaw is None)
             return
@@ -116,13 +116,13 @@ class Board:
         """Whether it is to be carried out. Of a load that is refused because the store is away what lies on this host is read."""
         if refusal is None:
             return True
-        job.is_here = isinstance(refusal, Unavailable) and job.kind is Kind.LOAD and any(here)
+        job.is_here = isinstance(refusal, Unavailable) and job.kind is JobKind.LOAD and any(here)
         job.fail(0, len(job.keys), refusal)
         if job.is_here:
             job.leave_out([at for at, is_there in enumerate(here) if not is_there])
         return job.is_here
 
-    def asked(self, job: Job, epoch: int, outcome: Outcome | None) -> None:
+    def asked(self, job: Job, epoch: int, outcome: JobOutcome | None) -> None:
         """A job that its caller carried out is over; None: it was refused in that epoch."""
         if outcome is not None and not job.is_here:
             self._report(self.reads, job, epoch, outcome)
@@ -154,14 +154,14 @@ class Board:
 
     # --- from those who carry out ---
 
-    def carried_out(self, side: Side, job: Job, epoch: int, outcome: Outcome) -> None:
+    def carried_out(self, side: JobSide, job: Job, epoch: int, outcome: JobOutcome) -> None:
         """A job that was taken from its lane in `epoch` is over; whoever carried it out tells of it."""
         side.lane.ended(job)
         if not job.is_here:
             self._report(side, job, epoch, outcome)
         self._end(job)
 
-    def probed(self, side: Side, epoch: int, answer: object) -> None:
+    def probed(self, side: JobSide, epoch: int, answer: object) -> None:
         """A probe begun in `epoch` has ended with that answer, or error."""
         if isinstance(answer, UNREACHABLE):
             side.breaker.failed(epoch)
@@ -192,10 +192,10 @@ class Board:
 
     # --- in here ---
 
-    def _side_of(self, job: Job) -> Side:
-        return self.writes if job.kind is Kind.STORE else self.reads
+    def _side_of(self, job: Job) -> JobSide:
+        return self.writes if job.kind is JobKind.STORE else self.reads
 
-    def _queue(self, side: Side, job: Job) -> bool:
+    def _queue(self, side: JobSide, job: Job) -> bool:
         """Have it wait for a worker; False if there is no room, and it is over."""
         if not side.lane.add(job):
             self._end_here([job])
@@ -240,20 +240,20 @@ class Board:
         job.end()
         self._wakes.ended()
 
-    def _report(self, side: Side, job: Job, epoch: int, outcome: Outcome) -> None:
+    def _report(self, side: JobSide, job: Job, epoch: int, outcome: JobOutcome) -> None:
         """Have the breaker know how a job went; if that opens it, nobody waits for the store any more."""
         breaker = side.breaker
-        if outcome is Outcome.ANSWERED:
+        if outcome is JobOutcome.ANSWERED:
             breaker.succeeded(epoch)
-        elif outcome is Outcome.UNKNOWN:
+        elif outcome is JobOutcome.UNKNOWN:
             breaker.abandoned(epoch)
         else:
-            was_closed = breaker.state is State.CLOSED
+            was_closed = breaker.state is CircuitState.CLOSED
             breaker.failed(epoch)
-            if was_closed and breaker.state is State.OPEN:
+            if was_closed and breaker.state is CircuitState.OPEN:
                 self._leave_alone(side, job)
 
-    def _leave_alone(self, side: Side, job: Job) -> None:
+    def _leave_alone(self, side: JobSide, job: Job) -> None:
         """The store cannot be reached, as `job` found out: nobody waits for it any more, but who asks whether it is back."""
         waiting = list(side.lane.waiting)
         for other in waiting:

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from kvstore.client.core.arguments import check_list, check_seconds
-from kvstore.client.core.forks import Process
+from kvstore.client.core.forks import ForkGeneration
 from kvstore.client.holds import Hold, require_hold
 from kvstore.client.jobs.client_calls import UNREACHABLE, Calls, sizes_of
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import Job, Kind, OnDone
-from kvstore.client.jobs.job_table import NEVER_NS, Board, Side
+from kvstore.client.jobs.job import Job, JobKind, OnDone
+from kvstore.client.jobs.job_table import NEVER_NS, JobSide, JobTable
 from kvstore.client.jobs.stats import JobStats
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Forked
@@ -27,7 +27,7 @@ from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.memory.signal_safety import Shield
 
 
-class Crew:
+class JobExecutor:
     """Thread-safe. What a signal handler raises comes out of its methods when they are through."""
 
     def __init__(self, calls: Calls, settings: JobSettings, clock_ns: Callable[[], int]) -> None:
@@ -36,7 +36,7 @@ class Crew:
         self._settings = settings
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._board = Board(settings, clock_ns, self, calls.probe)
+        self._board = JobTable(settings, clock_ns, self, calls.probe)
         self._worker_wakes = {side: threading.Condition(self._lock) for side in (self._board.reads, self._board.writes)}
         """Notified when there is work."""
         self._clerk_wakes = threading.Condition(self._lock)
@@ -125,7 +125,7 @@ class Crew:
 
     # --- what the board says, with the lock ---
 
-    def work(self, side: Side) -> None:
+    def work(self, side: JobSide) -> None:
         self._worker_wakes[side].notify()
 
     def clerk(self, due_ns: int) -> None:
@@ -159,7 +159,7 @@ class Crew:
         thread.start()
         self._threads.append(thread)
 
-    def _worker(self, side: Side) -> None:
+    def _worker(self, side: JobSide) -> None:
         while True:
             with self._lock:
                 while (job := side.lane.take()) is None and not side.begin_probe(self._has_stopped):
@@ -175,7 +175,7 @@ class Crew:
                 self._board.carried_out(side, job, epoch, outcome)
             job.tell()
 
-    def _make_probe(self, side: Side, epoch: int) -> None:
+    def _make_probe(self, side: JobSide, epoch: int) -> None:
         probe = side.probe
         assert probe is not None
         answer = self._calls.ask(lambda: probe(self._settings.probe_deadline_s))
@@ -220,15 +220,15 @@ class Jobs:
         """Asks nobody. Raises ConfigError: the system does not give its threads, four."""
         chosen = settings or JobSettings()
         self._calls = Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
-        self._crew = Crew(self._calls, chosen, clock_ns)
+        self._crew = JobExecutor(self._calls, chosen, clock_ns)
         self.settings = chosen
         self._clock_ns = clock_ns
-        self._process = Process.number
+        self._process = ForkGeneration.number
         self._default_s = {
-            Kind.LOOKUP: chosen.lookup_deadline_s,
-            Kind.PREFIX: chosen.lookup_deadline_s,
-            Kind.LOAD: chosen.load_deadline_s,
-            Kind.STORE: chosen.store_deadline_s,
+            JobKind.LOOKUP: chosen.lookup_deadline_s,
+            JobKind.PREFIX: chosen.lookup_deadline_s,
+            JobKind.LOAD: chosen.load_deadline_s,
+            JobKind.STORE: chosen.store_deadline_s,
         }
 
     def lookup(
@@ -242,7 +242,7 @@ class Jobs:
     ) -> Job:
         """Find out which of the blocks can be read. They stay in the name of `hold`, if it is given: see
         `Client.match_prefix`."""
-        job = self._job(Kind.LOOKUP, request, keys, deadline_s, on_done)
+        job = self._job(JobKind.LOOKUP, request, keys, deadline_s, on_done)
         require_hold(hold)
         job.hold = hold
         return self._submit(job)
@@ -257,7 +257,7 @@ class Jobs:
         on_done: OnDone | None = None,
     ) -> Job:
         """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`. `hold`: see `lookup`."""
-        job = self._job(Kind.PREFIX, request, keys, deadline_s, on_done)
+        job = self._job(JobKind.PREFIX, request, keys, deadline_s, on_done)
         require_hold(hold)
         job.hold = hold
         return self._submit(job)
@@ -286,7 +286,7 @@ class Jobs:
         budget_s: float | None,
         on_done: OnDone | None,
     ) -> Job:
-        job = self._job(Kind.LOAD, request, keys, deadline_s, on_done, budget_s)
+        job = self._job(JobKind.LOAD, request, keys, deadline_s, on_done, budget_s)
         check_list(buffers, "buffers")
         job.values, job.sizes = buffers, sizes_of(buffers)
         return job
@@ -304,7 +304,7 @@ class Jobs:
         on_done: OnDone | None = None,
     ) -> Job:
         """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
-        job = self._job(Kind.STORE, request, keys, deadline_s, on_done)
+        job = self._job(JobKind.STORE, request, keys, deadline_s, on_done)
         check_list(values, "values")
         if parents is not None:
             check_list(parents, "parents")
@@ -318,11 +318,11 @@ class Jobs:
 
     def finished(self) -> list[Job]:
         """Those without `on_done` that have ended since the last call, in the order of their ends."""
-        return self._crew.take_finished() if self._process == Process.number else []
+        return self._crew.take_finished() if self._process == ForkGeneration.number else []
 
     def stats(self) -> JobStats:
         """What has been done so far. Asks nobody. Raises Forked."""
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             raise forked()
         return self._crew.stats()
 
@@ -333,19 +333,19 @@ class Jobs:
         (default: `lookup_deadline_s`), and at once where it could not be reached lately. Carried out in the caller's thread.
         `budget_s`: see `load`. `hold`: they stay in its name, see `Client.match_prefix`; not those found while the store cannot be
         reached."""
-        return self._ask_now(Kind.PREFIX, keys, hold, deadline_s, budget_s).leading
+        return self._ask_now(JobKind.PREFIX, keys, hold, deadline_s, budget_s).leading
 
     def exists(
         self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
     ) -> list[bool]:
         """Which of the blocks can be read now; none, as `match_prefix`."""
-        return self._ask_now(Kind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
+        return self._ask_now(JobKind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
 
     def load_now(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None, budget_s: float | None = None) -> Job:
         """As `load`, carried out in the caller's thread: for an engine that has threads of its own. The job is over on return, and is not
         waited for by `close`, nor ended by `cancel`."""
         job = self._load_job(keys, buffers, None, deadline_s, budget_s, None)
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             job.fail(0, len(keys), forked())
             return job
         self._crew.load_now(job)
@@ -353,19 +353,19 @@ class Jobs:
 
     def release(self, hold: Hold) -> None:
         """End a hold, as `Client.release`. Waits for nobody."""
-        if self._process == Process.number:
+        if self._process == ForkGeneration.number:
             self._calls.release(hold)
 
     def cancel(self, request: Hashable) -> int:
         """End the jobs of a request: how many were not over. Those that wait end now; those under way when the call in which they are
         does, by its deadline, and are waited for. They are told as all others are."""
-        return self._crew.cancel(request) if self._process == Process.number else 0
+        return self._crew.cancel(request) if self._process == ForkGeneration.number else 0
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Take no more jobs (they are answered with Closed), let those submitted be carried out for up to `drain_s`, and cancel the
         rest. All have been told, and nothing uses their memory, on return. What a signal handler raises ends the draining early, and is
         raised at the end. Not from `on_done`. A second close is a no-op."""
-        if self._process == Process.number:
+        if self._process == ForkGeneration.number:
             self._crew.close(drain_s)
 
     def __enter__(self) -> "Jobs":
@@ -374,11 +374,11 @@ class Jobs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _ask_now(self, kind: Kind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
+    def _ask_now(self, kind: JobKind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
         job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
         require_hold(hold)
         job.hold = hold
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             job.fail(0, len(keys), forked())
             return job
         self._crew.ask_now(job)
@@ -386,7 +386,7 @@ class Jobs:
 
     def _job(
         self,
-        kind: Kind,
+        kind: JobKind,
         request: Hashable,
         keys: Sequence[bytes],
         deadline_s: float | None,
@@ -402,7 +402,7 @@ class Jobs:
         return Job(kind, request, keys, deadline_ns=deadline_ns, budget_s=whole_s, on_done=on_done)
 
     def _submit(self, job: Job) -> Job:
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             job.fail(0, len(job.keys), forked())
             job.end()
         else:

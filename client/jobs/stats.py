@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from kvstore.client.jobs.circuit_breaker import BreakerStats
-from kvstore.client.jobs.job import Job, Kind, Result
+from kvstore.client.jobs.job import Job, JobKind, Result
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unavailable
 
 _NAMES: Final = {Unavailable: "unreachable", DeadlineExceeded: "expired", Cancelled: "cancelled"}
@@ -39,7 +39,7 @@ class KindStats:
 class JobStats:
     """Counters of jobs that are over, by kind, and what there is now. Guarded calls count as jobs."""
 
-    kinds: Mapping[Kind, KindStats]
+    kinds: Mapping[JobKind, KindStats]
     waiting: int
     running: int
     held_bytes: int
@@ -49,11 +49,11 @@ class JobStats:
     writes: BreakerStats
 
 
-class Tally:
+class JobCounters:
     """The live form of KindStats. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in Kind}
+        self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in JobKind}
 
     def ended(self, job: Job, *, is_skipped: bool = False) -> None:
         """A job is over; `is_skipped`: it was answered without asking, with an error for each key that is not on this host."""
@@ -66,7 +66,7 @@ class Tally:
             counts["skipped"] += len(job.keys) - here
             return
         found, missed = job.results.count(True), job.results.count(False)
-        if job.kind in (Kind.LOOKUP, Kind.PREFIX) and found + missed == len(job.keys):  # as a rule, and much faster
+        if job.kind in (JobKind.LOOKUP, JobKind.PREFIX) and found + missed == len(job.keys):  # as a rule, and much faster
             counts["succeeded"] += found
             counts["missed"] += missed
             return
@@ -81,17 +81,17 @@ class Tally:
             else:
                 counts[_name(result)] += 1
 
-    def snapshot(self) -> dict[Kind, KindStats]:
+    def snapshot(self) -> dict[JobKind, KindStats]:
         return {kind: KindStats(**counts) for kind, counts in self._counts.items()}
 
 
 def _moved_bytes(job: Job, index: int) -> int:
     """Of a key that has succeeded."""
-    if job.kind is Kind.LOAD:
+    if job.kind is JobKind.LOAD:
         size = job.results[index]
         assert isinstance(size, int)
         return size
-    return job.sizes[index] if job.kind is Kind.STORE else 0
+    return job.sizes[index] if job.kind is JobKind.STORE else 0
 
 
 def _name(result: Result) -> str:

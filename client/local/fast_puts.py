@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import xxhash
 
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.connections.reservations import REFUSALS
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
@@ -34,7 +34,17 @@ from kvstore.client.writes.put_batch import UNRESERVED
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import Broken, Draining, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ASK_AGAIN, KEPT_ACKS, STORED, OpenAhead, Put, PutAhead
+from kvstore.protocol.node_messages import (
+    ACK_CLUSTER,
+    ACK_NODE,
+    ACK_NODE_NOW,
+    ASK_AGAIN,
+    KEPT_ACKS,
+    STORED,
+    OpenSlotAhead,
+    Put,
+    PutFromSlot,
+)
 from kvstore.protocol.writer_page import (
     AT_NUMBER,
     AT_OFFSET,
@@ -49,7 +59,7 @@ from kvstore.protocol.writer_page import (
     SLABS_AHEAD,
 )
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.connection_pool import Pool
+from kvstore.rpc.client.connection_pool import ConnectionPool
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.mapping import map_slab
 
@@ -102,7 +112,7 @@ class OfferedSlot:
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class RunOperation(Protocol):
     """Drives an operation to its end: Driver's."""
 
     def __call__(self, operation: Operation[T], /) -> T: ...
@@ -111,13 +121,15 @@ class Run(Protocol):
 REST_NS: Final = 100_000_000
 """A node that had no room for a slot is not asked for one again before this."""
 _SLOT: Final = struct.Struct("<QQ")
-"""What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
+"""What a PutFromSlot has before the body of a Put: the slot's number, and the size of the next one."""
 
 
 class SlotPuts:
     """See the module. Thread-safe; for a client that may block. `send` is a step of a put of LocalPuts, which lends the channel."""
 
-    def __init__(self, resources: ClientResources, local: LocalNodes, run: Run, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, resources: ClientResources, local: LocalNodes, run: RunOperation, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         """`local` are the nodes whose indexes are at hand, `run` drives an operation to its end."""
         self._mapping = resources.mapping
         self._copier = resources.copier
@@ -158,7 +170,7 @@ class SlotPuts:
             if body is None:
                 return None
             self._early.begin(node)
-            flag = channel.call_for_flag(PutAhead.TYPE, _SLOT.pack(number, next_bytes) + body, b"", deadline)
+            flag = channel.call_for_flag(PutFromSlot.TYPE, _SLOT.pack(number, next_bytes) + body, b"", deadline)
             self._early.answered(node, channel.welcome.epoch)
         finally:
             offered.leave()
@@ -169,7 +181,7 @@ class SlotPuts:
         offered: OfferedSlot | None = channel.context
         if offered is not None and offered.has(size_bytes):
             return offered
-        answer, fds = channel.call_for_fds(OpenAhead(size_bytes), deadline)
+        answer, fds = channel.call_for_fds(OpenSlotAhead(size_bytes), deadline)
         try:
             if fds:
                 offered = channel.context = OfferedSlot(fds[0], answer.sizes[0])
@@ -185,7 +197,7 @@ _ACKS: Final = {"node": ACK_NODE, "cluster": ACK_CLUSTER}
 class LocalPuts:
     """See the module. Thread-safe; for a client that may block."""
 
-    def __init__(self, resources: ClientResources, pool: Pool, slots: SlotPuts) -> None:
+    def __init__(self, resources: ClientResources, pool: ConnectionPool, slots: SlotPuts) -> None:
         self._resources = resources
         self._slots = slots
         self._pool = pool
@@ -195,7 +207,7 @@ class LocalPuts:
         self._targets = resources.put_targets
         self._early = resources.early_puts
         self._form = OnePutForm()
-        self._hint = Hint(0, UNRESERVED, 0)
+        self._hint = CachedLocation(0, UNRESERVED, 0)
         """Of the last block stored: values of one size in a row share it."""
 
     def put(self, key: bytes, value: Any, namespace: Any, parent: bytes | None, ack: str | None, deadline: Deadline) -> bool | None:
@@ -273,7 +285,7 @@ class LocalPuts:
         if flag == STORED:
             hint = self._hint
             if hint.size_bytes != size_bytes or hint.node_id != node.node_id:
-                hint = self._hint = Hint(node.node_id, UNRESERVED, size_bytes)
+                hint = self._hint = CachedLocation(node.node_id, UNRESERVED, size_bytes)
             resources.hints.learn_one(key, hint)
             resources.counters.put_one(size_bytes)
             return True

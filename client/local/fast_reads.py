@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.arguments import check_deadline
 from kvstore.client.core.buffers import fresh_bytes
-from kvstore.client.core.forks import Process
+from kvstore.client.core.forks import ForkGeneration
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.memory import checksum
 from kvstore.client.reads.replica_lookup import FAR_HINT_NS
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, MISS, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.connection_pool import Loan, Pool
+from kvstore.rpc.client.connection_pool import ConnectionLease, ConnectionPool
 from kvstore.rpc.deadline import Deadline
 
 SMALL_BYTES: Final = 256 << 10
@@ -39,7 +39,7 @@ class FastReads:
         resources: ClientResources,
         local: LocalNodes,
         reads: LocalReads,
-        pool: Pool,
+        pool: ConnectionPool,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._local = local
@@ -63,7 +63,7 @@ class FastReads:
             if not local.renew():
                 return None
             nodes = local.at_hand[1]
-        return nodes if local.process == Process.number else ()
+        return nodes if local.process == ForkGeneration.number else ()
 
     def get_remote(self, nodes: tuple[LocalNode, ...] | None, key: bytes, deadline: Deadline) -> bytes | None:
         """The value, if it is a small one of another host's node. `nodes` as the method gave them: the value is not in their DRAM."""
@@ -81,7 +81,7 @@ class FastReads:
         size_bytes = hint.size_bytes
         return size_bytes if self._read(key, hint, room if size_bytes == len(room) else room[:size_bytes], deadline) else None
 
-    def _hint(self, nodes: tuple[LocalNode, ...] | None, key: bytes) -> Hint | None:
+    def _hint(self, nodes: tuple[LocalNode, ...] | None, key: bytes) -> CachedLocation | None:
         """Where a block is, if it is small and nowhere else: of several replicas another is asked when the first does not answer."""
         if nodes is None or self._wanted:  # an operation looks for the nodes of this host, and maps what was found there
             return None
@@ -91,7 +91,7 @@ class FastReads:
         is_old = hint.asked_ns and self._nodes.may_come_nearer and hint.asked_ns <= self._clock_ns() - FAR_HINT_NS
         return None if is_old else hint
 
-    def _read(self, key: bytes, hint: Hint, room: memoryview, deadline: Deadline) -> bool:
+    def _read(self, key: bytes, hint: CachedLocation, room: memoryview, deadline: Deadline) -> bool:
         """Whether the value is in its room, and right."""
         node = self._nodes.get(hint.node_id)
         if node is None or (address := node.route.address()).unix:
@@ -110,11 +110,11 @@ class FastReads:
         loan.give_back()
         return is_read
 
-    def _ask(self, loan: Loan[Channel], key: bytes, hint: Hint, room: memoryview, deadline: Deadline) -> bool:
+    def _ask(self, loan: ConnectionLease[Channel], key: bytes, hint: CachedLocation, room: memoryview, deadline: Deadline) -> bool:
         """Raises as the channel does. A value that has not been read from it closes it, once it is given back."""
         channel = loan.channel
-        message = Read([key], (hint.generation,), self._inline_bytes, self._lease_ms)
-        blocks = channel.call(message, Blocks, deadline)
+        message = ReadBlocks([key], (hint.generation,), self._inline_bytes, self._lease_ms)
+        blocks = channel.call(message, ReadBlocksReply, deadline)
         if len(blocks.statuses) != 1 or blocks.lease:
             loan.discard()
             return False

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reads import Nodes, look_up
-from kvstore.client.local.shared_index import Flags, Indexes, IndexView
+from kvstore.client.local.shared_index import Flags, Indexes, SharedIndexReader
 from kvstore.protocol.shared_index import Words
 
-Found = tuple[LocalNode, IndexView, Indexes, Words, Indexes, Words]
+Found = tuple[LocalNode, SharedIndexReader, Indexes, Words, Indexes, Words]
 """Of one node: its index, of which keys, their access words, and the entries with their sequences."""
 
 
@@ -27,9 +27,9 @@ class LocalHoldLookup:
         if nodes and sum(len(indexes) for _, _, indexes, *_ in self._found) == len(keys):
             nodes[0].desk.asked()
 
-    def hold(self, number: int, until_ns: int | None, *, is_prefix: bool) -> "Outcome":
+    def hold(self, number: int, until_ns: int | None, *, is_prefix: bool) -> "HoldLookupResult":
         """Hold what was found, or of it the blocks before the first that was not. None: nothing can be held."""
-        outcome = Outcome(np.zeros(self._count, bool))
+        outcome = HoldLookupResult(np.zeros(self._count, bool))
         is_here = outcome.is_here
         for _, _, indexes, *_ in self._found:
             is_here[indexes] = True
@@ -49,7 +49,7 @@ class LocalHoldLookup:
 
 
 @dataclass(slots=True)
-class Outcome:
+class HoldLookupResult:
     """What came of a lookup: which keys were found and are there still, which nodes were told to hold how many of them, and how many they
     were not told of, for want of space."""
 

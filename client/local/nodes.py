@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.routes import KnownNode
 from kvstore.client.connections.slabs import SlabMapping
-from kvstore.client.core.effects import AnyLoan, Aside, AskForFds, Operation, Take
-from kvstore.client.core.forks import Process
-from kvstore.client.local.reader_slots import LocalDesk
-from kvstore.client.local.shared_index import FOREVER_NS, IndexView
+from kvstore.client.core.effects import AcquireConnectionEffect, AnyLoan, Operation, RequestFdsEffect, SpawnEffect
+from kvstore.client.core.forks import ForkGeneration
+from kvstore.client.local.reader_slots import LocalReaderSlots
+from kvstore.client.local.shared_index import FOREVER_NS, SharedIndexReader
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, InvalidTicket, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.protocol.shared_index import AT_HEARTBEAT
@@ -44,7 +44,7 @@ for that."""
 class LocalNode:
     """One node: its index, this client's desk, and the slabs mapped so far. It holds a connection, which is the desk's."""
 
-    def __init__(self, node: KnownNode, loan: AnyLoan, index: IndexView, desk: LocalDesk) -> None:
+    def __init__(self, node: KnownNode, loan: AnyLoan, index: SharedIndexReader, desk: LocalReaderSlots) -> None:
         self.node_id, self.name = node.node_id, node.name
         self.who = node.route.who
         self.loan = loan
@@ -101,7 +101,7 @@ class LocalNodes:
     """See the module. Threads and tasks of a client share it: `ready` is replaced, never changed; one at a time asks nodes."""
 
     def __init__(
-        self, daemons: Daemons, mapping: SlabMapping, *, is_used: bool = True, clock_ns: Callable[[], int] = time.monotonic_ns
+        self, daemons: ClusterConnections, mapping: SlabMapping, *, is_used: bool = True, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         """Not `is_used`: there never are any."""
         self._daemons = daemons
@@ -115,7 +115,7 @@ class LocalNodes:
         """A node answered that is not as the master described it: it was restarted. The master is asked once more."""
         self._nodes_version = -1
         self._is_closed = not is_used
-        self.process = Process.number
+        self.process = ForkGeneration.number
         self._ended = (0, 0, 0, 0)
         """What was counted at desks that are given up."""
         self.ready: tuple[LocalNode, ...] = ()
@@ -125,7 +125,7 @@ class LocalNodes:
 
     def fresh(self) -> tuple[LocalNode, ...]:
         """Those whose index counts now; none in a forked child."""
-        if self.process != Process.number:
+        if self.process != ForkGeneration.number:
             return ()
         now_ns = self.clock_ns()
         return tuple(node for node in self.ready if node.is_fresh(now_ns))
@@ -199,7 +199,7 @@ class LocalNodes:
             self._asking.release()
         if any(node.index.is_over for node in self.ready) or self._is_retry_due():
             with suppress(RuntimeError):  # the system has no thread for it; the next look tries again
-                yield Aside(self._catch_up())
+                yield SpawnEffect(self._catch_up())
 
     def _attach_missing(self, deadline: Deadline) -> Operation[None]:
         begun_ns = self.clock_ns()
@@ -276,11 +276,11 @@ class LocalNodes:
     def _take(self, node: KnownNode, deadline: Deadline) -> Operation[AnyLoan]:
         address = node.route.address()
         try:
-            loan: AnyLoan = yield Take(address, deadline, node.route.hello)
+            loan: AnyLoan = yield AcquireConnectionEffect(address, deadline, node.route.hello)
         except InvalidTicket:  # it has ended, or the node is another process by now
             yield from self._daemons.refresh_nodes(deadline)
             self._is_outdated = self._daemons.nodes.get(node.node_id) is None  # it has not registered yet
-            loan = yield Take(address, deadline, node.route.hello)
+            loan = yield AcquireConnectionEffect(address, deadline, node.route.hello)
         if not node.route.is_meant(address, loan.channel.welcome):
             loan.discard()
             self._is_outdated = True
@@ -300,13 +300,13 @@ class LocalNodes:
             loan.discard()
             raise
 
-    def _ask(self, loan: AnyLoan, deadline: Deadline) -> Operation[tuple[IndexView, LocalDesk]]:
+    def _ask(self, loan: AnyLoan, deadline: Deadline) -> Operation[tuple[SharedIndexReader, LocalReaderSlots]]:
         """The index of now and the connection's desk. Raises ProtocolError and Broken, too."""
-        answer, fds = yield AskForFds(loan.channel, OpenIndex(), deadline)
+        answer, fds = yield RequestFdsEffect(loan.channel, OpenIndex(), deadline)
         try:
             if len(fds) != 2:
                 raise ProtocolError(f"a node gave {len(fds)} descriptors for an index and a desk")
-            return IndexView(fds[0], answer.sizes[0]), LocalDesk(fds[1], answer.sizes[1])
+            return SharedIndexReader(fds[0], answer.sizes[0]), LocalReaderSlots(fds[1], answer.sizes[1])
         finally:
             for fd in fds:
                 os.close(fd)
@@ -340,7 +340,7 @@ class LocalNodes:
             self._end(node)
 
 
-def _with(counts: tuple[int, int, int, int], desk: LocalDesk) -> tuple[int, int, int, int]:
+def _with(counts: tuple[int, int, int, int], desk: LocalReaderSlots) -> tuple[int, int, int, int]:
     """These, and what was counted at one more desk."""
     calls, hits, bytes_in, unheld = counts
     return calls + desk.calls, hits + desk.hits, bytes_in + desk.bytes_in, unheld + desk.unheld

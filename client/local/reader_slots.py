@@ -9,8 +9,8 @@ import threading
 
 import numpy as np
 
-from kvstore.client.core.forks import Process
-from kvstore.client.local.shared_index import FoundBatch, IndexView, Place
+from kvstore.client.core.forks import ForkGeneration
+from kvstore.client.local.shared_index import FoundBatch, Place, SharedIndexReader
 from kvstore.protocol.errors import Broken, InvalidArgument, LeaseExpired
 from kvstore.protocol.shared_index import (
     ACCESSES,
@@ -50,7 +50,7 @@ class Hazard:
 
         It calls nothing, so that a signal handler can raise before it has taken one, and after the word is its own, but not between.
         """
-        self._process = Process.number
+        self._process = ForkGeneration.number
         self._words = words
         self._lost = lost
         self.is_lent = False
@@ -59,12 +59,12 @@ class Hazard:
 
     def __del__(self) -> None:
         # One that has taken none was struck before. In a forked child the desk is the parent's.
-        if hasattr(self, "at") and self._process == Process.number:
+        if hasattr(self, "at") and self._process == ForkGeneration.number:
             self._words[self.at] = 0
             self._lost.append(self.at)
 
 
-class LocalDesk:
+class LocalReaderSlots:
     """See the module. Thread-safe."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -76,7 +76,7 @@ class LocalDesk:
         self._ring: Words = np.frombuffer(memory, np.uint64)[AT_RING : AT_RING + ACCESSES]
         self._holds: Words = np.frombuffer(memory, np.uint64)[AT_HOLDS : AT_HOLDS + HOLD_WORDS]
         self._lock = threading.Lock()
-        self._process = Process.number
+        self._process = ForkGeneration.number
         self._begun = self._written = self._words[AT_ACCESSES]
         self._lost_before = self._words[AT_LOST]
         self._unheld_before = self._words[AT_UNHELD]
@@ -104,7 +104,7 @@ class LocalDesk:
         """The node has ended the connection: nothing is kept for its views any more."""
         return bool(self._words[AT_DESK_OVER])
 
-    def read_one(self, index: IndexView, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
+    def read_one(self, index: SharedIndexReader, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
         """A block was read, by a call of its own unless `calls` is 0."""
         words = self._words
         with self._lock:
@@ -127,7 +127,7 @@ class LocalDesk:
         with self._lock:
             self.calls += 1
 
-    def read_many(self, index: IndexView, found: FoundBatch) -> None:
+    def read_many(self, index: SharedIndexReader, found: FoundBatch) -> None:
         """Blocks were read, in order."""
         words = index.access_words(found)
         with self._lock:
@@ -142,7 +142,7 @@ class LocalDesk:
             self._written += len(words)
             self._words[AT_ACCESSES] = self._written
 
-    def look(self, index: IndexView, place: Place) -> Hazard | None:
+    def look(self, index: SharedIndexReader, place: Place) -> Hazard | None:
         """Keep the node from reusing what was found, until `look_away` or the end of the hazard, whatever is raised meanwhile.
 
         None: the place is another block's by now, or the node hung up, or as much is looked at as can be.
@@ -164,7 +164,7 @@ class LocalDesk:
 
     def look_away(self, hazard: Hazard) -> None:
         """What was looked at is used no more. A second call is a no-op, and so is one of a forked child: the desk is its parent's."""
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             return
         words = self._words
         with self._lock:
@@ -175,7 +175,8 @@ class LocalDesk:
                 words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
 
     def hold(self, number: int, until_ns: int, accesses: Words) -> bool:
-        """Have the node keep these blocks, as `IndexView.access_words` names them, until then (CLOCK_MONOTONIC), or until `release`.
+        """Have the node keep these blocks, as `SharedIndexReader.access_words` names them, until then
+        (CLOCK_MONOTONIC), or until `release`.
 
         Blocks whose entries are the same afterwards as when they were found had not begun to leave before the node could see this. False:
         the ring has no room for all of them, and none is held.
@@ -191,7 +192,7 @@ class LocalDesk:
 
     def _write_hold(self, record: Words) -> bool:
         words, size = self._words, len(record)
-        if self._process != Process.number:
+        if self._process != ForkGeneration.number:
             return False
         with self._lock:
             written = words[AT_HOLDS_WRITTEN]
@@ -211,7 +212,7 @@ class LocalView:
 
     __slots__ = ("_desk", "_hazard", "memory")
 
-    def __init__(self, desk: LocalDesk, hazard: Hazard, memory: memoryview) -> None:
+    def __init__(self, desk: LocalReaderSlots, hazard: Hazard, memory: memoryview) -> None:
         self._desk = desk
         self._hazard = hazard
         self.memory = memory

@@ -20,7 +20,7 @@ from kvstore.client.core.effects import Operation, work
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reader_slots import LocalView
 from kvstore.client.local.row_copies import by_slab, gather
-from kvstore.client.local.shared_index import Flags, FoundBatch, Indexes, IndexView, Place
+from kvstore.client.local.shared_index import Flags, FoundBatch, Indexes, Place, SharedIndexReader
 from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
@@ -47,7 +47,7 @@ class LocalBatch:
     """What of a batch lies at one node: the keys' indexes, in order, and where."""
 
     node: LocalNode
-    index: IndexView
+    index: SharedIndexReader
     slabs: dict[int, memoryview]
     """Those in which they lie; another thread may have the node's unmapped meanwhile."""
     indexes: Indexes
@@ -150,7 +150,7 @@ class LocalReads:
                     return LocalView(node.desk, hazard, source)
         return None
 
-    def _find(self, node: LocalNode, key: bytes) -> tuple[IndexView, Place, memoryview] | None:
+    def _find(self, node: LocalNode, key: bytes) -> tuple[SharedIndexReader, Place, memoryview] | None:
         """The node's index, what it says of the block, and where that says the value is. None: it is to be asked for."""
         index = node.index
         place = index.find(key)
@@ -201,7 +201,7 @@ class LocalReads:
 
     def _read_few(self, nodes: Nodes, keys: Sequence[bytes], sink: Sink[Any]) -> Operation[list[int]]:
         """As `read`."""
-        found: list[tuple[int, LocalNode, IndexView, Place, Parts]] = []
+        found: list[tuple[int, LocalNode, SharedIndexReader, Place, Parts]] = []
         scatters: list[Scatter] = []
         for number, key in enumerate(keys):
             for node in nodes:
@@ -266,7 +266,7 @@ class LocalReads:
             nodes[0].desk.asked()
         return is_here
 
-    def _mapped(self, node: LocalNode, indexes: Indexes, index: IndexView, found: FoundBatch) -> LocalBatch:
+    def _mapped(self, node: LocalNode, indexes: Indexes, index: SharedIndexReader, found: FoundBatch) -> LocalBatch:
         """What was found in slabs that are mapped; the others are wanted."""
         slabs = {slab: node.slabs.get(slab) for slab, _ in by_slab(found.slabs)}
         mapped = {slab: memory for slab, memory in slabs.items() if memory is not None}
@@ -278,7 +278,7 @@ class LocalReads:
         return batch
 
 
-def look_up(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[LocalNode, IndexView, Indexes, FoundBatch]]:
+def look_up(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[LocalNode, SharedIndexReader, Indexes, FoundBatch]]:
     """Each node's answer: (node, its index, indexes of the keys looked for, what was found). A key found is looked for no more."""
     for length, indexes, words in _by_length(keys, lengths):
         for number, node in enumerate(nodes, 1):

@@ -17,14 +17,14 @@ GATHER_BYTES: Final = 256 << 10
 """So much is gathered at a time for rows that do not lie one behind the other: it stays in the processor's cache."""
 
 
-class _Room(threading.local):
+class _GatherBuffer(threading.local):
     """Where a thread gathers it: fresh memory each time would cost a page fault for every 4 KiB, more than the copy."""
 
     def __init__(self) -> None:
         self.memory = np.empty(GATHER_BYTES, np.uint8)
 
 
-_room = _Room()
+_room = _GatherBuffer()
 
 
 def by_slab(slabs: Words) -> Iterator[tuple[int, Indexes]]:

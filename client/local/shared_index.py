@@ -90,7 +90,7 @@ class FoundBatch:
         return self.which, self.at, self.sequences, self.slabs, self.offsets, self.sizes, self.checksums
 
 
-class _Room(threading.local):
+class _LookupScratch(threading.local):
     """Where a thread's look-ups gather what they compare: fresh memory for it would cost a page fault for every 32 entries."""
 
     def __init__(self, entry_words: int) -> None:
@@ -99,7 +99,7 @@ class _Room(threading.local):
         self.entries = np.empty((PART_KEYS, entry_words), np.uint64)
 
 
-class IndexView:
+class SharedIndexReader:
     """See the module. Any thread may read. The mapping goes with its last user."""
 
     def __init__(self, fd: int, size_bytes: int, *, is_ordered: bool = ORDERED) -> None:
@@ -118,7 +118,7 @@ class IndexView:
         self._max_key_bytes = 8 * key_words
         self.entry_words = KEY + key_words
         self._entry = ENTRIES[key_words]
-        self._room = _Room(self.entry_words)
+        self._room = _LookupScratch(self.entry_words)
         self._shift = 64 - sets.bit_length() + 1
         self._tags_bytes = tags_at(sets)
         self.entries = entries_at(sets) // 8

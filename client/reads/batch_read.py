@@ -11,15 +11,15 @@ from typing import Final, Generic, TypeVar
 
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import Operation, Together
+from kvstore.client.core.effects import GatherEffect, Operation
 from kvstore.client.reads.inline_values import take_inline
 from kvstore.client.reads.mapped_values import KeepLease, MappedUse, OpenView
-from kvstore.client.reads.progress import Answer, Progress
-from kvstore.client.reads.replica_lookup import Finding, Wanted
+from kvstore.client.reads.progress import GetProgress, ReadReply
+from kvstore.client.reads.replica_lookup import ReplicaLookup, Wanted
 from kvstore.client.reads.sinks import FreshBytes, Sink
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, MAX_VALUE_BYTES
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.deadline import Deadline
 
 R = TypeVar("R")
@@ -34,7 +34,7 @@ PARTS_AT_ONCE: Final = 2
 """Asked of one node: one on its way, one being verified or copied."""
 
 
-class Reading(Generic[R]):
+class BatchGet(Generic[R]):
     """One get of a batch. Use once: `yield from Reading(...).run()`."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Reading(Generic[R]):
         self._part_bytes = min(int(resources.settings.frame_bytes), PART_BYTES)
         self._deadline = deadline
         self._clock_ns = clock_ns
-        self._progress = Progress(resources, keys, sink, deadline)
+        self._progress = GetProgress(resources, keys, sink, deadline)
         self._is_alone = True
         """Nothing is read beside what is being read."""
 
@@ -61,7 +61,7 @@ class Reading(Generic[R]):
 
         After an error the destinations' content is undefined.
         """
-        finding = Finding(self._resources, self._keys, self._deadline)
+        finding = ReplicaLookup(self._resources, self._keys, self._deadline)
         found = finding.known() or (yield from finding.first())
         for attempt in range(1, ATTEMPTS + 1):
             lanes = [lane for node_id, wanted in found.items() for lane in self._lanes(node_id, wanted)]
@@ -69,7 +69,7 @@ class Reading(Generic[R]):
             if self._is_alone:
                 yield from lanes[0]
             elif lanes:
-                yield Together(lanes)
+                yield GatherEffect(lanes)
             again = self._progress.take_again(is_last=attempt == ATTEMPTS)
             if not again:
                 break
@@ -157,13 +157,13 @@ class Reading(Generic[R]):
 
             fetch = EngineFetch(self._resources.engine_copies, self._clock_ns, use.lease_ms)
         generations = [hint.generation for _, hint in wanted]
-        message = Read([self._keys[i] for i, _ in wanted], generations, use.inline_bytes, use.lease_ms, int(fetch is not None))
-        loan, blocks = yield from self._resources.daemons.begin(node.route, message, Blocks, attempt)
+        message = ReadBlocks([self._keys[i] for i, _ in wanted], generations, use.inline_bytes, use.lease_ms, int(fetch is not None))
+        loan, blocks = yield from self._resources.daemons.begin(node.route, message, ReadBlocksReply, attempt)
         keep = False
         try:
             if len(blocks.statuses) != len(wanted):
                 raise ProtocolError(f"node {node.node_id} gave {len(blocks.statuses)} blocks for {len(wanted)} keys")
-            answer = Answer(node, loan, wanted, blocks, attempt)
+            answer = ReadReply(node, loan, wanted, blocks, attempt)
             if INLINE in blocks.statuses:
                 yield from take_inline(answer, progress)
             if blocks.lease and fetch is not None and not loan.channel.address.unix:
@@ -187,7 +187,7 @@ class Reading(Generic[R]):
             return False
         return sum(hint.size_bytes for _, hint in wanted) >= self._resources.settings.engine_min_bytes
 
-    def _memory(self, answer: Answer, places: Sequence[int]) -> Operation[list[memoryview]]:
+    def _memory(self, answer: ReadReply, places: Sequence[int]) -> Operation[list[memoryview]]:
         """The memory of mapped blocks, in order."""
         blocks, wanted = answer.blocks, [answer.blocks.slabs[place] for place in places]
         mapping, channel = self._resources.mapping, answer.loan.channel
@@ -199,7 +199,7 @@ def open_view(resources: ClientResources, key: bytes, deadline: Deadline, clock_
     """None on a miss. Raises as Reading.run does."""
     settings = resources.settings
     keep = KeepLease(int(settings.view_lease_s * 1000), verify_bytes=MAX_VALUE_BYTES if settings.verify_all else 0)
-    [value] = yield from Reading(resources, [key], FreshBytes(1), keep, deadline, clock_ns).run()
+    [value] = yield from BatchGet(resources, [key], FreshBytes(1), keep, deadline, clock_ns).run()
     if keep.view is not None:
         return keep.view
     return None if value is None else OpenView(memoryview(value))

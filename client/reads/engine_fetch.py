@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 from kvstore.client.connections.engine_copies import EngineCopies
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import Operation, Post, Together, work
+from kvstore.client.core.effects import GatherEffect, Operation, SendOneWayEffect, work
 from kvstore.client.memory import Parts, checksum, size_of
 from kvstore.client.reads.inline_values import SLICE_BYTES, SlicedValue
-from kvstore.client.reads.progress import Answer, Progress
+from kvstore.client.reads.progress import GetProgress, ReadReply
 from kvstore.client.reads.replica_lookup import Wanted
 from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired, StaleHandle, Unreachable
-from kvstore.protocol.node_messages import MAPPED, Release
+from kvstore.protocol.node_messages import MAPPED, ReleaseLeases
 from kvstore.transfer.paths.batch import Copy, Span
 
 
-class _Value(NamedTuple):
+class _FetchedValue(NamedTuple):
     """One to be read: its place in the answer, where it lies, and where it goes."""
 
     place: int
@@ -32,7 +32,7 @@ class EngineFetch:
         self._lease_ms = lease_ms
         self._asked_ns = clock_ns()
 
-    def run(self, answer: Answer, progress: Progress[Any], *, is_alone: bool) -> Operation[None]:
+    def run(self, answer: ReadReply, progress: GetProgress[Any], *, is_alone: bool) -> Operation[None]:
         """Have the engine read the mapped values, verify them, and release the lease. What the engine cannot read is to be tried again.
         `is_alone`: nothing else is read meanwhile, so that what has arrived is hashed while the rest is on its way. Raises StaleHandle,
         Unreachable: the node is gone; DeadlineExceeded."""
@@ -43,7 +43,7 @@ class EngineFetch:
             regions = yield from self._engine_copies.show_slabs(channel, node, slabs, answer.deadline)
             rooms = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
             moved = [
-                _Value(place, Span(region, blocks.offsets[place]), room)
+                _FetchedValue(place, Span(region, blocks.offsets[place]), room)
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
@@ -51,7 +51,7 @@ class EngineFetch:
             if is_alone and len(moved) == 1 and total_bytes > SLICE_BYTES:
                 sums = [(yield from self._in_slices(moved[0], answer))]
             elif is_alone and total_bytes > SLICE_BYTES:  # the engine copies them in this order
-                found = yield Together([self._bring(part, answer) for part in _parts(moved)])
+                found = yield GatherEffect([self._bring(part, answer) for part in _parts(moved)])
                 sums = [total for part in found for total in part]
             else:
                 sums = yield from self._bring(moved, answer)
@@ -59,11 +59,11 @@ class EngineFetch:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
             # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
-            yield Post(channel, Release([blocks.lease]))
+            yield SendOneWayEffect(channel, ReleaseLeases([blocks.lease]))
             yield from self._engine_copies.failed(node, error, progress.deadline)
             progress.retry_otherwise(answer.items(places), error)
             return
-        yield Post(channel, Release([blocks.lease]))
+        yield SendOneWayEffect(channel, ReleaseLeases([blocks.lease]))
         good = [value.place for value, found in zip(moved, sums, strict=True) if found == blocks.checksums[value.place]]
         damaged = [value.place for value, found in zip(moved, sums, strict=True) if found != blocks.checksums[value.place]]
         progress.arrived(answer, good)
@@ -71,13 +71,13 @@ class EngineFetch:
             is_late = self._clock_ns() >= self._asked_ns + blocks.lease_ms * 1_000_000
             self._retry_wrong(node, answer.items(damaged), progress, is_late=is_late)
 
-    def _bring(self, values: Sequence["_Value"], answer: Answer) -> Operation[list[int]]:
+    def _bring(self, values: Sequence["_FetchedValue"], answer: ReadReply) -> Operation[list[int]]:
         """Have the engine read these values: the xxh3_64 of each."""
         copies = [copy for value in values for copy in _copies(value.span.region, value.span.offset_bytes, value.room)]
         yield from self._engine_copies.move(answer.node, copies, answer.deadline)
         return (yield from work(lambda: [checksum(value.room) for value in values], sum(size_of(value.room) for value in values)))
 
-    def _in_slices(self, value: "_Value", answer: Answer) -> Operation[int]:
+    def _in_slices(self, value: "_FetchedValue", answer: ReadReply) -> Operation[int]:
         """Have the engine read one large value, hashed on the way: its xxh3_64."""
         region, begin = value.span.region, value.span.offset_bytes
 
@@ -86,7 +86,7 @@ class EngineFetch:
 
         return SlicedValue(value.room, bring).run()
 
-    def _retry_wrong(self, node: KnownNode, items: list[Wanted], progress: Progress[Any], *, is_late: bool) -> None:
+    def _retry_wrong(self, node: KnownNode, items: list[Wanted], progress: GetProgress[Any], *, is_late: bool) -> None:
         """Values came out wrong: overwritten after their lease, or damaged."""
         if is_late:
             progress.retry(0, items, LeaseExpired(f"reading took longer than the lease of {self._lease_ms} ms"))
@@ -95,9 +95,9 @@ class EngineFetch:
         progress.retry_damaged(node.node_id, items, error)
 
 
-def _parts(values: Sequence[_Value]) -> Iterator[list[_Value]]:
+def _parts(values: Sequence[_FetchedValue]) -> Iterator[list[_FetchedValue]]:
     """The values in order, cut after each SLICE_BYTES."""
-    part: list[_Value] = []
+    part: list[_FetchedValue] = []
     size_bytes = 0
     for value in values:
         part.append(value)

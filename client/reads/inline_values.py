@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import xxhash
 
-from kvstore.client.core.effects import Fill, Operation, Together, work
+from kvstore.client.core.effects import GatherEffect, Operation, ReadPayloadEffect, work
 from kvstore.client.memory import Parts, in_pieces, size_of
-from kvstore.client.reads.progress import Answer, Progress
+from kvstore.client.reads.progress import GetProgress, ReadReply
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE
 
@@ -55,7 +55,7 @@ class SlicedValue:
 
     def run(self) -> Operation[int]:
         """Bring all of it: its xxh3_64. Raises what `bring` does, once nothing moves any more."""
-        yield Together([self._lane() for _ in range(AT_ONCE)])
+        yield GatherEffect([self._lane() for _ in range(AT_ONCE)])
         return self._digest.intdigest()
 
     def _lane(self) -> Operation[None]:
@@ -76,7 +76,7 @@ class SlicedValue:
             self._digest.update(part)
 
 
-def take_inline(answer: Answer, progress: Progress[Any]) -> Operation[None]:
+def take_inline(answer: ReadReply, progress: GetProgress[Any]) -> Operation[None]:
     """All of them, whatever becomes of each: the channel is in step afterwards. Raises Unavailable, DeadlineExceeded: it is not."""
     blocks, node_id = answer.blocks, answer.node.node_id
     places = answer.places(INLINE)
@@ -85,7 +85,7 @@ def take_inline(answer: Answer, progress: Progress[Any]) -> Operation[None]:
     rooms = [(memoryview(bytearray(blocks.sizes[place])),) if room is None else room for room, place in zip(found, places, strict=True)]
     digests = [xxhash.xxh3_64() for _ in places]
     for parts in in_slices(rooms):
-        yield Fill(answer.loan.channel, [part for _, part in parts], answer.deadline)
+        yield ReadPayloadEffect(answer.loan.channel, [part for _, part in parts], answer.deadline)
         yield from work(partial(_hash, digests, parts), sum(len(part) for _, part in parts))
     good: list[int] = []
     damaged: list[int] = []

@@ -7,12 +7,12 @@ from itertools import compress
 from typing import Any, Protocol
 
 from kvstore.client.connections.resources import ClientResources
-from kvstore.client.core.effects import AnyLoan, Operation, Post, work
+from kvstore.client.core.effects import AnyLoan, Operation, SendOneWayEffect, work
 from kvstore.client.memory import Parts, checksum
-from kvstore.client.reads.progress import Answer, Progress
+from kvstore.client.reads.progress import GetProgress, ReadReply
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, LeaseExpired
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.node_messages import Release
+from kvstore.protocol.node_messages import ReleaseLeases
 
 
 class MappedUse(Protocol):
@@ -22,7 +22,7 @@ class MappedUse(Protocol):
     """Up to this size values come inline instead."""
     lease_ms: int
 
-    def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
+    def use(self, answer: ReadReply, places: list[int], memory: Sequence[memoryview], progress: GetProgress[Any]) -> Operation[bool]:
         """`memory` is that of the values at `places`. True: the loan, and with it the lease, is kept. Otherwise the lease is released. An
         error ends both."""
 
@@ -34,7 +34,7 @@ def to_verify(resources: ClientResources) -> int:
 
 
 def verified(
-    answer: Answer, progress: Progress[Any], places: Sequence[int], values: Sequence[Parts], *, max_bytes: int
+    answer: ReadReply, progress: GetProgress[Any], places: Sequence[int], values: Sequence[Parts], *, max_bytes: int
 ) -> Operation[list[int]]:
     """The places of those values, of up to `max_bytes`, that have the checksums they should, and of all larger ones; the others are looked
     up anew."""
@@ -62,13 +62,13 @@ class CopyOut:
         self._copier = resources.copier
         self._clock_ns = clock_ns
 
-    def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
+    def use(self, answer: ReadReply, places: list[int], memory: Sequence[memoryview], progress: GetProgress[Any]) -> Operation[bool]:
         blocks = answer.blocks
         rooms = [progress.room(answer.wanted[place][0], len(part)) for place, part in zip(places, memory, strict=True)]
         scatters = [(part, room) for room, part in zip(rooms, memory, strict=True) if room is not None]
         yield from work(lambda: self._copier.scatter(scatters), sum(len(part) for part, _ in scatters))
         in_time = self._clock_ns() < blocks.lease_until_ns
-        yield Post(answer.loan.channel, Release([blocks.lease]))
+        yield SendOneWayEffect(answer.loan.channel, ReleaseLeases([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
         if in_time:
             values = [room for room in rooms if room is not None]
@@ -101,10 +101,10 @@ class KeepLease:
         self.view: OpenView | None = None
         """The value, once it has been found in a slab of this host."""
 
-    def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
+    def use(self, answer: ReadReply, places: list[int], memory: Sequence[memoryview], progress: GetProgress[Any]) -> Operation[bool]:
         [part] = memory
         if not (yield from verified(answer, progress, places, [(part,)], max_bytes=self._verify_bytes)):
-            yield Post(answer.loan.channel, Release([answer.blocks.lease]))
+            yield SendOneWayEffect(answer.loan.channel, ReleaseLeases([answer.blocks.lease]))
             return False
         self.view = OpenView(part, answer.loan, answer.blocks.lease, answer.blocks.lease_until_ns)
         progress.arrived(answer, places)
@@ -125,7 +125,7 @@ def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:
         still_used = True
     if view.loan is not None:
         try:
-            yield Post(view.loan.channel, Release([view.lease]))
+            yield SendOneWayEffect(view.loan.channel, ReleaseLeases([view.lease]))
         except BaseException:
             view.loan.discard()  # with it goes the lease, whether the node has been told or not
             raise

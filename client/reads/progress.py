@@ -13,19 +13,19 @@ from kvstore.client.memory import Parts
 from kvstore.client.reads.replica_lookup import Wanted
 from kvstore.client.reads.sinks import Sink
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError
-from kvstore.protocol.node_messages import Blocks
+from kvstore.protocol.node_messages import ReadBlocksReply
 from kvstore.rpc.deadline import Deadline
 
 
 @dataclass(slots=True)
-class Answer:
+class ReadReply:
     """A place is an index into `wanted` and into each column of `blocks`. The values that come inline are still to be read from the loan's
     channel; the others are there for the length of the lease."""
 
     node: KnownNode
     loan: AnyLoan
     wanted: list[Wanted]
-    blocks: Blocks
+    blocks: ReadBlocksReply
     deadline: Deadline
     """Of this request."""
 
@@ -39,7 +39,7 @@ class Answer:
 R = TypeVar("R")
 
 
-class Progress(Generic[R]):
+class GetProgress(Generic[R]):
     """Of one get."""
 
     def __init__(self, resources: ClientResources, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline) -> None:
@@ -67,7 +67,7 @@ class Progress(Generic[R]):
             self._refusal = self._refusal or error
             return None
 
-    def arrived(self, answer: Answer, places: Sequence[int]) -> None:
+    def arrived(self, answer: ReadReply, places: Sequence[int]) -> None:
         """These values are in their rooms, and right."""
         blocks = answer.blocks
         for place in places:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.connections.partition_requests import by_partition
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.effects import Operation
@@ -14,7 +14,7 @@ from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.rpc.deadline import Deadline
 
-Wanted = tuple[int, Hint]
+Wanted = tuple[int, CachedLocation]
 """A key's index and where it is."""
 Places = dict[int, list[Wanted]]
 """What to ask each node for, by its id. Keys that nobody has are left out."""
@@ -25,7 +25,7 @@ RENEW_TIMEOUT_S: Final = 0.25
 """A master that does not answer by then is not worth waiting for: the block is most likely still where it was."""
 
 
-class Finding:
+class ReplicaLookup:
     """The places of one get's keys."""
 
     def __init__(self, resources: ClientResources, keys: Sequence[bytes], deadline: Deadline) -> None:
@@ -88,14 +88,14 @@ class Finding:
                 self._hints.learn(learned)
         return found
 
-    def _ask(self, avoid: int, deadline: Deadline, partition: int, keys: Sequence[bytes]) -> Operation[list[Hint | None]]:
+    def _ask(self, avoid: int, deadline: Deadline, partition: int, keys: Sequence[bytes]) -> Operation[list[CachedLocation | None]]:
         """The partition's master, of keys of it."""
         reply = yield from self._daemons.ask_master(Lookup(list(keys), avoid), Locations, deadline, partition=partition)
         if any(reply.replicas) and not self._daemons.nodes.is_known:
             yield from self._daemons.refresh_nodes(deadline)  # which of them are on this host
         return list(self._best(reply, avoid))
 
-    def _old(self, found: Places) -> dict[int, Hint]:
+    def _old(self, found: Places) -> dict[int, CachedLocation]:
         """What was on another host some time ago: a copy of it may be on this one by now, or where fewer ask for it."""
         nodes, until_ns = self._daemons.nodes, self._begun_ns - FAR_HINT_NS
         if not nodes.may_come_nearer:
@@ -103,7 +103,7 @@ class Finding:
         far = (wanted for node_id, wanted in found.items() if not nodes.is_local(node_id))
         return {i: hint for wanted in far for i, hint in wanted if 0 < hint.asked_ns <= until_ns}
 
-    def _renew(self, found: Places, old: dict[int, Hint]) -> Operation[Places]:
+    def _renew(self, found: Places, old: dict[int, CachedLocation]) -> Operation[Places]:
         """Ask anew for what is old of `found`. It stays as it was if no master answers soon."""
         try:
             renewed = yield from self._find({0: list(old)}, self._deadline.part(RENEW_TIMEOUT_S), from_hints=False)
@@ -114,7 +114,7 @@ class Finding:
             renewed.setdefault(node_id, []).extend(item for item in wanted if item[0] not in old)
         return {node_id: wanted for node_id, wanted in renewed.items() if wanted}
 
-    def _best(self, reply: Locations, avoid: int) -> Iterator[Hint | None]:
+    def _best(self, reply: Locations, avoid: int) -> Iterator[CachedLocation | None]:
         """For each key the replica to read: on this host if possible, then in the fastest tier, then at the node that this client writes to
         (its slabs are mapped already), then whose turn it is."""
         nodes, replica = self._daemons.nodes, 0
@@ -135,4 +135,4 @@ class Finding:
             if best is None:
                 yield None
             else:
-                yield Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.may_come_nearer else 0, count)
+                yield CachedLocation(best[-1], generation, size, self._begun_ns if best[0] and nodes.may_come_nearer else 0, count)

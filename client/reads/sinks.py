@@ -185,7 +185,7 @@ class IntoRows(_OneByOne):
         return self._sizes
 
 
-class Part(_OneByOne, Generic[R]):
+class SinkPart(_OneByOne, Generic[R]):
     """Some keys' rooms in another sink: those of `indexes`, in order."""
 
     def __init__(self, whole: Sink[Any], indexes: Sequence[int]) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from kvstore.client.core.arguments import check_deadline
 from kvstore.client.tensors.arrays import as_index, beside
 from kvstore.client.tensors.parts import ValuePart
-from kvstore.client.tensors.pools import Pool
+from kvstore.client.tensors.pools import BlockPool
 from kvstore.client.tensors.prompts import Keys, flat
-from kvstore.client.tensors.staging import Piece, Rows, are_values
+from kvstore.client.tensors.staging import PoolPiece, Rows, are_values
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ProtocolError
@@ -36,11 +36,11 @@ class Block:
 
 
 def move(
-    how: Callable[[Rows, TensorHeader, Sequence[Piece]], None],
+    how: Callable[[Rows, TensorHeader, Sequence[PoolPiece]], None],
     rows: Sequence[Rows],
     headers: Sequence[TensorHeader],
     parts: Sequence[ValuePart],
-    pool: Pool,
+    pool: BlockPool,
     places: NDArray[np.int64],
     marked: Any,
 ) -> None:
@@ -50,7 +50,7 @@ def move(
             how(of_part, header, _pieces(pool, part, places))
 
 
-def _pieces(pool: Pool, part: ValuePart, places: NDArray[np.int64]) -> list[Piece]:
+def _pieces(pool: BlockPool, part: ValuePart, places: NDArray[np.int64]) -> list[PoolPiece]:
     """What each plane of the pool has of the values of a part."""
     index = as_index(places)
     shift = part.value_layers.start - part.own_layers.start  # from the rank's layers to the value's
@@ -60,7 +60,7 @@ def _pieces(pool: Pool, part: ValuePart, places: NDArray[np.int64]) -> list[Piec
         if start < stop:
             own = plane.values[:, start - plane.layers.start : stop - plane.layers.start, :, part.own_heads]
             kinds = slice(plane.kinds.start, plane.kinds.stop)
-            pieces.append(Piece(slice(start + shift, stop + shift), kinds, part.value_heads, own, index))
+            pieces.append(PoolPiece(slice(start + shift, stop + shift), kinds, part.value_heads, own, index))
     return pieces
 
 

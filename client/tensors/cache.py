@@ -28,8 +28,8 @@ from kvstore.client.tensors.batches import (
 )
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValuePart, ValueShape, namespace_of, value_parts
-from kvstore.client.tensors.pools import Blocks, EnginePool, Plane, Pool, holds
-from kvstore.client.tensors.prompts import Keys, Names, Prompt, check_prompts, flat, keys_of
+from kvstore.client.tensors.pools import BlockPool, Blocks, EnginePool, PoolPlane, holds
+from kvstore.client.tensors.prompts import Keys, Names, PromptSequence, check_prompts, flat, keys_of
 from kvstore.client.tensors.staging import Rows, Stagings, read_values, write_values
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.layouts.layout import CacheLayout
@@ -115,7 +115,7 @@ class TensorCache:
         Another rank may find fewer. Asking keeps no block alive. One request, which raises as `Client` says. `token_ids` and `extras` as
         in `put_tensor`.
         """
-        return self.match_batch([Prompt(token_ids, extras=extras)], layers=layers, deadline_s=deadline_s)[0]
+        return self.match_batch([PromptSequence(token_ids, extras=extras)], layers=layers, deadline_s=deadline_s)[0]
 
     def put_tensor(
         self,
@@ -132,7 +132,8 @@ class TensorCache:
 
         `token_ids` is the sequence from its beginning on, for a block's key depends on all before it; a partial last block is ignored.
         `BlockHashes`, the engine's own names of the blocks, serve in their place. `extras`: what else changes the values from a block
-        of the sequence on (see `Prompt`). `tensor` (see the class) must not change meanwhile. Of ranks with the same KV heads the first
+        of the sequence on (see `PromptSequence`). `tensor` (see the class) must not change meanwhile. Of ranks with
+        the same KV heads the first
         puts, and the others return 0 at once.
 
         Blocks go out in order, in batches of `staging_bytes`. `deadline_s` is the time for all of it; None gives each batch the client's.
@@ -141,7 +142,7 @@ class TensorCache:
             InvalidArgument: the rank holds no whole values (the message says what to set), or an argument does not fit the class.
             KVStoreError: as `Client.put_batch`; the first batches may be stored.
         """
-        return self.put_batch([Prompt(token_ids, blocks, first_block, extras)], tensor, layers=layers, deadline_s=deadline_s)[0]
+        return self.put_batch([PromptSequence(token_ids, blocks, first_block, extras)], tensor, layers=layers, deadline_s=deadline_s)[0]
 
     def get_tensor(
         self,
@@ -164,11 +165,11 @@ class TensorCache:
             ProtocolError: under these keys lies something else than this cache's values.
             KVStoreError: as `Client.get_batch_into`; the content of the blocks is undefined.
         """
-        return self.get_batch([Prompt(token_ids, blocks, first_block, extras)], out, layers=layers, deadline_s=deadline_s)[0]
+        return self.get_batch([PromptSequence(token_ids, blocks, first_block, extras)], out, layers=layers, deadline_s=deadline_s)[0]
 
     # --- many sequences ---
 
-    def match_batch(self, prompts: Sequence[Prompt], *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
+    def match_batch(self, prompts: Sequence[PromptSequence], *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
         """`match_prefix` of each prompt, from its `first_block` on, in one message."""
         check_prompts(prompts)
         parts = self._chosen(layers)
@@ -184,7 +185,7 @@ class TensorCache:
         return counts
 
     def put_batch(
-        self, prompts: Sequence[Prompt], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
+        self, prompts: Sequence[PromptSequence], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
     ) -> list[int]:
         """`put_tensor` of each prompt's blocks, all in one pool, in one message for as many as the staging memory holds.
 
@@ -210,7 +211,9 @@ class TensorCache:
                     stored[batch[index // len(parts)].prompt] += is_new
         return stored
 
-    def get_batch(self, prompts: Sequence[Prompt], out: Any, *, layers: range | None = None, deadline_s: float | None = None) -> list[int]:
+    def get_batch(
+        self, prompts: Sequence[PromptSequence], out: Any, *, layers: range | None = None, deadline_s: float | None = None
+    ) -> list[int]:
         """`get_tensor` of each prompt's blocks, which must differ, as `put_batch`. A miss ends its own prompt, and no other."""
         check_prompts(prompts)
         parts = self._chosen(layers)
@@ -239,7 +242,7 @@ class TensorCache:
 
     # --- what a call is about ---
 
-    def keys(self, prompt: Prompt) -> list[Keys]:
+    def keys(self, prompt: PromptSequence) -> list[Keys]:
         """Of each full block of a sequence, those of the values that the rank needs."""
         return keys_of(prompt, self._parts)
 
@@ -265,7 +268,7 @@ class TensorCache:
         headers = [header_of(self._spec, part) for part in parts]
         return headers, [header.value_bytes for header in headers]
 
-    def _blocks(self, prompts: Sequence[Prompt], pool: Pool, parts: Sequence[ValuePart]) -> list[Block]:
+    def _blocks(self, prompts: Sequence[PromptSequence], pool: BlockPool, parts: Sequence[ValuePart]) -> list[Block]:
         first: Sequence[None] = (None,) * len(parts)
         blocks = []
         for number, prompt in enumerate(prompts):
@@ -280,14 +283,14 @@ class TensorCache:
                 blocks.append(Block(number, place, keys[at], keys[at - 1] if at else first))
         return blocks
 
-    def _pool(self, tensor: Any) -> Pool:
+    def _pool(self, tensor: Any) -> BlockPool:
         """Raises InvalidArgument for what is no pool of this rank."""
         if isinstance(tensor, EnginePool):
             if not tensor.fits(self._layout, self._rank):
                 raise InvalidArgument("the pool is one of another model, or of another rank's layers or heads")
         else:
             self._check(tensor)
-        pool = tensor if isinstance(tensor, EnginePool) else Pool([Plane(range(self._shape[0]), range(self._shape[1]), tensor)])
+        pool = tensor if isinstance(tensor, EnginePool) else BlockPool([PoolPlane(range(self._shape[0]), range(self._shape[1]), tensor)])
         if not pool.is_tensor and not self._spec.scheme.is_raw:
             raise InvalidArgument(f"a numpy array cannot be encoded as {self._spec.scheme.name}: give a torch tensor")
         return pool

@@ -9,8 +9,8 @@ import numpy as np
 from kvstore.client.sync import Client
 from kvstore.client.tensors.cache import ONE_RANK, TensorCache
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.groups import AnyGroup, Present, StateGroup, Table, check_groups, longest
-from kvstore.client.tensors.prompts import BlockHashes, Keys, Names, Prompt, flat, keys_in
+from kvstore.client.tensors.groups import AnyGroup, GroupBlockTable, Present, StateGroup, check_groups, longest
+from kvstore.client.tensors.prompts import BlockHashes, Keys, Names, PromptSequence, flat, keys_in
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
@@ -27,14 +27,15 @@ class _Sequence(NamedTuple):
     names: Names
     extras: Mapping[int, bytes] | None
 
-    def prompt(self, blocks: Any = None, first_block: int = 0) -> Prompt:
-        return Prompt(self.names, blocks, first_block, self.extras)
+    def prompt(self, blocks: Any = None, first_block: int = 0) -> PromptSequence:
+        return PromptSequence(self.names, blocks, first_block, self.extras)
 
 
 class GroupCache:
     """The shard of one rank of a hybrid model. Threads may share it.
 
-    Each group with blocks has a `Table` of its own in a call, by its name; each with states a buffer, or a list of them, which together are
+    Each group with blocks has a `GroupBlockTable` of its own in a call, by its name; each with states a buffer, or a
+    list of them, which together are
     the bytes of one sequence's state. A position counts as cached when every group can go on from it: those that attend to everything have
     all blocks before it, those with a window the last ones, those with a state the state after exactly so many tokens. Errors are those of
     `TensorCache`.
@@ -80,13 +81,13 @@ class GroupCache:
 
     def match(self, names: Names, *, extras: Mapping[int, bytes] | None = None, deadline_s: float | None = None) -> int:
         """After how many tokens of the sequence every group can go on now; 0: from the beginning only. One message. `names` and `extras`
-        as in `Prompt`; an engine that needs a token to compute leaves the last one out."""
+        as in `PromptSequence`; an engine that needs a token to compute leaves the last one out."""
         return self._longest(self._present(_Sequence(names, extras), deadline_s))
 
     def put(
         self,
         names: Names,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, GroupBlockTable],
         *,
         states: Mapping[str, Any] = NO_STATES,
         state_tokens: int = 0,
@@ -109,7 +110,7 @@ class GroupCache:
     def get(
         self,
         names: Names,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, GroupBlockTable],
         *,
         states: Mapping[str, Any] = NO_STATES,
         extras: Mapping[int, bytes] | None = None,
@@ -154,7 +155,7 @@ class GroupCache:
         return longest(self._groups, present, limit_tokens=most)
 
     def _read(
-        self, sequence: _Sequence, tokens: int, tables: Mapping[str, Table], states: Mapping[str, Any], deadline_s: float | None
+        self, sequence: _Sequence, tokens: int, tables: Mapping[str, GroupBlockTable], states: Mapping[str, Any], deadline_s: float | None
     ) -> tuple[int, int] | None:
         """Read all that is needed after so many tokens. Which block of which group could not be read, the first; None: all could."""
         for number, group in enumerate(self._groups):
@@ -192,7 +193,7 @@ class GroupCache:
             )
         return keys[tokens // namespace.block_tokens - 1][0]
 
-    def _check_names(self, tables: Mapping[str, Table], states: Mapping[str, Any]) -> None:
+    def _check_names(self, tables: Mapping[str, GroupBlockTable], states: Mapping[str, Any]) -> None:
         for given, known, kind in ((tables, self._tensors, "tables"), (states, self._states, "states")):
             if unknown := set(given) - set(known):
                 raise InvalidArgument(

@@ -22,7 +22,7 @@ Present = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CacheGroup:
     """Layers that have blocks and a block table of their own."""
 
     name: str
@@ -63,11 +63,11 @@ class StateGroup:
         return present
 
 
-AnyGroup = Group | StateGroup
+AnyGroup = CacheGroup | StateGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class GroupBlockTable:
     """Where a group's blocks of a sequence lie."""
 
     pool: Any

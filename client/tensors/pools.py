@@ -23,7 +23,7 @@ _SAME: Final = ("kv_factor", "head_dim", "block_tokens", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
+class PoolPlane:
     """What of a pool one tensor of evenly spaced axes shows."""
 
     layers: range
@@ -34,10 +34,10 @@ class Plane:
     """`[blocks, layers, kinds, heads, tokens, head_dim]`, a view."""
 
 
-class Pool:
+class BlockPool:
     """Blocks of one rank. Threads may use it at once, on different blocks."""
 
-    def __init__(self, planes: Sequence[Plane]) -> None:
+    def __init__(self, planes: Sequence[PoolPlane]) -> None:
         self.planes = planes
         first = planes[0].values
         self.block_count = len(first)
@@ -63,7 +63,7 @@ class Pool:
         return chosen.astype(np.int64)
 
 
-class EnginePool(Pool):
+class EnginePool(BlockPool):
     """A rank's pool in the tensors that its engine allocated, as a layout says: made once, it stands for the tensor in every call.
 
     A layout of order `layer | kv block token head` has a tensor a layer, one of `kv layer | block token head` a list of K's and then
@@ -105,7 +105,7 @@ class EnginePool(Pool):
         return one == other
 
 
-def _planes(layout: CacheLayout, rank: int, regions: Sequence[Any]) -> list[Plane]:
+def _planes(layout: CacheLayout, rank: int, regions: Sequence[Any]) -> list[PoolPlane]:
     strides = [strides_of(layout, rank, kv) for kv in range(layout.spec.kv_factor)]
     kinds, kind_bytes = [range(kv, kv + 1) for kv in range(len(strides))], 0
     first, last = strides[0].start, strides[-1].start
@@ -114,7 +114,7 @@ def _planes(layout: CacheLayout, rank: int, regions: Sequence[Any]) -> list[Plan
     count = layout.count(rank, "layer")
     layers = [range(layer, layer + 1) for layer in range(count)] if "layer" in layout.axes.outer else [range(count)]
     return [
-        Plane(of_layers, of_kinds, _view(layout, rank, regions, strides[of_kinds.start], of_layers, len(of_kinds), kind_bytes))
+        PoolPlane(of_layers, of_kinds, _view(layout, rank, regions, strides[of_kinds.start], of_layers, len(of_kinds), kind_bytes))
         for of_layers in layers
         for of_kinds in kinds
     ]

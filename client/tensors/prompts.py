@@ -33,7 +33,7 @@ Names: TypeAlias = "TokenIds | BlockHashes"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptSequence:
     """One sequence of a call for many."""
 
     names: Names
@@ -47,20 +47,20 @@ class Prompt:
     or a salt at block 0, the hash of an image at its first block. Not with hashes."""
 
 
-def check_prompts(prompts: Sequence[Prompt]) -> None:
+def check_prompts(prompts: Sequence[PromptSequence]) -> None:
     """Raises InvalidArgument unless it is a list of prompts."""
     check_list(prompts, "prompts")
     for prompt in prompts:
-        if not isinstance(prompt, Prompt):
+        if not isinstance(prompt, PromptSequence):
             raise InvalidArgument(f"a prompt is a Prompt, not a {type(prompt).__name__}")
 
 
-def keys_of(prompt: Prompt, parts: Sequence[ValuePart]) -> list[Keys]:
+def keys_of(prompt: PromptSequence, parts: Sequence[ValuePart]) -> list[Keys]:
     """For each full block of the sequence a key for each of the values. Raises InvalidArgument for names, or extras, that are none."""
     return keys_in([part.namespace for part in parts], prompt)
 
 
-def keys_in(namespaces: Sequence[Namespace], prompt: Prompt) -> list[Keys]:
+def keys_in(namespaces: Sequence[Namespace], prompt: PromptSequence) -> list[Keys]:
     """For each full block of the sequence a key in each of the namespaces. Raises as `keys_of`."""
     if not isinstance(prompt.first_block, int) or prompt.first_block < 0:
         raise InvalidArgument(f"first_block is 0 or more, not {prompt.first_block!r}")

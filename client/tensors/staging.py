@@ -22,7 +22,7 @@ Rows: TypeAlias = NDArray[np.uint8]
 _ALIGN_BYTES: Final = 64
 
 
-class Piece(NamedTuple):
+class PoolPiece(NamedTuple):
     """What of some values one tensor of a pool has."""
 
     layers: slice
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     """Those of the tensor, one a value."""
 
 
-class Staging:
+class PoolStaging:
     """Rows for so many blocks at once as `size_bytes` hold, and for one at least. The next `rows` takes the memory of those before."""
 
     def __init__(self, size_bytes: int, *, is_pinned: bool = False) -> None:
@@ -75,14 +75,14 @@ class Stagings:
     def __init__(self, settings: TensorSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._kept: list[Staging] = []
+        self._kept: list[PoolStaging] = []
 
     @property
     def kept_bytes(self) -> int:
         return sum(staging.kept_bytes for staging in self._kept)
 
     @contextlib.contextmanager
-    def lend(self, *, is_pinned: bool) -> Iterator[Staging]:
+    def lend(self, *, is_pinned: bool) -> Iterator[PoolStaging]:
         """One that nobody else has until the context ends. It is kept then if there is room for it (`kept_bytes`)."""
         staging = self._take(is_pinned)
         try:
@@ -92,13 +92,13 @@ class Stagings:
                 if self.kept_bytes + staging.kept_bytes <= int(self._settings.kept_bytes):
                     self._kept.append(staging)
 
-    def _take(self, is_pinned: bool) -> Staging:
+    def _take(self, is_pinned: bool) -> PoolStaging:
         with self._lock:
             for staging in reversed(self._kept):  # what was used last is in the processor's cache
                 if staging.is_pinned == is_pinned:
                     self._kept.remove(staging)
                     return staging
-        return Staging(int(self._settings.staging_bytes), is_pinned=is_pinned)
+        return PoolStaging(int(self._settings.staging_bytes), is_pinned=is_pinned)
 
 
 def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader) -> bool:
@@ -107,7 +107,7 @@ def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader)
     return bool((sizes_bytes == header.value_bytes).all() and (rows[:, :HEADER_BYTES] == wanted).all())
 
 
-def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> None:
+def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[PoolPiece]) -> None:
     """Make each row the value of one block, of whose layers and kinds each piece has some, and all of them all.
 
     Pieces are of one device; numpy arrays serve if the scheme is raw. Raises InvalidArgument for finite numbers that the scheme would lose;
@@ -137,7 +137,7 @@ def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> N
         raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
-def read_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> None:
+def read_values(rows: Rows, header: TensorHeader, pieces: Sequence[PoolPiece]) -> None:
     """Read into each piece what it has of each row's value: layers, kinds and heads.
 
     Pieces are of one device; numpy arrays serve if the scheme is raw.
@@ -158,14 +158,14 @@ def read_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> No
             _decode(body, header, piece)
 
 
-def _encode(values: Any, header: TensorHeader, piece: Piece, body: Any) -> None:
+def _encode(values: Any, header: TensorHeader, piece: PoolPiece, body: Any) -> None:
     from kvstore.kvcache.codecs.codec import encode
 
     for at, kv in enumerate(range(header.kv_factor)[piece.kinds]):
         encode(values[:, :, at], header.scheme.of(kv == 0), is_key=kv == 0, out=_records(body, header, kv)[:, piece.layers])
 
 
-def _decode(body: Any, header: TensorHeader, piece: Piece) -> None:
+def _decode(body: Any, header: TensorHeader, piece: PoolPiece) -> None:
     from kvstore.kvcache.codecs.codec import decode
 
     with writing():
@@ -197,7 +197,7 @@ def _records(body: Any, header: TensorHeader, kv: int) -> Any:
     return of_layers[..., start : start + sizes[kv]].unflatten(-1, (header.heads, -1))
 
 
-def _loses_finite(header: TensorHeader, pieces: Sequence[Piece], body: Any) -> bool:
+def _loses_finite(header: TensorHeader, pieces: Sequence[PoolPiece], body: Any) -> bool:
     """Whether NaN is made of finite numbers, too; `body` is what was."""
     again = body.new_empty(body.shape)
     for piece in pieces:

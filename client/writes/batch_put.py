@@ -10,13 +10,13 @@ from kvstore.client.connections.reservations import REFUSALS
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
 from kvstore.client.core.buffers import Sources
-from kvstore.client.core.effects import Operation, Sleep, Together, work
+from kvstore.client.core.effects import GatherEffect, Operation, SleepEffect, work
 from kvstore.client.memory import checksum
 from kvstore.client.writes.put_batch import UNRESERVED, PutBatch
-from kvstore.client.writes.slot_put import SlotWriting
+from kvstore.client.writes.slot_put import SlotPut
 from kvstore.protocol.errors import Denied, Draining, KVStoreError, TooManyConnections, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Grants, Reserve
+from kvstore.protocol.master_messages import Reserve, ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, Put
 from kvstore.protocol.session_messages import Flags
@@ -27,7 +27,7 @@ MAX_PAUSE_S: Final = 0.05
 """Between questions about a key that another writer holds: doubles from the first to the last."""
 
 
-class Writing:
+class BatchPut:
     """One put of a batch. Use once: `yield from Writing(...).run()`. Keys, sources and parents are equally long."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Writing:
         """Node that could not be reached, and the error: the cause where no other node takes the blocks."""
         self._resources = resources
         self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
-        self._slots = SlotWriting(resources, self._batch, deadline)
+        self._slots = SlotPut(resources, self._batch, deadline)
         self._deadline = deadline
         self._avoid = 0
 
@@ -109,7 +109,7 @@ class Writing:
             if progress:
                 pause_s = FIRST_PAUSE_S
             if not lost:
-                yield Sleep(min(pause_s, self._deadline.left_s()))
+                yield SleepEffect(min(pause_s, self._deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
@@ -176,7 +176,7 @@ class Writing:
         if len(parts) == 1:
             answers = [(yield from self._ask_for(next(iter(parts)), pending))]
         else:
-            answers = yield Together([self._ask_for(partition, part) for partition, part in parts.items()])
+            answers = yield GatherEffect([self._ask_for(partition, part) for partition, part in parts.items()])
         self._batch.note_grants()
         by_node: dict[int, list[int]] = {}
         for part, reply in zip(parts.values(), answers, strict=True):
@@ -193,14 +193,14 @@ class Writing:
                 self._resources.put_targets.learn({self._batch.sources.sizes[i] for i in indices}, node_id)
         return by_node
 
-    def _ask_for(self, partition: int, pending: list[int]) -> Operation[Grants]:
+    def _ask_for(self, partition: int, pending: list[int]) -> Operation[ReserveReply]:
         """The partition's master, for keys of it."""
         daemons, batch = self._resources.daemons, self._batch
         reserve = Reserve([batch.keys[i] for i in pending], [batch.sources.sizes[i] for i in pending], daemons.nodes.local_id, self._avoid)
-        told: list[Grants] = []
+        told: list[ReserveReply] = []
         batch.told.append((pending, told))
         try:
-            return (yield from daemons.ask_master(reserve, Grants, self._deadline, note=told.append, partition=partition))
+            return (yield from daemons.ask_master(reserve, ReserveReply, self._deadline, note=told.append, partition=partition))
         except Unavailable as error:
             if self._refusal is None:
                 raise
@@ -273,9 +273,9 @@ class Writing:
             if (yield from self._slots.write_shared(node, for_slots, busy)):
                 indices = inline
         elif for_slots and self._goes_by_engine(node, for_slots):
-            from kvstore.client.writes.engine_put import EngineWriting  # with the transfer engine's modules
+            from kvstore.client.writes.engine_put import EnginePut  # with the transfer engine's modules
 
-            left = yield from EngineWriting(self._resources, self._batch, self._deadline).write(node, for_slots, busy)
+            left = yield from EnginePut(self._resources, self._batch, self._deadline).write(node, for_slots, busy)
             indices = sorted(left + inline)
         if indices:
             yield from self._write_inline(node, indices, busy)

@@ -9,12 +9,12 @@ from typing import Final
 
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import AnyLoan, Ask, Operation, Together, work
+from kvstore.client.core.effects import AnyLoan, GatherEffect, Operation, RequestEffect, work
 from kvstore.client.memory import checksum
 from kvstore.client.writes.put_batch import PutBatch
 from kvstore.protocol.errors import ProtocolError, Unreachable
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Commit, Open, Opened
+from kvstore.protocol.node_messages import CommitPuts, OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.paths.batch import Copy, Span
@@ -24,7 +24,7 @@ PART_BYTES: Final = 8 << 20
 """Copied, hashed and committed as one, at least: a few milliseconds of a fast link, and many times what a message costs."""
 
 
-class EngineWriting:
+class EnginePut:
     """Of one put. Keys for which a node had no room, or that another writer has there, go to `busy`, to be asked for again."""
 
     def __init__(self, resources: ClientResources, batch: PutBatch, deadline: Deadline) -> None:
@@ -35,17 +35,17 @@ class EngineWriting:
     def write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[list[int]]:
         """Write and commit; the keys that the engine could not write, which are reserved still."""
         resources = self._resources
-        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
+        message = OpenSlots(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
         try:
             peer = yield from resources.engine_copies.peer_of(node)
         except Unreachable as error:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return indices
-        loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
+        loan, opened = yield from resources.daemons.begin(node.route, message, OpenSlotsReply, self._deadline)
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            filling = _Filling(loan, node, there=[i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+            filling = _StagingFill(loan, node, there=[i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
             filling.again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
             yield from self._fill(filling, peer, indices, opened)
             if filling.failure is not None and not loan.channel.is_open:  # the node is gone, not the engine's way to it
@@ -61,7 +61,7 @@ class EngineWriting:
         yield from self._batch.not_written(filling.there, filling.again, busy)
         return filling.left
 
-    def _fill(self, filling: "_Filling", peer: Peer, indices: Sequence[int], opened: Opened) -> Operation[None]:
+    def _fill(self, filling: "_StagingFill", peer: Peer, indices: Sequence[int], opened: OpenSlotsReply) -> Operation[None]:
         """Write into the slots' regions and commit, in parts."""
         try:
             parts = list(self._parts(peer, indices, opened))
@@ -72,14 +72,14 @@ class EngineWriting:
         if len(parts) == 1:
             yield from self._write_part(filling, parts[0])
         elif parts:  # the engine copies them in this order
-            yield Together([self._write_part(filling, part) for part in parts])
+            yield GatherEffect([self._write_part(filling, part) for part in parts])
 
-    def _parts(self, peer: Peer, indices: Sequence[int], opened: Opened) -> "Iterator[_Part]":
+    def _parts(self, peer: Peer, indices: Sequence[int], opened: OpenSlotsReply) -> "Iterator[_JoinedValues]":
         """What was granted: half of it, half of the rest, and so on: few messages, and little is left for after the last copy. Raises
         Unreachable: a region's description is malformed."""
         remote, sources = self._resources.engine_copies.remote, self._batch.sources
         left_bytes = sources.bytes_of([i for i, status in zip(indices, opened.statuses, strict=True) if status == GRANTED])
-        part = _Part()
+        part = _JoinedValues()
         for i, status, put_id, description in zip(indices, opened.statuses, opened.put_ids, opened.regions, strict=True):
             if status != GRANTED:
                 continue
@@ -93,11 +93,11 @@ class EngineWriting:
             if part.size_bytes >= max(PART_BYTES, left_bytes // 2):
                 left_bytes -= part.size_bytes
                 yield part
-                part = _Part()
+                part = _JoinedValues()
         if part.indices:
             yield part
 
-    def _write_part(self, filling: "_Filling", part: "_Part") -> Operation[None]:
+    def _write_part(self, filling: "_StagingFill", part: "_JoinedValues") -> Operation[None]:
         """Copy and hash, and commit all that has been copied, unless another part's operation is at that."""
         try:
             yield from self._resources.engine_copies.move(filling.node, part.copies, self._deadline)
@@ -115,18 +115,18 @@ class EngineWriting:
             yield from self._commit(filling)
         filling.is_committing = False
 
-    def _commit(self, filling: "_Filling") -> Operation[None]:
+    def _commit(self, filling: "_StagingFill") -> Operation[None]:
         copied, filling.copied = filling.copied, []
         put_ids = [put_id for part in copied for put_id in part.put_ids]
-        commit = Commit(put_ids, [found for part in copied for found in part.sums])
-        reply: Flags = yield Ask(filling.loan.channel, commit, Flags, self._deadline)
+        commit = CommitPuts(put_ids, [found for part in copied for found in part.sums])
+        reply: Flags = yield RequestEffect(filling.loan.channel, commit, Flags, self._deadline)
         there, again = self._batch.written(filling.node, [i for part in copied for i in part.indices], reply)
         filling.there += there
         filling.again += again
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _JoinedValues:
     """Values that are copied as one."""
 
     indices: list[int] = field(default_factory=list)
@@ -137,7 +137,7 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Filling:
+class _StagingFill:
     """Slots that one Open gave. Its parts' operations share it: they run in one thread, or in tasks of one loop."""
 
     loan: AnyLoan
@@ -145,7 +145,7 @@ class _Filling:
     there: list[int]
     again: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
-    copied: list[_Part] = field(default_factory=list)
+    copied: list[_JoinedValues] = field(default_factory=list)
     """To be committed."""
     is_committing: bool = False
     """One of the operations is waiting for the node: it commits what has been copied meanwhile, too."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Final
 
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
 from kvstore.client.core.buffers import Sources
 from kvstore.client.core.effects import Operation
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.master_messages import Cancel, Grants
+from kvstore.protocol.master_messages import CancelReservations, ReserveReply
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
 from kvstore.protocol.session_messages import Flags
@@ -43,7 +43,7 @@ class PutBatch:
         """Keys that others have stored, as far as they were asked for."""
         self.granted: dict[int, int] = {}
         """Generations reserved for this operation and not yet written, by the key's index."""
-        self.told: list[tuple[Sequence[int], list[Grants]]] = []
+        self.told: list[tuple[Sequence[int], list[ReserveReply]]] = []
         """What was asked for of a master, and its answer, from its arrival until `granted` has what it says."""
 
     def note_grants(self) -> None:
@@ -68,11 +68,11 @@ class PutBatch:
         for i in indices:
             self.granted.pop(i, None)
 
-    def _cancellation(self, indices: Sequence[int]) -> Cancel:
+    def _cancellation(self, indices: Sequence[int]) -> CancelReservations:
         granted = [(i, self.granted[i]) for i in indices if self.granted.get(i, UNRESERVED) != UNRESERVED]
-        return Cancel([self.keys[i] for i, _ in granted], [generation for _, generation in granted])
+        return CancelReservations([self.keys[i] for i, _ in granted], [generation for _, generation in granted])
 
-    def unused(self) -> Cancel:
+    def unused(self) -> CancelReservations:
         """What gives back all that was reserved and not used. For an operation that is over."""
         self.note_grants()
         return self._cancellation(list(self.granted))
@@ -102,14 +102,14 @@ class PutBatch:
 
     def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> tuple[list[int], list[int]]:
         """Note what the node has stored; the others, for `not_written`: those that were there, and those to ask again for."""
-        hints: list[tuple[bytes, Hint]] = []
+        hints: list[tuple[bytes, CachedLocation]] = []
         there: list[int] = []
         again: list[int] = []
         keys, sizes, node_id, pop = self.keys, self.sources.sizes, node.node_id, self.granted.pop
         if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len(set(map(sizes.__getitem__, indices))) == 1:
             generations = set(map(self.granted.__getitem__, indices))
             if len(generations) == 1:  # as a rule, and much faster
-                hint = Hint(node_id, generations.pop(), sizes[indices[0]])
+                hint = CachedLocation(node_id, generations.pop(), sizes[indices[0]])
                 if len(indices) == len(keys):  # of different keys, or some would be missing
                     self.stored[:] = [True] * len(keys)
                     self.granted.clear()
@@ -125,7 +125,7 @@ class PutBatch:
                 again.append(i)
             elif flag == STORED:
                 self.stored[i] = True
-                hints.append((keys[i], Hint(node_id, pop(i), sizes[i])))
+                hints.append((keys[i], CachedLocation(node_id, pop(i), sizes[i])))
             else:
                 there.append(i)
         self._hints.learn(hints)

@@ -9,11 +9,11 @@ import numpy as np
 
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import AnyLoan, Ask, Operation, work
+from kvstore.client.core.effects import AnyLoan, Operation, RequestEffect, work
 from kvstore.client.writes.put_batch import UNRESERVED, PutBatch
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Commit, Open, Opened
+from kvstore.protocol.node_messages import CommitPuts, OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.memcpy import Pair
@@ -41,7 +41,7 @@ def runs_of_rows(
     return pairs
 
 
-class SlotWriting:
+class SlotPut:
     """Of one put. Keys for which a node had no room, or that another writer has there, go to `busy`, to be asked for again."""
 
     def __init__(self, resources: ClientResources, batch: PutBatch, deadline: Deadline) -> None:
@@ -51,8 +51,8 @@ class SlotWriting:
 
     def write_shared(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
         """Values are copied into the node's slabs; False if they cannot be reached from here."""
-        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices))
-        begun = yield from self._resources.daemons.begin_shared(node.route, message, Opened, self._deadline)
+        message = OpenSlots(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices))
+        begun = yield from self._resources.daemons.begin_shared(node.route, message, OpenSlotsReply, self._deadline)
         if begun is None:
             return False
         loan, opened = begun
@@ -70,9 +70,9 @@ class SlotWriting:
         yield from self._batch.not_written(there, again, busy)
         return True
 
-    def _commit(self, loan: AnyLoan, node: KnownNode, indices: list[int], commit: Commit) -> Operation[Flags]:
+    def _commit(self, loan: AnyLoan, node: KnownNode, indices: list[int], commit: CommitPuts) -> Operation[Flags]:
         try:
-            reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
+            reply: Flags = yield RequestEffect(loan.channel, commit, Flags, self._deadline)
         finally:
             self._answered(loan, node, indices)
         return reply
@@ -82,7 +82,9 @@ class SlotWriting:
         if self._batch.granted[indices[0]] == UNRESERVED:
             self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
 
-    def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[tuple[list[int], list[int]]]:
+    def _fill_slots(
+        self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: OpenSlotsReply
+    ) -> Operation[tuple[list[int], list[int]]]:
         """Copy into the slots and commit; what was not stored, as `PutBatch.written` tells it."""
         resources, channel = self._resources, loan.channel
         slabs, offsets, put_ids, written = opened.slabs, opened.offsets, opened.put_ids, indices
@@ -107,7 +109,7 @@ class SlotWriting:
                 runs = runs_of_rows(sources.flat, row_bytes, written, slabs, offsets, parts)
                 copies = partial(resources.copier.copy_and_sum_rows, runs, row_bytes)
             sums = yield from work(copies, sources.bytes_of(written))
-            reply = yield from self._commit(loan, node, indices, Commit(put_ids, sums))
+            reply = yield from self._commit(loan, node, indices, CommitPuts(put_ids, sums))
             return self._batch.written(node, written, reply)
         self._answered(loan, node, indices)
         return [], []

@@ -53,7 +53,7 @@ REMOVED: Final = ("block_hashes", "medium", "group_idx")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class BlocksStored:
     """These blocks are in the medium now, each following the one before, the first of them `parent` (None: it begins a prompt)."""
 
     hashes: list[BlockHash]
@@ -69,7 +69,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class BlocksRemoved:
     """These have left the medium."""
 
     hashes: list[BlockHash]
@@ -77,11 +77,11 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class AllBlocksCleared:
     """Nothing is there any more."""
 
 
-Event: TypeAlias = Stored | Removed | Cleared
+Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
 def read_batch(payload: bytes) -> list[Event]:
@@ -104,9 +104,9 @@ def _events(found: Sequence[Any]) -> Iterator[Event]:
             case "BlockRemoved":
                 named = _named(members, REMOVED)
                 if medium := _medium(named):
-                    yield Removed(_hashes(named["block_hashes"]), medium)
+                    yield BlocksRemoved(_hashes(named["block_hashes"]), medium)
             case "AllBlocksCleared":
-                yield Cleared()
+                yield AllBlocksCleared()
 
 
 def _named(members: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _medium(members: dict[str, Any]) -> str:
     return "" if members.get("group_idx") else MEDIA.get(members.get("medium"), "")
 
 
-def _stored(members: dict[str, Any], medium: str) -> Stored:
+def _stored(members: dict[str, Any], medium: str) -> BlocksStored:
     hashes, parent, tokens, size = (members[name] for name in STORED[:4])
     is_copied = medium != GPU and tokens == []
     if not is_copied and (not isinstance(tokens, list) or not isinstance(size, int) or size < 1 or len(tokens) != size * len(hashes)):
@@ -128,7 +128,7 @@ def _stored(members: dict[str, Any], medium: str) -> Stored:
     others = [key for keys in members.get("extra_keys") or () for key in keys or () if key != adapter]
     parent = None if parent is None else _hashes([parent])[0]
     is_plain = not others and not has_unnamed_adapter and not members.get("cache_salt")
-    return Stored(_hashes(hashes), parent, tokens, size, is_plain, str(adapter), medium)
+    return BlocksStored(_hashes(hashes), parent, tokens, size, is_plain, str(adapter), medium)
 
 
 def _hashes(found: Any) -> list[BlockHash]:
@@ -140,7 +140,7 @@ def _hashes(found: Any) -> list[BlockHash]:
 KeyOf: TypeAlias = Callable[[BlockHash], bytes | None]
 
 
-def keys_of_stored(stored: Stored, naming: Naming, key_of: KeyOf, *, adapter: str = "") -> Iterator[tuple[BlockHash, bytes]]:
+def keys_of_stored(stored: BlocksStored, naming: Naming, key_of: KeyOf, *, adapter: str = "") -> Iterator[tuple[BlockHash, bytes]]:
     """Name and key of each block of the event that has one; `key_of` gives those named before.
 
     Blocks of another adapter or another size have no key, nor have those that depend on more than tokens, or follow an unknown block.

@@ -28,7 +28,7 @@ Apply: TypeAlias = Callable[[list[Event]], None]
 Lost: TypeAlias = Callable[[], None]
 
 
-class _Batch(NamedTuple):
+class _EventBatch(NamedTuple):
     number: int
     payload: bytes
 
@@ -50,7 +50,7 @@ class Subscriber:
         self._context = zmq.Context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
-        self._last: _Batch | None = None
+        self._last: _EventBatch | None = None
         """The last batch taken; None: nothing has come yet, or nothing since all became void."""
         self._replayed: dict[int, int] = {}
         """Hash of each batch taken from a replay, by number: it may arrive once more, as it was published."""
@@ -134,7 +134,7 @@ class Subscriber:
         with closing(self._replay(0, before)) as replay:
             self._apply_all(replay, apply, lost)
 
-    def _apply_all(self, replay: Iterable[_Batch], apply: Apply, lost: Lost) -> None:
+    def _apply_all(self, replay: Iterable[_EventBatch], apply: Apply, lost: Lost) -> None:
         """Batches after a hole, or after one that cannot be applied, are as good as those after the start: what was before is void."""
         for number, payload in replay:
             if self._last is not None and number != self._last.number + 1:
@@ -146,14 +146,14 @@ class Subscriber:
                 self._failure = error
 
     def _apply(self, number: int, payload: bytes, apply: Apply, lost: Lost) -> None:
-        self._last = _Batch(number, payload)
+        self._last = _EventBatch(number, payload)
         try:
             apply(read_batch(payload))
         except KVStoreError:
             lost()
             raise
 
-    def _replay(self, first: int, before: int) -> Generator[_Batch]:
+    def _replay(self, first: int, before: int) -> Generator[_EventBatch]:
         """The batches [first, before) that the publisher still keeps, in order. Raises DeadlineExceeded without an end in time."""
         if not self._replay_endpoint or first >= before:
             return
@@ -180,8 +180,8 @@ def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         raise InvalidArgument(f"{endpoint!r} is no address of a publisher ({error}): give tcp://HOST:PORT") from None
 
 
-def _numbered(parts: list[bytes]) -> _Batch:
+def _numbered(parts: list[bytes]) -> _EventBatch:
     """Of [topic, number, batch] or [number, batch]. Raises ProtocolError."""
     if len(parts) not in (2, 3) or len(parts[-2]) != 8:
         raise ProtocolError(f"{len(parts)} parts where a number of 8 bytes and a batch belong, with or without a topic before them")
-    return _Batch(int.from_bytes(parts[-2], "big"), parts[-1])
+    return _EventBatch(int.from_bytes(parts[-2], "big"), parts[-1])

@@ -26,7 +26,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.lmcache.keys import Keys, by_namespace
+from kvstore.engines.lmcache.keys import ChunkKeys, by_namespace
 from kvstore.engines.lmcache.settings import from_extra_config
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.weights.identity import identify
@@ -69,7 +69,7 @@ class KVStoreConnector(RemoteConnector):
         self._loop = context.loop
         self._allocator = context.local_cpu_backend
         weights = identify(context.metadata.model_name, settings.fingerprint, revision=settings.revision, log=log)
-        self._names = Keys(dataclasses.replace(settings, revision=weights.text))
+        self._names = ChunkKeys(dataclasses.replace(settings, revision=weights.text))
         self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
         client = Client(settings=settings.client())
         self._client = client

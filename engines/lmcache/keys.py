@@ -51,7 +51,7 @@ class EngineKey(Protocol):
     def tags(self) -> tuple[tuple[str, Any], ...] | None: ...
 
 
-class Keys:
+class ChunkKeys:
     """The keys of one plug-in. Thread-safe."""
 
     def __init__(self, settings: LMCacheSettings) -> None:

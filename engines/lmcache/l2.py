@@ -15,10 +15,10 @@ from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
-from kvstore.client.jobs.circuit_breaker import State
+from kvstore.client.jobs.circuit_breaker import CircuitState
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.lmcache.keys import Keys
+from kvstore.engines.lmcache.keys import ChunkKeys
 from kvstore.engines.lmcache.settings import from_parameters
 from kvstore.engines.lmcache.tasks import Tasks, log
 from kvstore.engines.reachability import ReachabilityCheck
@@ -48,7 +48,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
         self._tasks: Tasks[ObjectKey] = Tasks(
             self._client,
             self._jobs,
-            Keys(settings),
+            ChunkKeys(settings),
             on_stored=self._notify_keys_stored,
             on_loaded=self._notify_keys_accessed,
         )
@@ -99,7 +99,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
         """`is_healthy`: the store could be reached when it was last asked. Counters of tasks, by kind, in keys."""
         stats = self._jobs.stats()
         return {
-            "is_healthy": stats.reads.state is State.CLOSED and stats.writes.state is State.CLOSED,
+            "is_healthy": stats.reads.state is CircuitState.CLOSED and stats.writes.state is CircuitState.CLOSED,
             "type": type(self).__name__,
             "master": self._settings.master,
             "waiting": stats.waiting,

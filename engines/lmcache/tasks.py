@@ -27,7 +27,7 @@ from kvstore.client.holds import Hold, new_hold
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.lmcache.keys import Keys, ObjectKey, by_namespace
+from kvstore.engines.lmcache.keys import ChunkKeys, ObjectKey, by_namespace
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ class MemoryObject(Protocol):
     def byte_array(self) -> Any: ...
 
 
-class Stored(NamedTuple):
+class StoreResult(NamedTuple):
     """How a store ended."""
 
     is_whole: bool
@@ -156,13 +156,13 @@ class Tasks(Generic[K]):
         self,
         client: Client,
         jobs: Jobs,
-        keys: Keys,
+        keys: ChunkKeys,
         *,
         on_stored: Callable[[list[K], list[int]], object],
         on_loaded: Callable[[list[K]], object],
     ) -> None:
         """`on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
-        self.stores: Results[Stored] = Results()
+        self.stores: Results[StoreResult] = Results()
         self.lookups: Results[list[bool]] = Results()
         self.loads: Results[list[bool]] = Results()
         self._client = client
@@ -196,7 +196,7 @@ class Tasks(Generic[K]):
             def end() -> None:
                 new_sizes = [sizes[index] for index in new]
                 self._notify(lambda: self._on_stored([keys[index] for index in new], new_sizes), bool(new))
-                self.stores.tell(task, Stored(all(all(job.succeeded) for job in ended), sum(new_sizes)))
+                self.stores.tell(task, StoreResult(all(all(job.succeeded) for job in ended), sum(new_sizes)))
 
             if not batches:
                 end()
@@ -204,7 +204,7 @@ class Tasks(Generic[K]):
                 names, of_namespace = [named[index][1] for index in indices], [values[index] for index in indices]
                 self._jobs.store(names, of_namespace, namespace=namespace, on_done=partial(done, indices))
 
-        return self._begin(self.stores, Stored(False, 0), submit)
+        return self._begin(self.stores, StoreResult(False, 0), submit)
 
     def look_up(self, keys: Sequence[K]) -> int:
         """Find out which objects the store has, and have these stay until `unlock`; the number of the task."""

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Self
 
 from kvstore.client.memory import Memory, view_of
 from kvstore.engines.mooncake.arguments import Number, Numbers, Text, arguments_converted, encoded, instance_of, optional
-from kvstore.engines.mooncake.peers import Answer, HandshakeServer, KnownPeer, Peers, Segment
+from kvstore.engines.mooncake.peers import HandshakeReply, HandshakeServer, KnownPeer, Peers, RegisteredSegment
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 from kvstore.transfer.engine import TransferEngine as Engine
 from kvstore.transfer.memory.region import Region
@@ -381,8 +381,8 @@ class TransferEngine:
         engine = self._opened()
         with self._lock:
             regions = dict(self._regions)
-        segments = [Segment(address, one.size_bytes, engine.export(one, writable=True)) for address, one in regions.items()]
-        return Answer(engine.describe(), segments).packed()
+        segments = [RegisteredSegment(address, one.size_bytes, engine.export(one, writable=True)) for address, one in regions.items()]
+        return HandshakeReply(engine.describe(), segments).packed()
 
     def _opened(self) -> Engine:
         """Raises Closed."""

@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.client import Client, Hold
 from kvstore.engines.mooncake.arguments import Flag, Number, NumberListLists, NumberLists, Numbers, Text, TextLists, Texts
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, read
-from kvstore.engines.mooncake.link import Link, memory
+from kvstore.engines.mooncake.link import StoreConnection, memory
 from kvstore.engines.mooncake.puts import scattered
 from kvstore.protocol.errors import KVStoreError
 
@@ -28,7 +28,7 @@ class BufferHandle(bytearray):
         return ctypes.addressof((ctypes.c_char * len(self)).from_buffer(self))
 
 
-class Gets(Link):
+class Gets(StoreConnection):
     """A miss, and a failure, is an empty value, None or a negative code, each as in Mooncake."""
 
     def get(self, key: Text, /) -> bytes:

@@ -21,7 +21,7 @@ from kvstore.engines.mooncake.setup import (
     DEFAULT_MASTER,
     DEFAULT_TENANT,
     MooncakeSettings,
-    Setup,
+    SetupArguments,
     of_arguments,
     of_dictionary,
 )
@@ -66,7 +66,7 @@ class LookupLease:
             return self._hold
 
 
-class Link:
+class StoreConnection:
     """Not connected until `setup`. Threads may share it."""
 
     def __init__(self) -> None:
@@ -95,13 +95,17 @@ class Link:
 
     def setup_dummy(self, mem_pool_size: Number, local_buffer_size: Number, server_address: Text) -> int:
         """As `setup`: no process stands between this one and the cluster, so `server_address` is the kvstore master's."""
-        return self._connect(Setup("localhost", server_address, DEFAULT_TENANT, local_buffer_size > 0))
+        return self._connect(SetupArguments("localhost", server_address, DEFAULT_TENANT, local_buffer_size > 0))
 
     def init_all(self, protocol: Text, device_name: Text, mount_segment_size: Number = DEFAULT_BYTES, /) -> int:
         """As `setup`, of the master at the default address. -600 for a store that is set up."""
-        return INVALID_PARAMS if self._client is not None else self._connect(Setup("localhost:12345", DEFAULT_MASTER, DEFAULT_TENANT, True))
+        return (
+            INVALID_PARAMS
+            if self._client is not None
+            else self._connect(SetupArguments("localhost:12345", DEFAULT_MASTER, DEFAULT_TENANT, True))
+        )
 
-    def _connect(self, setup: Setup) -> int:
+    def _connect(self, setup: SetupArguments) -> int:
         self.close()
         is_default = setup.tenant in ("", DEFAULT_TENANT)
         self._namespace = "mooncake" if is_default else f"mooncake/{setup.tenant}"

@@ -33,7 +33,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RegisteredSegment:
     """Memory that an engine has registered."""
 
     address: int
@@ -43,23 +43,23 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HandshakeReply:
     """Answer of an engine to a handshake."""
 
     description: bytes
-    segments: Sequence[Segment]
+    segments: Sequence[RegisteredSegment]
 
     def packed(self) -> bytes:
         segments = [[one.address, one.size_bytes, base64.b64encode(one.description).decode()] for one in self.segments]
         return json.dumps({"engine": base64.b64encode(self.description).decode(), "segments": segments}).encode()
 
 
-def unpacked(data: bytes) -> Answer:
+def unpacked(data: bytes) -> HandshakeReply:
     """Raises ProtocolError."""
     try:
         whole = json.loads(data)
-        segments = [Segment(int(address), int(size), base64.b64decode(region)) for address, size, region in whole["segments"]]
-        return Answer(base64.b64decode(whole["engine"]), segments)
+        segments = [RegisteredSegment(int(address), int(size), base64.b64decode(region)) for address, size, region in whole["segments"]]
+        return HandshakeReply(base64.b64decode(whole["engine"]), segments)
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"the peer's handshake cannot be read: {error}") from None
 
@@ -97,7 +97,7 @@ class HandshakeServer:
         self._thread.join(TIMEOUT_S)
 
 
-def ask(name: str) -> Answer:
+def ask(name: str) -> HandshakeReply:
     """Return the answer of the engine with this name, HOST:PORT. Raises Unreachable, ProtocolError."""
     host, _, port = name.rpartition(":")
     try:

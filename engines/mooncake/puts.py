@@ -21,14 +21,14 @@ from kvstore.engines.mooncake.arguments import (
     is_sound,
 )
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OK, stored
-from kvstore.engines.mooncake.link import Link, memory
+from kvstore.engines.mooncake.link import StoreConnection, memory
 
 ACK: Final = "cluster"
 DEFAULT: Final = ReplicateConfig()
 Config = Annotated[ReplicateConfig, instance_of(ReplicateConfig)]
 
 
-class Puts(Link):
+class Puts(StoreConnection):
     """`put*`: an object that is there is a success, and stays. `upsert*` replace it, whatever reads it."""
 
     def put(self, key: Text, value: Buffer, config: Config = DEFAULT) -> int:

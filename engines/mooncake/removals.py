@@ -11,7 +11,7 @@ from typing import Final
 from kvstore.client import Client
 from kvstore.engines.mooncake.arguments import Flag, Text, Texts
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OBJECT_NOT_FOUND, OK
-from kvstore.engines.mooncake.link import Link
+from kvstore.engines.mooncake.link import StoreConnection
 from kvstore.protocol.errors import InvalidArgument
 
 CLASSES: Final = {
@@ -67,7 +67,7 @@ def _member(found: re.Match[str]) -> str:
     return f"\\{found[0]}" if found[0] in "[&~|" else found[0]
 
 
-class Removals(Link):
+class ObjectRemovals(StoreConnection):
     """Objects that are pinned, leased or being read stay unless `force`."""
 
     def remove(self, key: Text, force: Flag = False) -> int:

@@ -10,7 +10,7 @@ from enum import Enum
 
 from kvstore.client.connections.locations import Location
 from kvstore.engines.mooncake.arguments import Text, Texts
-from kvstore.engines.mooncake.link import Link
+from kvstore.engines.mooncake.link import StoreConnection
 
 
 class ReplicaStatus(Enum):
@@ -78,7 +78,7 @@ class ReplicaDescriptor:
         raise RuntimeError("Expected DiskDescriptor")
 
 
-class Replicas(Link):
+class Replicas(StoreConnection):
     """[] for an object that is not there."""
 
     def get_replica_desc(self, key: Text) -> list[ReplicaDescriptor]:

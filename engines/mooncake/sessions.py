@@ -25,7 +25,7 @@ RENEW_NS: Final = int(SESSION_S * 1e9 / 2)
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class GetSession:
     """Objects whose get session began with one call."""
 
     hold: Hold
@@ -37,11 +37,11 @@ class GetSessions:
     """Which objects have a get session, and what holds them. Not thread-safe: the caller has a lock."""
 
     def __init__(self) -> None:
-        self._of_key: dict[str, Reading] = {}
+        self._of_key: dict[str, GetSession] = {}
 
     def begin(self, hold: Hold, keys: Sequence[str], now_ns: int) -> None:
         """These objects were found and are held. None of them has a session: `end` comes first."""
-        self._of_key.update(dict.fromkeys(keys, Reading(hold, now_ns + RENEW_NS, set(keys))))
+        self._of_key.update(dict.fromkeys(keys, GetSession(hold, now_ns + RENEW_NS, set(keys))))
 
     def end(self, keys: Iterable[str]) -> list[Hold]:
         """The sessions of these objects are over. Returns the holds that have none left: to be released."""
@@ -65,7 +65,7 @@ class GetSessions:
         return key in self._of_key
 
 
-class Sessions(Gets, Puts):
+class ObjectSessions(Gets, Puts):
     """A call returns a code a key. A key without a session is refused by itself."""
 
     def __init__(self) -> None:

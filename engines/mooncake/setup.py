@@ -57,7 +57,7 @@ _SIZE: Final = re.compile(r"\s*([+]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SetupArguments:
     """What of the arguments of `setup` has a meaning here."""
 
     hostname: str
@@ -91,15 +91,15 @@ def of_arguments(
     tenant_id: Text = DEFAULT_TENANT,
     enable_client_http_server: Flag = False,
     client_http_port: Integer = DEFAULT_HTTP_PORT,
-) -> Setup | None:
+) -> SetupArguments | None:
     """Return None for arguments that Mooncake refuses with a code. Segments, metadata servers, protocols and devices belong to the nodes:
     they are checked and not used."""
     if not local_hostname or "\0" in tenant_id:
         return None
-    return Setup(local_hostname, master_server_addr, tenant_id, local_buffer_size > 0)
+    return SetupArguments(local_hostname, master_server_addr, tenant_id, local_buffer_size > 0)
 
 
-def of_dictionary(config: Mapping[Any, Any]) -> Setup | None:
+def of_dictionary(config: Mapping[Any, Any]) -> SetupArguments | None:
     """Return the setup that a dictionary describes, or None. Its values are read as strings; unknown entries are ignored.
 
     `master_server_address` is another name of `master_server_addr`: Mooncake's own configuration files have it.
@@ -111,7 +111,7 @@ def of_dictionary(config: Mapping[Any, Any]) -> Setup | None:
     if any(size is None or 0 < size < MIN_BYTES for size in sizes):
         return None
     master = given.get("master_server_addr") or given.get("master_server_address") or DEFAULT_MASTER
-    found: Setup | None = of_arguments(
+    found: SetupArguments | None = of_arguments(
         given.get("local_hostname", ""), "", *sizes, "", "", master, tenant_id=given.get("tenant_id", DEFAULT_TENANT)
     )
     return found

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.engines.mooncake.arguments import Number, ObjectDataType, ReplicateConfig, SoftPinAction, arguments_converted
 from kvstore.engines.mooncake.gets import BufferHandle
-from kvstore.engines.mooncake.removals import Removals
+from kvstore.engines.mooncake.removals import ObjectRemovals
 from kvstore.engines.mooncake.replicas import (
     Descriptor,
     DiskDescriptor,
@@ -26,7 +26,7 @@ from kvstore.engines.mooncake.replicas import (
     TaskStatus,
     TaskType,
 )
-from kvstore.engines.mooncake.sessions import Sessions
+from kvstore.engines.mooncake.sessions import ObjectSessions
 from kvstore.engines.mooncake.tensor_values import HEADER_BYTES
 from kvstore.engines.mooncake.tensor_values import deserialized as _deserialize_tensor
 from kvstore.engines.mooncake.tensor_values import serialized as _serialize_tensor
@@ -92,7 +92,7 @@ __all__ += list(MEMBERS)
 
 
 @arguments_converted
-class MooncakeDistributedStore(Sessions, Shards, Removals, Replicas):
+class MooncakeDistributedStore(ObjectSessions, Shards, ObjectRemovals, Replicas):
     """A client of a kvstore cluster. Threads may share it. `setup` first: until then calls return codes, or nothing."""
 
     def __init__(self) -> None:

@@ -18,10 +18,10 @@ import msgspec
 from aiohttp import web
 
 from kvstore.engines.kv_events.events import CPU, DISK, GPU
-from kvstore.engines.publisher.index import Index
+from kvstore.engines.publisher.index import EngineBlockIndex
 from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, Service
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.aiohttp_server import refusal
 from kvstore.telemetry.http.server import Handler, HttpServer, asked
 
@@ -94,7 +94,7 @@ def matches(tenant: str, found: Mapping[str, InstanceMatch]) -> dict[str, Any]:
     return {"instances": instances, tenant: instances}
 
 
-def add_index(server: HttpServer, index: Index) -> None:
+def add_index(server: HttpServer, index: EngineBlockIndex) -> None:
     """A registration has this process connect elsewhere, so that it needs more than a query."""
 
     def register(body: Any) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def add_index(server: HttpServer, index: Index) -> None:
         read = read_query(body)
         return matches(read.context.tenant, index.match(read.context, read.token_ids, instance=read.instance))
 
-    server.add("POST", "/register", _handler(register), needs=Access.ADMIN)
-    server.add("POST", "/unregister", _handler(unregister), needs=Access.ADMIN)
-    server.add("POST", "/query", _handler(query), needs=Access.READ)
+    server.add("POST", "/register", _handler(register), needs=AccessLevel.ADMIN)
+    server.add("POST", "/unregister", _handler(unregister), needs=AccessLevel.ADMIN)
+    server.add("POST", "/query", _handler(query), needs=AccessLevel.READ)
 
 
 def _instance(match: InstanceMatch) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from kvstore.telemetry.metrics.metric import PUBLISHER, Readings
 from kvstore.telemetry.signals import add_signals
 
 if TYPE_CHECKING:
-    from kvstore.engines.publisher.index import Index
-    from kvstore.engines.publisher.sockets import Publishing
+    from kvstore.engines.publisher.index import EngineBlockIndex
+    from kvstore.engines.publisher.sockets import EventPublisher
 
 KEPT_BATCHES: Final = 10_000
 """Batches that can be replayed, as vLLM's own publisher keeps them."""
@@ -42,7 +42,7 @@ HANGS_S: Final = 120.0
 """A thread that has not come round for so long hangs: a minute is the longest interval, and nodes and masters have seconds each."""
 
 
-def add_publisher_signals(server: HttpServer, publishing: "Publishing", index: "Index") -> None:
+def add_publisher_signals(server: HttpServer, publishing: "EventPublisher", index: "EngineBlockIndex") -> None:
     """Add health, metrics, diagnostics, and the routes of the index. Ready: a master and every node that it names can be asked."""
 
     def alive() -> None:
@@ -62,7 +62,7 @@ def add_publisher_signals(server: HttpServer, publishing: "Publishing", index: "
     server.later(add)
 
 
-def readings(publishing: "Publishing", index: "Index") -> Readings:
+def readings(publishing: "EventPublisher", index: "EngineBlockIndex") -> Readings:
     """All of PUBLISHER."""
     recorder = publishing.recorder
     return {
@@ -100,8 +100,8 @@ def main(config: str | None, **flags: Any) -> None:
 def _run(settings: PublisherSettings) -> None:
     # Here, since their libraries may be missing.
     from kvstore.engines.publisher.form import EventForm
-    from kvstore.engines.publisher.index import Index, StoreMedia
-    from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
+    from kvstore.engines.publisher.index import EngineBlockIndex, StoreMedia
+    from kvstore.engines.publisher.sockets import EventPublisher, PublishingSockets
 
     of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
     with ExitStack() as opened:
@@ -120,11 +120,11 @@ def _run(settings: PublisherSettings) -> None:
                 namespace_id=settings.namespace_id,
             )
             store = StoreMedia(opened.enter_context(Client(settings=of_master)), naming, model=settings.model)
-        index = Index(store)
+        index = EngineBlockIndex(store)
         opened.callback(index.close)
         recorder = opened.enter_context(Recorder(of_master, log.warning))
         form = EventForm(settings.form, index.tokens_of)
-        publishing = Publishing(recorder, sockets, form, interval_s=POLL_INTERVAL_S)
+        publishing = EventPublisher(recorder, sockets, form, interval_s=POLL_INTERVAL_S)
         came = end_on_signals(publishing.stop)
         on_hangup(None)
         if http is not None:

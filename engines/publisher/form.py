@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from kvstore.engines.publisher.config import DYNAMO, LLM_D, VLLM
-from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
+from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, LostEvents
 
 MEDIUM: Final = {VLLM: "STORAGE", DYNAMO: "EXTERNAL", LLM_D: "CPU"}
 """As each reader calls a medium that several engines reach: Dynamo of 2025 takes STORAGE for a GPU, and llm-d weighs GPU and CPU only."""
@@ -38,7 +38,7 @@ class EventForm:
         self._waiting: dict[bytes, BlockEvent] = {}
         """By key, of one block each."""
 
-    def batch(self, events: Sequence[BlockEvent | Gap]) -> bytes | None:
+    def batch(self, events: Sequence[BlockEvent | LostEvents]) -> bytes | None:
         """One batch, at the time of its last event; None if nothing in it concerns where blocks are.
 
         Blocks of earlier events whose tokens are known by now come first.
@@ -48,8 +48,8 @@ class EventForm:
         found = [each for event in happened for each in self._published(event)]
         return msgspec.msgpack.encode([happened[-1].timestamp_ms / 1000, found, 0]) if found else None
 
-    def _published(self, event: BlockEvent | Gap) -> Iterator[dict[str, Any] | list[Any]]:
-        if isinstance(event, Gap):
+    def _published(self, event: BlockEvent | LostEvents) -> Iterator[dict[str, Any] | list[Any]]:
+        if isinstance(event, LostEvents):
             self._waiting.clear()
             yield self._shaped({"type": "AllBlocksCleared"})
         elif event.kind == STORED:

@@ -70,7 +70,7 @@ def _medium(tiers: set[str]) -> str:
     return DISK if tiers else ""
 
 
-class Index:
+class EngineBlockIndex:
     """Threads may share it. Close it."""
 
     def __init__(self, store: StoreMedia | None, *, verify_s: float = VERIFY_S, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.engines.kv_events.events import CPU, DISK, GPU, BlockHash, Event, Removed, Stored, keys_of_stored
+from kvstore.engines.kv_events.events import CPU, DISK, GPU, BlockHash, BlocksRemoved, BlocksStored, Event, keys_of_stored
 from kvstore.kvcache.hashing import as_int32
 from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import Full, InvalidArgument
@@ -83,13 +83,13 @@ class _Holdings:
     def apply(self, event: Event) -> list[bytes]:
         """Keys of the blocks that the event stored, in its order."""
         match event:
-            case Stored():
+            case BlocksStored():
                 named = list(keys_of_stored(event, self.naming, self.key_of, adapter=self.service.context.adapter))
                 self.keys[event.medium].update(named)
                 keys = [key for _, key in named]
                 self.held[event.medium].update(keys)
                 return keys
-            case Removed():
+            case BlocksRemoved():
                 for name in event.hashes:
                     if (key := self.keys[event.medium].pop(name, None)) is not None:
                         self.held[event.medium].discard(key)
@@ -142,7 +142,7 @@ class PrefixTable:
             return
         for event in events:
             keys = holdings.apply(event)
-            if isinstance(event, Stored) and event.token_ids:
+            if isinstance(event, BlocksStored) and event.token_ids:
                 size = event.block_tokens
                 for index, key in enumerate(keys):
                     self._remember(key, event.token_ids[index * size : (index + 1) * size])

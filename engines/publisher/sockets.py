@@ -91,7 +91,7 @@ def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-class Publishing:
+class EventPublisher:
     """See the module. `stop`, and what is told of it, are for any thread and for signal handlers."""
 
     def __init__(self, recorder: Recorder, sockets: PublishingSockets, form: EventForm, *, interval_s: float) -> None:

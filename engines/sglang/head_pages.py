@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvstore.client.memory import Memory, view_of
 from kvstore.engines.head_split import HeadSplit, head_split
-from kvstore.engines.sglang.pages import Pool, Rank
+from kvstore.engines.sglang.pages import PlainHostPool, Rank
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 
@@ -29,7 +29,7 @@ STAGING_BYTES: Final = 16 << 20
 class HeadPool:
     """One of SGLang's host pools whose pages are `split.count` values each, page by page."""
 
-    pool: Pool
+    pool: PlainHostPool
     """Of one value: its regions are those of one value, and it names no TP."""
     split: HeadSplit
     runs: int
@@ -37,7 +37,7 @@ class HeadPool:
     _staging: threading.local = field(default_factory=threading.local, compare=False)
 
     @classmethod
-    def of(cls, whole: Pool, split: HeadSplit, runs: int) -> "HeadPool":
+    def of(cls, whole: PlainHostPool, split: HeadSplit, runs: int) -> "HeadPool":
         """`whole` describes pages with all heads of the rank. Its regions are multiples of `runs` times `split.count`."""
         tp_free = replace(whole.rank, tp=Rank().tp)
         return cls(pool=replace(whole, regions=tuple(size // split.count for size in whole.regions), rank=tp_free), split=split, runs=runs)
@@ -164,7 +164,9 @@ def host_heads(host_pool: object, page_tokens: int) -> HostHeads | None:
     )
 
 
-def by_heads(whole: Pool, host: HostHeads | None, share_tp: int, *, total_heads: Callable[[], int] | None) -> Pool | HeadPool:
+def by_heads(
+    whole: PlainHostPool, host: HostHeads | None, share_tp: int, *, total_heads: Callable[[], int] | None
+) -> PlainHostPool | HeadPool:
     """Return `whole`, a pool of a rank, in values by KV heads. `total_heads` finds out the model's KV heads, by which ranks with equal
     heads are told; without it each rank counts as one with heads of its own: its keys are then other ones than those of engines with
     fewer ranks, never equal ones for other bytes.

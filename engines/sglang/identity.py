@@ -24,9 +24,9 @@ from sglang.srt.runtime_context import (
 )
 
 from kvstore.engines.sglang.arguments import architecture, config_digest, told
-from kvstore.engines.sglang.pages import Pool, Rank
+from kvstore.engines.sglang.pages import PlainHostPool, Rank
 from kvstore.engines.sglang.settings import SGLangSettings
-from kvstore.engines.sglang.weights import Started
+from kvstore.engines.sglang.weights import StartWeights
 from kvstore.engines.weights.files import find_checkpoint
 from kvstore.engines.weights.fingerprint import Mode, adapter_fingerprint, fingerprint
 from kvstore.engines.weights.identity import WeightsIdentity, identify
@@ -73,7 +73,7 @@ def engine_facts(config: HiCacheStorageConfig, settings: SGLangSettings, log: lo
     )
 
 
-def started(settings: SGLangSettings, log: logging.Logger) -> Started:
+def started(settings: SGLangSettings, log: logging.Logger) -> StartWeights:
     """The weights that the engine has loaded so far. Raises ConfigError: files that cannot be read."""
     given, drafting, arguments = get_model(), get_spec(), get_server_args()
     target = _identify(given.model_path, given.revision, settings, given.load_format, log)
@@ -93,10 +93,10 @@ def started(settings: SGLangSettings, log: logging.Logger) -> Started:
         found = _folder(path, None, given.download_dir) if is_by_bytes else None
         return WeightsIdentity(fingerprint(found, mode=mode)) if found is not None else None
 
-    return Started(target, draft, _nonce(), of_files)
+    return StartWeights(target, draft, _nonce(), of_files)
 
 
-def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> Pool:
+def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> PlainHostPool:
     """A host pool in plain values, of no weights yet. Raises ValueError: its pages have no regions that could be read in place."""
     page_tokens = getattr(host_pool, "page_size", 1) or 1
     _, sizes = host_pool.get_page_buffer_meta(torch.arange(page_tokens))
@@ -108,7 +108,7 @@ def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, fact
         is_replicated = config.is_mla_model
     has_draft = name in DRAFT_POOLS or any(getattr(host_pool, each, None) for each in PACKED_DRAFTS) or _packed_layers(host_pool) > 0
     tag = getattr(host_pool, "storage_format_tag", None)
-    return Pool(
+    return PlainHostPool(
         name=str(name),
         kind=type(host_pool).__name__ + (f" {tag}" if tag else ""),
         model=facts.model,

@@ -6,9 +6,9 @@ from functools import partial
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.sglang.head_pages import HeadPool
-from kvstore.engines.sglang.pages import Pool
+from kvstore.engines.sglang.pages import PlainHostPool
 
-AnyPool = Pool | HeadPool
+AnyPool = PlainHostPool | HeadPool
 Finish = Callable[[], list[bool]]
 """Waits for the end of what has begun: whether each page was moved."""
 

@@ -40,7 +40,7 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class PlainHostPool:
     """One of SGLang's host pools, in plain values."""
 
     name: str
@@ -101,7 +101,7 @@ class Pool:
             hash="sha256",
         )
 
-    def under(self, weights: str, draft: str) -> "Pool":
+    def under(self, weights: str, draft: str) -> "PlainHostPool":
         """Return the pool with other weights."""
         return replace(self, weights=weights, draft=self.draft and draft)
 

@@ -34,9 +34,9 @@ from kvstore.engines.sglang.head_pages import by_heads, host_heads
 from kvstore.engines.sglang.identity import described, engine_facts, started
 from kvstore.engines.sglang.metrics import PageCounters
 from kvstore.engines.sglang.page_mover import AnyPool, Finish, PageMover, whole_pages
-from kvstore.engines.sglang.pages import Pool, PoolPages, restorable_prefixes
+from kvstore.engines.sglang.pages import PlainHostPool, PoolPages, restorable_prefixes
 from kvstore.engines.sglang.settings import from_extra_config
-from kvstore.engines.sglang.weights import Current
+from kvstore.engines.sglang.weights import CurrentWeights
 from kvstore.protocol.errors import ConfigError
 
 log = logging.getLogger("kvstore.engines.sglang")
@@ -70,7 +70,7 @@ class KVStoreHiCache(HiCacheStorage):
         hooks.WEIGHTS.start(loaded)
         self._config = storage_config
         self._pools: dict[str, tuple[Any, AnyPool]] = {}
-        self._named: tuple[Current | None, dict[str, AnyPool]] = None, {}
+        self._named: tuple[CurrentWeights | None, dict[str, AnyPool]] = None, {}
         self._withheld_since: float | None = None
         self._counters = PageCounters(storage_config.tp_rank, storage_config.pp_rank, storage_config.dp_rank)
         client = Client(settings=settings.client())
@@ -249,7 +249,7 @@ def _none(pages: int) -> list[bool]:
     return [False] * pages
 
 
-def _cut(host_pool: Any, name: PoolName, whole: Pool, share_tp: int) -> AnyPool:
+def _cut(host_pool: Any, name: PoolName, whole: PlainHostPool, share_tp: int) -> AnyPool:
     """`whole` by KV heads, or as it is where all ranks have the same. Raises ConfigError of the primary pool, where that cannot be."""
     if whole.is_replicated:
         return whole

@@ -17,7 +17,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartWeights:
     """What an engine started from."""
 
     target: WeightsIdentity
@@ -30,7 +30,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentWeights:
     """Weights that pages are stored under now."""
 
     target: WeightsIdentity
@@ -43,7 +43,7 @@ class EngineWeights:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._started: Started | None = None
+        self._started: StartWeights | None = None
         self._state = WeightsState(WeightsIdentity(""))
         self._draft = ""
         self._updates = 0
@@ -53,14 +53,14 @@ class EngineWeights:
         self._is_session = False
         self._session_version = ""
         self._is_clean: Callable[[], bool] = lambda: False
-        self.current: Current | None = None
+        self.current: CurrentWeights | None = None
         """None while nothing may be loaded or saved."""
 
     @property
     def identity(self) -> WeightsIdentity:
         return self._state.identity
 
-    def start(self, started: Started) -> None:
+    def start(self, started: StartWeights) -> None:
         """Note what the engine started from. Where weights have changed since an earlier call, their identity stays."""
         self._started = started
         if self._updates == 0:
@@ -168,4 +168,4 @@ class EngineWeights:
     def _publish(self) -> None:
         state = self._state
         is_used = self._started is not None and state.is_settled
-        self.current = Current(state.identity, self._draft, state.generation) if is_used else None
+        self.current = CurrentWeights(state.identity, self._draft, state.generation) if is_used else None

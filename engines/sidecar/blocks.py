@@ -10,7 +10,7 @@ from typing import Final
 
 from kvstore.client.instances.client import EngineCacheChange
 from kvstore.engines.kv_events import events
-from kvstore.engines.kv_events.events import BlockHash, Cleared, Event, Removed, Stored, keys_of_stored
+from kvstore.engines.kv_events.events import AllBlocksCleared, BlockHash, BlocksRemoved, BlocksStored, Event, keys_of_stored
 from kvstore.kvcache.naming import Naming
 
 MAX_CHANGED_BLOCKS: Final = 65_536
@@ -40,15 +40,15 @@ class EngineBlocks:
         """What the engine says has happened."""
         for event in happened:
             match event:
-                case Stored(medium=events.GPU):
+                case BlocksStored(medium=events.GPU):
                     for name, key in keys_of_stored(event, self._naming, self._keys.get):
                         self._keys[name] = key
                         self._tell(key, is_there=True)
-                case Removed(medium=events.GPU):
+                case BlocksRemoved(medium=events.GPU):
                     for name in event.hashes:
                         if name in self._keys:
                             self._tell(self._keys.pop(name), is_there=False)
-                case Cleared():
+                case AllBlocksCleared():
                     self.clear()
                 case _:  # of a lower medium
                     pass

@@ -32,7 +32,7 @@ from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
 
 if TYPE_CHECKING:
-    from kvstore.engines.sidecar.reporter import Telling
+    from kvstore.engines.sidecar.reporter import InstanceReporting
     from kvstore.telemetry.tracing.spans import Tracing
 
 
@@ -40,7 +40,7 @@ HANGS_S: Final = 120.0
 """A thread that has not come round for so long hangs: engine and master have a minute each at most."""
 
 
-def add_sidecar_signals(server: HttpServer, telling: "Telling", tracing: "Tracing | None" = None) -> None:
+def add_sidecar_signals(server: HttpServer, telling: "InstanceReporting", tracing: "Tracing | None" = None) -> None:
     """It is ready while the scheduler knows the engine."""
 
     def alive() -> None:
@@ -121,7 +121,7 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = reporter.Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
+        telling = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)
             add_sidecar_signals(http, telling, tracing)

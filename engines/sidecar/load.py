@@ -51,7 +51,7 @@ SLEEP: Final = "vllm:engine_sleep_state"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """Of all data-parallel ranks of the engine together."""
 
     running: int
@@ -71,7 +71,7 @@ class Load:
     is_asleep: bool = False
     """Any of its ranks."""
 
-    def is_restarted_since(self, before: "Load") -> bool:
+    def is_restarted_since(self, before: "EngineLoad") -> bool:
         """Whether the engine was started again since `before`: by another start time, or a counter that fell."""
         return self.started_s != before.started_s or self.prompts < before.prompts
 
@@ -86,7 +86,7 @@ class Load:
         return self.waiting * self.mean_prefill_s
 
 
-def read_load(text: str) -> Load:
+def read_load(text: str) -> EngineLoad:
     """Raises ProtocolError: these are no metrics, or not those of an engine."""
     sums: dict[str, float] = {}
     cached_tokens, used, engines, is_asleep = 0, 0.0, 0, False
@@ -111,7 +111,7 @@ def read_load(text: str) -> Load:
             " --enable-metrics?"
         )
     sums[PREFILL_S] = max(0.0, sums.get(PREFILL_S, 0.0) - sums.get(QUEUED_S, 0.0))
-    return Load(
+    return EngineLoad(
         running=round(sums.get(RUNNING, 0.0)),
         waiting=round(sums.get(WAITING, 0.0)),
         context_tokens=round(sums.get(USED_TOKENS, used / max(engines, 1) * cached_tokens)),

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.engines.kv_events.events import Event
 from kvstore.engines.kv_events.subscriber import Subscriber
 from kvstore.engines.sidecar.blocks import EngineBlocks
 from kvstore.engines.sidecar.config import SidecarSettings
-from kvstore.engines.sidecar.load import Load, read_load
+from kvstore.engines.sidecar.load import EngineLoad, read_load
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.rpc.tracing import trace_metadata
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
 
-ROLES: Final = {"both": Role.BOTH, "prefill": Role.PREFILL, "decode": Role.DECODE}
+ROLES: Final = {"both": InstanceRole.BOTH, "prefill": InstanceRole.PREFILL, "decode": InstanceRole.DECODE}
 MAX_METRICS_BYTES: Final = 16 << 20
 RETRY_INTERVAL_S: Final = 1.0
 """Pause after an engine or a master that does not answer."""
@@ -38,7 +38,7 @@ MAX_WAIT_S: Final = 0.2
 log = logging.getLogger("kvstore.sidecar")
 
 
-class Telling:
+class InstanceReporting:
     """Of one thread; what it is given is closed by whoever made it."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Telling:
         """Reports that the master took; metrics of the engine that could not be had, and reports that were not taken."""
         self.told_s = time.monotonic()
         """When it last came round."""
-        self._load: Load | None = None
+        self._load: EngineLoad | None = None
         """As last read; None: not read yet."""
         self._is_ending = False
         self._complaint = ""
@@ -131,7 +131,7 @@ class Telling:
             self._blocks.clear()
         self._leave()
 
-    def _notice_restart(self, load: Load) -> None:
+    def _notice_restart(self, load: EngineLoad) -> None:
         """Have the events of an engine that is new, or was restarted, replayed: before the scheduler gets to know of it."""
         before, self._load = self._load, load
         if self._subscriber is None or self._blocks is None or (before is not None and not load.is_restarted_since(before)):
@@ -141,7 +141,7 @@ class Telling:
         except KVStoreError as error:
             self._complain(error)
 
-    def _report(self, load: Load) -> InstanceReport:
+    def _report(self, load: EngineLoad) -> InstanceReport:
         settings = self._settings
         return InstanceReport(
             name=self.name,

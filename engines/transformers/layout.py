@@ -30,7 +30,7 @@ FULL = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
+class LayerPlane:
     """The keys, or the values, of one layer."""
 
     layer: int
@@ -44,7 +44,7 @@ class Plane:
 class Layout:
     """The planes of a cache, in the order of a value."""
 
-    planes: tuple[Plane, ...]
+    planes: tuple[LayerPlane, ...]
     dtype: torch.dtype
     block_tokens: int
 
@@ -52,7 +52,7 @@ class Layout:
     def block_bytes(self) -> int:
         return sum(self._plane_bytes(plane) for plane in self.planes)
 
-    def _plane_bytes(self, plane: Plane) -> int:
+    def _plane_bytes(self, plane: LayerPlane) -> int:
         return plane.heads * self.block_tokens * plane.head_dim * int(self.dtype.itemsize)
 
     @property
@@ -101,7 +101,7 @@ class Layout:
                     "store the cache that `load` gave, of the same sequences"
                 )
 
-    def _parts(self, values: torch.Tensor) -> list[tuple[Plane, torch.Tensor]]:
+    def _parts(self, values: torch.Tensor) -> list[tuple[LayerPlane, torch.Tensor]]:
         """Of each plane what is its in values: [blocks, heads, block_tokens, head_dim]."""
         parts, begin = [], 0
         for plane in self.planes:
@@ -147,7 +147,7 @@ def layout_of_cache(cache: Any, block_tokens: int) -> Layout:
     if len(dtypes) != 1:
         raise InvalidArgument(f"keys and values are of {len(dtypes)} element types: a value of the store has one")
     planes = [
-        Plane(number, is_key, tensor.shape[1], tensor.shape[3], tensor.device)
+        LayerPlane(number, is_key, tensor.shape[1], tensor.shape[3], tensor.device)
         for number, layer in enumerate(cache.layers)
         for is_key, tensor in ((True, layer.keys), (False, layer.values))
     ]

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.client import Client
-from kvstore.client.jobs.job import Job, Kind
+from kvstore.client.jobs.job import Job, JobKind
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.vllm.counters import Trouble
+from kvstore.engines.vllm.counters import FailureLog
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ChunkResult:
     """What became of one of the engine's jobs."""
 
     job_id: int
@@ -40,8 +40,8 @@ class Chunks:
         self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)
         self._begun: dict[int, tuple[Job, tuple[bytes, ...], float]] = {}
         self._troubles = {
-            Kind.LOAD: Trouble("loading chunks", "they are computed"),
-            Kind.STORE: Trouble("storing chunks", "they stay in the engine only"),
+            JobKind.LOAD: FailureLog("loading chunks", "they are computed"),
+            JobKind.STORE: FailureLog("storing chunks", "they stay in the engine only"),
         }
 
     def exists(self, hashes: Sequence[bytes]) -> list[bool]:
@@ -59,7 +59,7 @@ class Chunks:
         job = self._jobs.load(self._shard.keys(hashes), self._memory(rows), request=job_id)
         self._begun[job_id] = (job, tuple(hashes), time.monotonic())
 
-    def take_moved(self) -> list[Moved]:
+    def take_moved(self) -> list[ChunkResult]:
         """The jobs that have ended since the last call."""
         return [self._moved(job) for job in self._jobs.finished()]
 
@@ -81,13 +81,13 @@ class Chunks:
     def _memory(self, rows: Sequence[int]) -> list[NDArray[np.uint8]]:
         return [self._rows[row] for row in rows]
 
-    def _moved(self, job: Job) -> Moved:
+    def _moved(self, job: Job) -> ChunkResult:
         assert isinstance(job.request, int)
         _, hashes, begin_s = self._begun.pop(job.request)
         self._troubles[job.kind].saw(job.error)
         row_bytes = self._rows.shape[1]
-        is_load = job.kind is Kind.LOAD
+        is_load = job.kind is JobKind.LOAD
         done = [result == row_bytes for result in job.results] if is_load else job.succeeded
         there = tuple(name for name, is_done in zip(hashes, done, strict=True) if is_done)
         missing = tuple(name for name, is_done in zip(hashes, done, strict=True) if not is_done)
-        return Moved(job.request, there, missing, is_load, len(there) * row_bytes, time.monotonic() - begin_s)
+        return ChunkResult(job.request, there, missing, is_load, len(there) * row_bytes, time.monotonic() - begin_s)

@@ -32,17 +32,17 @@ from kvstore.client import Client
 from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.reachability import ReachabilityCheck
-from kvstore.engines.vllm.counters import LOG, Counters
+from kvstore.engines.vllm.counters import LOG, ConnectorCounters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.engine_weights import follow_weights
 from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshared, rank_group
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.lookup import Lookup
+from kvstore.engines.vllm.lookup import StoreLookup
 from kvstore.engines.vllm.metrics import KVStorePromMetrics, KVStoreStats
-from kvstore.engines.vllm.plan import Plan, StepPlan, fail_whole
+from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan, fail_whole
 from kvstore.engines.vllm.settings import connect, from_extra_config
 from kvstore.engines.vllm.variants import Variants
-from kvstore.engines.vllm.waiting_requests import Found
+from kvstore.engines.vllm.waiting_requests import FoundTokens
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 
@@ -81,7 +81,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._client: Client | None = None
         self._reachability: ReachabilityCheck | None = None
         self._jobs: Jobs | None = None
-        self._lookup: Lookup | None = None
+        self._lookup: StoreLookup | None = None
         self._worker: Worker | None = None
         self._rank_groups: list[RankGroup | None] = []
         self._block_pool: BlockPool | None = None
@@ -95,7 +95,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             self.variants = follow_weights(vllm_config, self._settings, on_change=self._forget_variants)
         self._groups = layer_groups(kv_cache_config)
-        self._plan = Plan(
+        self._plan = SchedulerPlan(
             self._groups,
             hash_block_tokens=kv_cache_config.hash_block_size or min(group.block_tokens for group in self._groups),
             is_whole=self._is_whole,
@@ -137,7 +137,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._client = connect(self._settings)
         self._reachability = ReachabilityCheck(self._client, self._settings.master, LOG)
         self._jobs = Jobs(self._client, self._settings.jobs())
-        self._lookup = Lookup(self._jobs, self._groups, shards, self._plan, self._settings)
+        self._lookup = StoreLookup(self._jobs, self._groups, shards, self._plan, self._settings)
         self._lookup.connect()
         self._poll_variants()
         self._templates = _shards(itertools.chain.from_iterable(of_rank.labels for of_rank in ranks))
@@ -150,7 +150,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         now_s = time.monotonic()
         if self.variants is not None:
             self.variants.poll((), now_s)
-        found, is_answered = Found(), False
+        found, is_answered = FoundTokens(), False
         if self._lookup is not None and not request.skip_reading_prefix_cache:
             found = self._lookup.find(request, num_computed_tokens, now_s)
             is_answered = found.asked_tokens > 0 and self._lookup.is_reachable
@@ -292,7 +292,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # --- both ---
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        counters = Counters()
+        counters = ConnectorCounters()
         if self._worker is not None:
             counters.add(self._worker.take_counters())
         if self._lookup is not None:

@@ -20,7 +20,7 @@ def count(help: str, default: float = 0) -> Any:
 
 
 @dataclass(slots=True)
-class Counters:
+class ConnectorCounters:
     """Sums. Requests and their tokens count once each, when vLLM first admits the request; blocks and bytes as often as they are moved."""
 
     lookups: int = count("Lookup messages to the store, each for all waiting requests that were due.")
@@ -42,11 +42,11 @@ class Counters:
         """By name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def add(self, other: "Counters") -> None:
+    def add(self, other: "ConnectorCounters") -> None:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
-    def take(self) -> "Counters":
+    def take(self) -> "ConnectorCounters":
         """Return all so far, and restart at 0."""
         taken = replace(self)
         for field in fields(self):
@@ -56,7 +56,7 @@ class Counters:
 
 def metrics() -> Iterator[tuple[str, str, str]]:
     """Of each counter its name here, its Prometheus name and its help. Prometheus clients append `_total`."""
-    for field in fields(Counters):
+    for field in fields(ConnectorCounters):
         unit_named = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
         yield field.name, f"vllm:kvstore_{unit_named}", field.metadata["help"]
 
@@ -69,7 +69,7 @@ NO_ANSWER: Final = (Unavailable, DeadlineExceeded, Denied)
 """Errors of a store that does not answer or refuses its client: see engines/reachability.py."""
 
 
-class Trouble:
+class FailureLog:
     """With one kind of call. Threads may share it: at worst a line comes twice."""
 
     def __init__(self, what: str, consequence: str) -> None:

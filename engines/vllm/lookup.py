@@ -20,14 +20,14 @@ from typing import Final
 import numpy as np
 
 from kvstore.client.holds import Hold, new_hold
-from kvstore.client.jobs.circuit_breaker import State
+from kvstore.client.jobs.circuit_breaker import CircuitState
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tensors.groups import Present
-from kvstore.engines.vllm.counters import Counters
+from kvstore.engines.vllm.counters import ConnectorCounters
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, Plan
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, SchedulerPlan
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
+from kvstore.engines.vllm.waiting_requests import FoundTokens, LookupRequest, WaitingRequests
 
 CONNECT_S: Final = 5.0
 """For an engine that starts, which takes longer than that."""
@@ -39,11 +39,11 @@ MAX_BATCH_KEYS: Final = 8192
 """Keys of one lookup: about 4 ms of the scheduler's thread. Further waiting requests are left to a later one."""
 
 
-class Lookup:
+class StoreLookup:
     """Used by the scheduler's thread, which waits `lookup_deadline_s` at most for a message."""
 
     def __init__(
-        self, jobs: Jobs, groups: Sequence[LayerGroup], shards: Sequence[Sequence[Shard]], plan: Plan, settings: VllmSettings
+        self, jobs: Jobs, groups: Sequence[LayerGroup], shards: Sequence[Sequence[Shard]], plan: SchedulerPlan, settings: VllmSettings
     ) -> None:
         """`shards` has, of each group, those of all ranks: a block is present once each of them is."""
         self._jobs = jobs
@@ -53,14 +53,14 @@ class Lookup:
         batch_blocks = MAX_BATCH_KEYS // max(map(len, shards))
         self.waiting = WaitingRequests(groups, plan, interval_s=INTERVAL_S, batch_blocks=batch_blocks)
         self.hits = HitCounter(groups[0].block_tokens)
-        self._counters = Counters()
+        self._counters = ConnectorCounters()
         self._loading: set[str] = set()
 
     def connect(self) -> None:
         """Ask once, so that no request waits for the connection: for CONNECT_S at the most. Errors are ignored."""
         self._jobs.exists([shard.key(b"") for shard in self._shards[0][:1]], deadline_s=CONNECT_S)
 
-    def find(self, request: EngineRequest, computed_tokens: int, now_s: float) -> Found:
+    def find(self, request: EngineRequest, computed_tokens: int, now_s: float) -> FoundTokens:
         """Return how many tokens after the first `computed_tokens` can be loaded; none if the store does not answer in time.
 
         A multiple of every group's block. A result younger than INTERVAL_S is returned without asking. `now_s` is of
@@ -71,7 +71,7 @@ class Lookup:
             hold = new_hold(HOLD_S)
             self.waiting.answered(questions, self._ask(questions, hold), now_s)
             self._release(self._holds.take(hold, [question.request_id for question in questions]))
-            self._counters.add(Counters(lookups=1, lookup_s=time.monotonic() - begin_s))
+            self._counters.add(ConnectorCounters(lookups=1, lookup_s=time.monotonic() - begin_s))
         return self.waiting.found(request, computed_tokens)
 
     def admitted(self, request_id: str, table: Sequence[int], external_tokens: int) -> None:
@@ -96,7 +96,7 @@ class Lookup:
         self._loading.discard(request_id)
         self._release(self._holds.end([request_id]))
 
-    def take_counters(self) -> Counters:
+    def take_counters(self) -> ConnectorCounters:
         """Return what was counted since the last call."""
         counters = self._counters.take()
         counters.add(self.hits.counters.take())
@@ -105,13 +105,13 @@ class Lookup:
     @property
     def is_reachable(self) -> bool:
         """Whether the last message to the store was answered."""
-        return self._jobs.stats().reads.state is State.CLOSED
+        return self._jobs.stats().reads.state is CircuitState.CLOSED
 
     def _release(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             self._jobs.release(hold)
 
-    def _ask(self, questions: Sequence[Question], hold: Hold) -> list[list[Present]]:
+    def _ask(self, questions: Sequence[LookupRequest], hold: Hold) -> list[list[Present]]:
         """Of each question and group which blocks all ranks have, by one message. They stay in the name of `hold`."""
         keys = [
             shard.of(question.variant).keys(hashes)
@@ -176,14 +176,14 @@ class HitCounter:
         self._block_tokens = block_tokens
         self._counted: set[str] = set()
         self._loads: dict[str, _Load] = {}
-        self.counters = Counters()
+        self.counters = ConnectorCounters()
 
-    def admitted(self, request_id: str, found: Found, table: Sequence[int], external_tokens: int) -> None:
+    def admitted(self, request_id: str, found: FoundTokens, table: Sequence[int], external_tokens: int) -> None:
         """vLLM gave the request the blocks `table`, of the first group, and loads `external_tokens` after those that it had."""
         if not found.asked_tokens or request_id in self._counted:
             return
         self._counted.add(request_id)
-        self.counters.add(Counters(requests=1, queried_tokens=found.asked_tokens, found_tokens=found.found_tokens))
+        self.counters.add(ConnectorCounters(requests=1, queried_tokens=found.asked_tokens, found_tokens=found.found_tokens))
         if external_tokens:
             start = found.computed_tokens // self._block_tokens
             stop = (found.computed_tokens + external_tokens) // self._block_tokens
@@ -202,7 +202,7 @@ class HitCounter:
         """The loads of these requests are over."""
         for request_id in request_ids:
             if (load := self._loads.pop(request_id, None)) is not None:
-                self.counters.add(Counters(loaded_tokens=load.tokens))
+                self.counters.add(ConnectorCounters(loaded_tokens=load.tokens))
 
     def ended(self, request_id: str) -> None:
         """The request is over; a load of it that was not is not counted."""

@@ -8,17 +8,17 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric, PromMetricT
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from kvstore.engines.vllm.counters import Counters, metrics
+from kvstore.engines.vllm.counters import ConnectorCounters, metrics
 
 
 @dataclass
 class KVStoreStats(KVConnectorStats):
     """What the connector did in an interval: the fields of Counters."""
 
-    data: dict[str, Any] = field(default_factory=lambda: Counters().values())
+    data: dict[str, Any] = field(default_factory=lambda: ConnectorCounters().values())
 
     def reset(self) -> None:
-        self.data = Counters().values()
+        self.data = ConnectorCounters().values()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         self.data = {name: value + other.data[name] for name, value in self.data.items()}

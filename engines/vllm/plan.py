@@ -36,7 +36,7 @@ class LayerGroup:
     window_tokens: int = 0
     """How many tokens before a position are needed to go on from there; 0: all. 1 for a state."""
     is_state: bool = False
-    """The engine says by itself which of its blocks holds a state that is whole: see `Plan.step`."""
+    """The engine says by itself which of its blocks holds a state that is whole: see `SchedulerPlan.step`."""
 
     def first_needed(self, tokens: int) -> int:
         """The first block that is needed to go on after so many tokens."""
@@ -85,7 +85,7 @@ class EngineRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class BlockTransfer:
     """Blocks of one request and group: `blocks[i]` of the engine's pool and the block that has `hashes[i]`."""
 
     request_id: str
@@ -101,9 +101,9 @@ class Transfer:
 class StepPlan:
     """What the workers do in one step."""
 
-    loads: list[Transfer] = field(default_factory=list)
+    loads: list[BlockTransfer] = field(default_factory=list)
     """Those of a request follow one another."""
-    saves: list[Transfer] = field(default_factory=list)
+    saves: list[BlockTransfer] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
     """Requests of `saves` that are over: the engine keeps their blocks until it is told that these saves have been copied."""
     is_idle: bool = False
@@ -142,7 +142,7 @@ class _Progress:
 
 
 @dataclass(slots=True)
-class _Tracked:
+class _TrackedRequest:
     request: EngineRequest
     groups: list[_Progress]
     variant: Variant | None = None
@@ -166,15 +166,15 @@ class _Tracked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
+class _FinishedRequest:
     """What is still to be saved of a request that is over."""
 
-    transfer: Transfer
+    transfer: BlockTransfer
     loose: frozenset[int]
     """Blocks among them that the engine has let go."""
 
 
-class Plan:
+class SchedulerPlan:
     """The scheduler's side of a connector. Used by one thread."""
 
     def __init__(
@@ -197,13 +197,13 @@ class Plan:
         self._variant = variant
         self._loads = loads
         self._saves = saves
-        self._tracked: dict[str, _Tracked] = {}
-        self._to_load: list[Transfer] = []
+        self._tracked: dict[str, _TrackedRequest] = {}
+        self._to_load: list[BlockTransfer] = []
         self._to_give: dict[str, list[int]] = {}
         """Tables of the first group, by request, that were given out for the step that is still to be planned."""
         self._given: dict[str, list[int]] = {}
         """The same of the step that was planned last."""
-        self._leaving: list[_Leaving] = []
+        self._leaving: list[_FinishedRequest] = []
         self._held: set[str] = set()
         self._prepared: Collection[int] = ()
         """See `step`: of the step that is being planned."""
@@ -269,7 +269,7 @@ class Plan:
             if external_tokens and first < last:
                 hashes = self._hashes(request, group, first, last)
                 assert variant is not None, "nothing was looked for"
-                self._to_load.append(Transfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant))
+                self._to_load.append(BlockTransfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant))
                 if place == 0:
                     tracked.loading = self._to_load[-1].blocks
             # What the engine has by itself is saved by who computed it, or by this one if that one ends before (`finished`). It may be what
@@ -349,7 +349,7 @@ class Plan:
             return False
         for transfer in self._unsaved(tracked):
             loose = frozenset(transfer.blocks).difference(tables[transfer.group])
-            self._leaving.append(_Leaving(transfer, loose))
+            self._leaving.append(_FinishedRequest(transfer, loose))
             self._held.add(request.request_id)
         for place, progress in enumerate(tracked.groups):
             for other in self._tracked.values() if progress.places else ():
@@ -379,19 +379,19 @@ class Plan:
         assert {over.transfer.request_id for over in self._leaving} <= self._held
         assert not self._held & self._tracked.keys()
 
-    def _track(self, request: EngineRequest) -> _Tracked:
+    def _track(self, request: EngineRequest) -> _TrackedRequest:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._tracked[request.request_id] = _Tracked(request, [_Progress() for _ in self._groups])
+            tracked = self._tracked[request.request_id] = _TrackedRequest(request, [_Progress() for _ in self._groups])
         return tracked
 
     def _step(
         self,
-        tracked: _Tracked,
+        tracked: _TrackedRequest,
         block_tables: Callable[[str], BlockTables | None],
         tokens: int,
         states: Sequence[tuple[int, int, int]],
-    ) -> list[Transfer]:
+    ) -> list[BlockTransfer]:
         """What is saved of a request, after which its blocks that this step computes are noted."""
         saves = self._unsaved(tracked)
         computed = tracked.request.num_computed_tokens + tokens
@@ -412,7 +412,7 @@ class Plan:
                 tracked.groups[place].places[index - 1] = block
         return saves
 
-    def _unsaved(self, tracked: _Tracked) -> list[Transfer]:
+    def _unsaved(self, tracked: _TrackedRequest) -> list[BlockTransfer]:
         """The blocks that are confirmed and have not been saved, which they count as from now on."""
         request, variant = tracked.request, tracked.variant
         if variant is None or tracked.is_outdated:
@@ -427,17 +427,17 @@ class Plan:
                 first = min(blocks)
                 parent = self._hashes(request, group, first - 1, first)[0] if first else None
                 names = [hashes[block - start] for block in blocks]
-                transfers.append(Transfer(request.request_id, list(blocks.values()), names, parent, place, variant))
+                transfers.append(BlockTransfer(request.request_id, list(blocks.values()), names, parent, place, variant))
             progress.saved = max(progress.saved, end)
         return transfers
 
-    def _let_go(self, transfer: Transfer, tables: BlockTables | None) -> frozenset[int]:
+    def _let_go(self, transfer: BlockTransfer, tables: BlockTables | None) -> frozenset[int]:
         """Blocks of a running request that it has not any more: of a window which has moved on, or of a state that others have followed."""
         if tables is None or not self._groups[transfer.group].window_tokens:
             return frozenset()
         return frozenset(transfer.blocks).difference(tables[transfer.group])
 
-    def _without_lost(self, transfer: Transfer, loose: frozenset[int]) -> Transfer | None:
+    def _without_lost(self, transfer: BlockTransfer, loose: frozenset[int]) -> BlockTransfer | None:
         """`transfer` without those of the `loose` blocks, which the engine has let go, that cannot be copied any more."""
         lost = {block for block in loose if block in self._prepared or not self._is_whole(block)}
         if not lost:
@@ -448,7 +448,7 @@ class Plan:
         blocks, hashes = zip(*kept, strict=True)
         return replace(transfer, blocks=list(blocks), hashes=list(hashes))
 
-    def _fail(self, tracked: _Tracked, tokens: int) -> None:
+    def _fail(self, tracked: _TrackedRequest, tokens: int) -> None:
         """Nothing of what is loaded after so many tokens came."""
         tracked.has_failed = True  # `loading` stays: another rank may tell in a later step of blocks before these
         for group, progress in zip(self._groups, tracked.groups, strict=True):

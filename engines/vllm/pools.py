@@ -245,7 +245,7 @@ CHUNK_BYTES: Final = 16 << 20
 """About what one request to the store moves: large enough that its round trip does not count."""
 
 
-class Staging:
+class ChunkStaging:
     """So many chunks at the most. Threads may use it at once."""
 
     def __init__(self, value_bytes: int, max_bytes: int) -> None:

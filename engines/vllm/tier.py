@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.settings import settings_from
-from kvstore.engines.vllm.chunks import Chunks, Moved
+from kvstore.engines.vllm.chunks import ChunkResult, Chunks
 from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import SECTION, VllmSettings, connect
@@ -94,7 +94,7 @@ class KVStoreTier(SecondaryTierManager):
         self._reachability.close()
         self._chunks.close()
 
-    def _result(self, moved: Moved) -> JobResult:
+    def _result(self, moved: ChunkResult) -> JobResult:
         """What did not come is not looked for again by the requests that asked for it."""
         if moved.is_load:
             self._lookups.mark_miss([OffloadKey(name) for name in moved.missing])

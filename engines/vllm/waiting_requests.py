@@ -12,11 +12,11 @@ import numpy as np
 
 from kvstore.client.tensors.groups import Present, longest
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, Plan
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup, SchedulerPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LookupRequest:
     """Blocks of one request to look up."""
 
     request_id: str
@@ -34,7 +34,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTokens:
     """Tokens of a request after those that the engine has."""
 
     computed_tokens: int = 0
@@ -46,38 +46,38 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingLookup:
     request: EngineRequest
-    question: Question | None = None
+    question: LookupRequest | None = None
     """The last one that was answered."""
     present: Sequence[Present] = ()
     due_s: float = 0.0
-    found: Found = Found()
+    found: FoundTokens = FoundTokens()
     """As returned last."""
 
 
 class WaitingRequests:
     """Used by the scheduler's thread. `now_s` is of any monotonic clock."""
 
-    def __init__(self, groups: Sequence[LayerGroup], plan: Plan, *, interval_s: float, batch_blocks: int) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], plan: SchedulerPlan, *, interval_s: float, batch_blocks: int) -> None:
         """`interval_s` is the age in seconds from which a result is not reused. `batch_blocks` bounds the blocks of one
         lookup, unless the request that vLLM asks for has more."""
         self._groups = groups
         self._plan = plan
         self._interval_s = interval_s
         self._batch_blocks = batch_blocks
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingLookup] = {}
 
     def add(self, request: EngineRequest) -> None:
         """A request waits. A no-op if it is known."""
-        self._waiting.setdefault(request.request_id, _Waiting(request))
+        self._waiting.setdefault(request.request_id, _WaitingLookup(request))
 
-    def remove(self, request_id: str) -> Found:
+    def remove(self, request_id: str) -> FoundTokens:
         """The request waits no longer: return what was found last."""
         waiting = self._waiting.pop(request_id, None)
-        return waiting.found if waiting is not None else Found()
+        return waiting.found if waiting is not None else FoundTokens()
 
-    def questions(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[Question]:
+    def questions(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
         """Return what to look up before `found` can be called for `request`; [] if its result can be reused, or none is needed.
 
         The first question is of `request`. Those of other requests whose results are due follow, oldest first, up to `batch_blocks`.
@@ -101,13 +101,13 @@ class WaitingRequests:
                 questions.append(question)
         return questions
 
-    def answered(self, questions: Sequence[Question], present: Sequence[Sequence[Present]], now_s: float) -> None:
+    def answered(self, questions: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
         """The store answered: `present[i]` has, of each group, which blocks of `questions[i]` it has."""
         for question, of_question in zip(questions, present, strict=True):
             waiting = self._waiting[question.request_id]
             waiting.question, waiting.present, waiting.due_s = question, of_question, now_s + self._interval_s
 
-    def found(self, request: EngineRequest, computed_tokens: int) -> Found:
+    def found(self, request: EngineRequest, computed_tokens: int) -> FoundTokens:
         """Return how many tokens after `computed_tokens` the last result has; none if the request was not looked up."""
         waiting = self._waiting[request.request_id]
         waiting.found = self._found(waiting, computed_tokens)
@@ -118,30 +118,30 @@ class WaitingRequests:
         waiting = self._waiting[request_id]
         waiting.due_s = min(waiting.due_s, due_s)
 
-    def _is_due(self, waiting: _Waiting, computed_tokens: int | None, now_s: float) -> bool:
+    def _is_due(self, waiting: _WaitingLookup, computed_tokens: int | None, now_s: float) -> bool:
         """Whether the result is too old, of another version, or of fewer blocks than the engine lacks now."""
         question = waiting.question
         if question is None or now_s >= waiting.due_s or question.version != self._version(waiting.request):
             return True
         return computed_tokens is not None and computed_tokens < question.start_tokens
 
-    def _found(self, waiting: _Waiting, computed_tokens: int) -> Found:
+    def _found(self, waiting: _WaitingLookup, computed_tokens: int) -> FoundTokens:
         question = waiting.question
         if question is None or not self._plan.reads(waiting.request) or question.version != self._version(waiting.request):
-            return Found(computed_tokens)
+            return FoundTokens(computed_tokens)
         starts = [question.start_tokens // group.block_tokens for group in self._groups]
         ends = [start + len(of_group) for start, of_group in zip(starts, waiting.present, strict=True)]
         limit = min(end * group.block_tokens for end, group in zip(ends, self._groups, strict=True))
         if not question.start_tokens <= computed_tokens < limit:
-            return Found(computed_tokens)
+            return FoundTokens(computed_tokens)
         present = []
         for group, start, of_group in zip(self._groups, starts, waiting.present, strict=True):
             own = np.ones(computed_tokens // group.block_tokens, np.bool_)
             present.append(np.concatenate([own, of_group[len(own) - start :]]))
         end = longest(self._groups, present, limit_tokens=limit)
-        return Found(computed_tokens, limit - computed_tokens, max(0, end - computed_tokens))
+        return FoundTokens(computed_tokens, limit - computed_tokens, max(0, end - computed_tokens))
 
-    def _question(self, waiting: _Waiting, computed_tokens: int | None) -> Question:
+    def _question(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
         """From `computed_tokens` (None: unknown), or where the last one began, or 0 if the engine lost blocks since: it may lose more."""
         last = waiting.question
         if last is None:
@@ -151,7 +151,7 @@ class WaitingRequests:
         request = waiting.request
         variant = self._plan.variant(request)
         assert variant is not None, "the plan reads it"
-        return Question(request.request_id, variant, self._version(request), start, self._plan.wanted(request, start))
+        return LookupRequest(request.request_id, variant, self._version(request), start, self._plan.wanted(request, start))
 
     def _version(self, request: EngineRequest) -> tuple[int, bytes, Variant | None]:
         hashes = request.block_hashes

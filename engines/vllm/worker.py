@@ -17,10 +17,10 @@ import torch
 from kvstore.client import Client
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.vllm.counters import LOG, Counters, Trouble
+from kvstore.engines.vllm.counters import LOG, ConnectorCounters, FailureLog
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.plan import StepPlan, Transfer
-from kvstore.engines.vllm.pools import CHUNK_BYTES, HeadPools, HeadShards, LayerPools, Staging, rows
+from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
+from kvstore.engines.vllm.pools import CHUNK_BYTES, ChunkStaging, HeadPools, HeadShards, LayerPools, rows
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 from kvstore.protocol.errors import typed
 from kvstore.rpc.thread_pools import started
@@ -58,10 +58,10 @@ class Worker:
         self._settings = settings
         self._fails_whole = fails_whole
         block_bytes = max(group.block_bytes for group in groups if group is not None)
-        self._load_staging = Staging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
-        self._save_staging = Staging(block_bytes, int(settings.write_behind_bytes))
-        self._load_trouble = Trouble("loading blocks", "they are computed")
-        self._copy_trouble, self._save_trouble = (Trouble(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
+        self._load_staging = ChunkStaging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
+        self._save_staging = ChunkStaging(block_bytes, int(settings.write_behind_bytes))
+        self._load_trouble = FailureLog("loading blocks", "they are computed")
+        self._copy_trouble, self._save_trouble = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
         self.is_store_away = False
         """As the scheduler's connector logged it: see Trouble."""
         self._changed = threading.Condition()
@@ -70,7 +70,7 @@ class Worker:
         self._copied: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
-        self._counters = Counters()
+        self._counters = ConnectorCounters()
 
     def load(self, plan: StepPlan) -> None:
         """Begin the plan's loads."""
@@ -112,7 +112,7 @@ class Worker:
             self._failed_requests -= failed
             return failed
 
-    def take_counters(self) -> Counters:
+    def take_counters(self) -> ConnectorCounters:
         with self._changed:
             return self._counters.take()
 
@@ -130,10 +130,10 @@ class Worker:
 
     # --- loads ---
 
-    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
+    def _load(self, request_id: str, transfers: Sequence[BlockTransfer], until_s: float) -> None:
         """All of a request's transfers; the first one that does not come whole is the last."""
         begin_s = time.monotonic()
-        counters = Counters()
+        counters = ConnectorCounters()
         failed: list[int] = []
         for transfer in transfers:
             loaded = 0
@@ -143,8 +143,8 @@ class Worker:
                 except Exception:
                     LOG.exception("kvstore: loading blocks of request %s failed", request_id)
             failed += transfer.blocks[loaded:]
-            counters.add(Counters(loaded_blocks=loaded, loaded_bytes=loaded * self._block_bytes(transfer)))
-        counters.add(Counters(load_s=time.monotonic() - begin_s, failed_blocks=len(failed)))
+            counters.add(ConnectorCounters(loaded_blocks=loaded, loaded_bytes=loaded * self._block_bytes(transfer)))
+        counters.add(ConnectorCounters(load_s=time.monotonic() - begin_s, failed_blocks=len(failed)))
         with self._changed:
             self._counters.add(counters)
             if failed and self._fails_whole:
@@ -155,7 +155,7 @@ class Worker:
             self._loading -= 1
             self._changed.notify_all()
 
-    def _fetch(self, transfer: Transfer, until_s: float) -> int:
+    def _fetch(self, transfer: BlockTransfer, until_s: float) -> int:
         """How many of the blocks, from the first on, are in the pool now."""
         group = self._groups[transfer.group]
         if group is None:
@@ -190,7 +190,7 @@ class Worker:
 
     # --- saves ---
 
-    def _copy(self, transfer: Transfer) -> None:
+    def _copy(self, transfer: BlockTransfer) -> None:
         group = self._groups[transfer.group]
         if group is None or not group.is_writer:
             return
@@ -204,7 +204,7 @@ class Worker:
                 self._store(group.pools, shard, _of_values(keys, part, each), _of_values(parents, part, each), chunk)
             else:
                 with self._changed:
-                    self._counters.add(Counters(dropped_blocks=len(transfer.blocks[part])))
+                    self._counters.add(ConnectorCounters(dropped_blocks=len(transfer.blocks[part])))
 
     def _filled(self, group: RankGroup, blocks: list[int]) -> torch.Tensor | None:
         """A chunk with these blocks; None if they cannot be copied: all chunks wait to be stored, or there is no memory for one, here or on
@@ -237,7 +237,7 @@ class Worker:
             self._save_staging.give_back(chunk)
             self._save_trouble.saw(job.error, is_store_away=self.is_store_away)
             new = sum(result is True for result in job.results)
-            counters = Counters(
+            counters = ConnectorCounters(
                 saved_blocks=-(-new // each),
                 saved_bytes=new * value_bytes,
                 save_s=time.monotonic() - begin_s,
@@ -253,12 +253,12 @@ class Worker:
         values = rows(chunk, len(keys), value_bytes)
         self._jobs.store(keys, values, namespace=shard.namespace, parents=parents, on_done=stored)
 
-    def _block_bytes(self, transfer: Transfer) -> int:
+    def _block_bytes(self, transfer: BlockTransfer) -> int:
         group = self._groups[transfer.group]
         return group.block_bytes if group is not None else 0
 
 
-def _parts(transfer: Transfer, size: int) -> Iterator[slice]:
+def _parts(transfer: BlockTransfer, size: int) -> Iterator[slice]:
     """Slices of `size` of the transfer's blocks."""
     for start in range(0, len(transfer.blocks), size):
         yield slice(start, min(start + size, len(transfer.blocks)))

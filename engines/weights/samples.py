@@ -44,7 +44,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """Contents of one file's header."""
 
     digest: bytes
@@ -53,14 +53,14 @@ class Header:
     """By rising start."""
 
 
-def read_header(file: WeightFile, index: int) -> Header:
+def read_header(file: WeightFile, index: int) -> SafetensorsHeader:
     """Read the header of file number `index` of a checkpoint.
 
     Raises:
         ConfigError: the file is not safetensors though its name says so, is truncated, or cannot be read.
     """
     if not file.name.lower().endswith(".safetensors"):
-        return Header(b"", [Tensor(index, file.name, 0, file.size_bytes)])
+        return SafetensorsHeader(b"", [Tensor(index, file.name, 0, file.size_bytes)])
     try:
         with open(file.path, "rb", buffering=0) as opened:
             prefix = opened.read(_LENGTH.size)
@@ -77,7 +77,7 @@ def read_header(file: WeightFile, index: int) -> Header:
     last = max((tensor.end for tensor in tensors), default=0)
     if last > file.size_bytes:
         raise ConfigError(f"{file.path} is truncated: {file.size_bytes} bytes, its header needs {last}. Copy the file again")
-    return Header(xxhash.xxh3_128_digest(raw), tensors)
+    return SafetensorsHeader(xxhash.xxh3_128_digest(raw), tensors)
 
 
 def _tensors(header: dict[str, Any], index: int, data_start: int) -> list[Tensor]:

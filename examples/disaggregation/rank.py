@@ -18,8 +18,8 @@ from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.parts import ValueShape
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
-from kvstore.handover.handles import Receiving, Sending
-from kvstore.handover.prefix import PrefixStore
+from kvstore.handover.handles import ReceiveHandle, SendHandle
+from kvstore.handover.prefix import RankPrefixStore
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.namespace import Namespace
@@ -45,7 +45,7 @@ class Rank:
         self._pool = Pool(layout, rank, self._region)
         self._client = Client(master) if master else None
         self._store = _shared(self._client, layout, rank) if self._client else None
-        prefixes = PrefixStore(self._store, self._pool.values) if self._store else None
+        prefixes = RankPrefixStore(self._store, self._pool.values) if self._store else None
         self._transceiver = CacheTransceiver(layout, rank, [self._region], self._engine, SETTINGS, store=prefixes)
         self._source: Counterpart
         self._caches: dict[bytes, PagedCache] = {}
@@ -99,13 +99,13 @@ class Rank:
 
     def wait_sent(self, request: bytes) -> tuple[int, int]:
         """Until every receiver has all; bytes that this rank gave, and how many of them before it had computed its last layer."""
-        move: Sending = self._moves.pop(request)
+        move: SendHandle = self._moves.pop(request)
         move.wait()
         return move.sent_bytes, move.overlap_bytes
 
     def wait_received(self, request: bytes, tokens: int) -> tuple[int, int]:
         """Until the cache is here; bytes that came from the other executor, and tokens that came from the store."""
-        move: Receiving = self._moves.pop(request)
+        move: ReceiveHandle = self._moves.pop(request)
         move.wait()
         self._caches[request].tokens = tokens
         return move.received_bytes, move.store_tokens
@@ -128,7 +128,7 @@ class Rank:
         cache = self._caches[request]
         count = len(token_ids) // self._layout.spec.block_tokens
         blocks = np.array(cache.blocks[:count])
-        assert PrefixStore(self._store, self._pool.values).fetch(token_ids, blocks, deadline_s=10) == count, "a block has gone since"
+        assert RankPrefixStore(self._store, self._pool.values).fetch(token_ids, blocks, deadline_s=10) == count, "a block has gone since"
         cache.tokens = len(token_ids)
 
     # --- facts for the tables ---

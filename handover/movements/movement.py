@@ -27,7 +27,7 @@ LONGEST_LOOK_S: Final = 0.02
 """Nobody tells when the last peer has left a region: looks at it are this far apart at most."""
 
 
-class Window:
+class LayerWindow:
     """See the module. Thread-safe. It owns its regions, not their memory, which stays until `close` has returned True."""
 
     def __init__(self, engine: TransferEngine, memory: Sequence[Region], *, writable: bool) -> None:
@@ -62,7 +62,7 @@ class Movement(Protocol):
         """Have it end soon; its end is told all the same."""
 
 
-class Operation:
+class MoveOperation:
     """`prepare` and `follow` run in a worker: they gather, scatter and build the batch, which may be empty."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Operation:
         self._reactor.call_soon(lambda: self._on_end(error))
 
 
-class Ending:
+class MovementEnd:
     """See the module. Not thread-safe: the reactor's thread is the only caller. `on_over(is_fenced)` is called once: False if something
     still moved after `fence_timeout_s`."""
 
@@ -146,7 +146,7 @@ class Ending:
         self._reactor = reactor
         self._fence_timeout_s = fence_timeout_s
         self._on_over = on_over
-        self._windows: Sequence[Window] = ()
+        self._windows: Sequence[LayerWindow] = ()
         self._movements: set[Movement] = set()
         self._give_up_ns = 0
         self._pause_s = FIRST_LOOK_S
@@ -169,7 +169,7 @@ class Ending:
         self._movements.add(movement)
         movement.begin(ended)
 
-    def begin(self, windows: Sequence[Window], *, is_failed: bool, moves_until_ns: int = 0) -> None:
+    def begin(self, windows: Sequence[LayerWindow], *, is_failed: bool, moves_until_ns: int = 0) -> None:
         """The request is over but for what still moves: cancel that if it failed. A second time is a no-op.
 
         `fence_timeout_s` counts from now, or from `moves_until_ns` where something moves that no cancelling ends before.

@@ -121,7 +121,7 @@ def plan_parts(
     return PartPlan(layers, chunks, together, layer_bytes, chunk_bytes * together)
 
 
-class State(Enum):
+class RequestState(Enum):
     """Of a request at one rank, on either side."""
 
     WAITING = "waiting"

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.ranks.rank_connections import Links
+from kvstore.handover.ranks.rank_connections import RankConnections
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
-from kvstore.protocol.handover_messages import Report, Verdict
+from kvstore.protocol.handover_messages import RankReport, RequestEnded
 from kvstore.rpc.reactor import Reactor
 
 GRACE_NS = 1_000_000_000
@@ -31,7 +31,7 @@ MAX_EARLY: Final = 4096
 REPORT_TIMEOUT_S: Final = 5.0
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """A request is over on all ranks; with the error of the first that failed, or None."""
 
     request_id: bytes
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Request:
+class _TrackedRequest:
     dp: int
     deadline_ns: int
     over: set[int] = field(default_factory=set)
@@ -50,17 +50,17 @@ class CompletionTracker:
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel = parallel
-        self._requests: dict[bytes, _Request] = {}
+        self._requests: dict[bytes, _TrackedRequest] = {}
         self._failed: dict[bytes, int] = {}
         """Failed ones, until when: reports of other ranks still come."""
 
     def begun(self, request_id: bytes, dp: int, *, deadline_ns: int) -> None:
         """A rank has begun a request."""
         if request_id not in self._failed:
-            request = self._requests.setdefault(request_id, _Request(dp, deadline_ns))
+            request = self._requests.setdefault(request_id, _TrackedRequest(dp, deadline_ns))
             request.deadline_ns = max(request.deadline_ns, deadline_ns)
 
-    def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> Outcome | None:
+    def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> RequestOutcome | None:
         """It is over on one rank. Returns the outcome if that decides it."""
         if request_id in self._failed:
             return None
@@ -71,23 +71,23 @@ class CompletionTracker:
             return self._fail(request_id, type(error)(f"rank {rank}: {error}"))
         if request.over >= self._members(request.dp):
             del self._requests[request_id]
-            return Outcome(request_id, None)
+            return RequestOutcome(request_id, None)
         return None
 
     def _members(self, dp: int) -> set[int]:
         return {rank for rank in range(self._parallel.ranks) if self._parallel.group_of(rank) == dp}
 
-    def _fail(self, request_id: bytes, error: KVStoreError) -> Outcome:
+    def _fail(self, request_id: bytes, error: KVStoreError) -> RequestOutcome:
         self._failed[request_id] = self._requests.pop(request_id).deadline_ns + GRACE_NS
-        return Outcome(request_id, error)
+        return RequestOutcome(request_id, error)
 
-    def lost(self, rank: int) -> list[Outcome]:
+    def lost(self, rank: int) -> list[RequestOutcome]:
         """A rank is gone: what it has not finished has failed."""
         dp = self._parallel.group_of(rank)
         waiting = [request_id for request_id, request in self._requests.items() if request.dp == dp and rank not in request.over]
         return [self._fail(request_id, Unreachable(f"rank {rank} of this executor is gone")) for request_id in waiting]
 
-    def expire(self, now_ns: int) -> list[Outcome]:
+    def expire(self, now_ns: int) -> list[RequestOutcome]:
         """Requests that some rank never finished, nor began."""
         self._failed = {request_id: until_ns for request_id, until_ns in self._failed.items() if until_ns > now_ns}
         late = [(request_id, request) for request_id, request in self._requests.items() if request.deadline_ns + GRACE_NS <= now_ns]
@@ -107,7 +107,9 @@ class Executor:
     `fail(request_id, error)` is called when another rank has failed a request.
     """
 
-    def __init__(self, parallel: Parallel, rank: int, reactor: Reactor, links: Links, fail: Callable[[bytes, KVStoreError], None]) -> None:
+    def __init__(
+        self, parallel: Parallel, rank: int, reactor: Reactor, links: RankConnections, fail: Callable[[bytes, KVStoreError], None]
+    ) -> None:
         self._rank = rank
         self._dp = parallel.group_of(rank)
         self._reactor = reactor
@@ -121,9 +123,9 @@ class Executor:
         self._waiting: dict[bytes, int] = {}
         """Well over here, and not decided."""
         self._failures: OrderedDict[bytes, KVStoreError] = OrderedDict()
-        self._early: list[tuple[RankInfo, Report, int]] = []
+        self._early: list[tuple[RankInfo, RankReport, int]] = []
         """Of ranks that have joined before this one."""
-        self._finished: list[Outcome] = []
+        self._finished: list[RequestOutcome] = []
 
     def join(self, ranks: Sequence[RankInfo]) -> None:
         """These are the ranks, this one among them."""
@@ -155,7 +157,7 @@ class Executor:
             self._waiting[handle.request_id] = deadline_ns
         else:
             self.remember(handle.request_id, error)
-            self._finish(Outcome(handle.request_id, error))
+            self._finish(RequestOutcome(handle.request_id, error))
         self._report(handle.request_id, OVER, handle.error, deadline_ns)
 
     def _report(self, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
@@ -164,16 +166,16 @@ class Executor:
             self._take(rank, 0 if not self._ranks else self._dp, request_id, state, error, deadline_ns)
             return
         text = "" if error is None else str(error)[:1000]
-        report = Report(request_id, state, self._dp, 0 if error is None else error.code, text)
+        report = RankReport(request_id, state, self._dp, 0 if error is None else error.code, text)
         left_s = max((deadline_ns - self._reactor.now_ns()) / 1e9, REPORT_TIMEOUT_S)
         self._links.tell(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
 
-    def take_finished(self) -> list[Outcome]:
+    def take_finished(self) -> list[RequestOutcome]:
         """For any thread. There is no call in it, so a signal handler that raises loses nothing on the way."""
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: RequestOutcome) -> None:
         self._finished.append(outcome)
         del self._finished[:-MAX_FINISHED]
 
@@ -190,16 +192,16 @@ class Executor:
 
     # --- of other ranks ---
 
-    def received(self, peer: RankInfo, message: Report | Verdict, until_ns: int) -> None:
+    def received(self, peer: RankInfo, message: RankReport | RequestEnded, until_ns: int) -> None:
         """Raises ProtocolError: not a rank of this executor."""
-        if not self._ranks and isinstance(message, Report) and len(self._early) < MAX_EARLY:
+        if not self._ranks and isinstance(message, RankReport) and len(self._early) < MAX_EARLY:
             self._early.append((peer, message, until_ns))
             return
         if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
             raise ProtocolError("this is not a rank of the executor that was joined")
         error = from_code(message.code, message.text) if message.code else None
-        if isinstance(message, Verdict):
-            self._decided(Outcome(message.request_id, error))
+        if isinstance(message, RequestEnded):
+            self._decided(RequestOutcome(message.request_id, error))
         else:
             self._take(peer.rank, message.dp, message.request_id, message.state, error, until_ns)
 
@@ -210,15 +212,15 @@ class Executor:
         elif (outcome := self._roll.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
             self._announce(outcome, dp)
 
-    def _announce(self, outcome: Outcome, dp: int | None = None) -> None:
+    def _announce(self, outcome: RequestOutcome, dp: int | None = None) -> None:
         self._decided(outcome)
         code, text = (0, "") if outcome.error is None else (outcome.error.code, str(outcome.error)[:1000])
-        verdict = Verdict(outcome.request_id, code, text)
+        verdict = RequestEnded(outcome.request_id, code, text)
         for info in self._ranks[1:]:
             if dp is None or info.dp == dp:
                 self._links.tell(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
 
-    def _decided(self, outcome: Outcome) -> None:
+    def _decided(self, outcome: RequestOutcome) -> None:
         if self._waiting.pop(outcome.request_id, None) is not None:
             self._finish(outcome)
         if outcome.error is not None:  # if it is not over here, it will be
@@ -234,7 +236,7 @@ class Executor:
                 self._announce(outcome)
         elif not peer.rank:
             for request_id in [*self._begun, *self._waiting]:
-                self._decided(Outcome(request_id, Unreachable("rank 0 of this executor is gone")))
+                self._decided(RequestOutcome(request_id, Unreachable("rank 0 of this executor is gone")))
 
     def sweep(self, now_ns: int) -> None:
         """What nobody has decided in time."""
@@ -242,4 +244,4 @@ class Executor:
             self._announce(outcome)
         for request_id, deadline_ns in list(self._waiting.items()):
             if deadline_ns + 2 * GRACE_NS <= now_ns:
-                self._decided(Outcome(request_id, DeadlineExceeded("rank 0 of this executor did not say in time that it is over")))
+                self._decided(RequestOutcome(request_id, DeadlineExceeded("rank 0 of this executor did not say in time that it is over")))

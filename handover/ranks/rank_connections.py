@@ -13,8 +13,17 @@ from typing import Any, Final, Protocol
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo, unpack
 from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable, Untrusted
-from kvstore.protocol.frames import Header
-from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.handover_messages import (
+    CancelRequest,
+    ExportRegions,
+    PartReady,
+    RankHello,
+    RankReport,
+    ReadsDone,
+    RequestCache,
+    RequestEnded,
+)
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Ok
 from kvstore.rpc.address import Found, resolve
@@ -25,22 +34,24 @@ from kvstore.rpc.server.session import Session
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.subjects import CertifiedPeer
 
-KINDS: Final[dict[int, type[Message]]] = {kind.TYPE: kind for kind in (Ask, Show, Part, Done, Stop, Report, Verdict)}
+KINDS: Final[dict[int, type[Message]]] = {
+    kind.TYPE: kind for kind in (RequestCache, ExportRegions, PartReady, ReadsDone, CancelRequest, RankReport, RequestEnded)
+}
 Answer = Callable[[KVStoreError | None], None]
 """Called once: None for Ok."""
 
 
-class Desk(Protocol):
+class MessageHandler(Protocol):
     """Who deals with what comes; all calls are made in the reactor's thread."""
 
-    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+    def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
         """A request of a peer; `answer` is to be called once. A KVStoreError raised is the answer."""
 
     def lost(self, peer: RankInfo, error: KVStoreError) -> None:
         """No connection to this peer is left."""
 
 
-class _Link:
+class _PendingConnection:
     """A connection on its way; what waits for it."""
 
     def __init__(self, info: RankInfo) -> None:
@@ -55,10 +66,12 @@ class _Link:
             self.timer.cancel()
 
 
-class Links:
+class RankConnections:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
-    def __init__(self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: Desk, tls: Certificates | None = None) -> None:
+    def __init__(
+        self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: MessageHandler, tls: Certificates | None = None
+    ) -> None:
         """`tls`: connections are TLS, with ranks whose certificate is for one of those that this rank's is for."""
         self._tls = tls
         self._reactor = reactor
@@ -70,7 +83,7 @@ class Links:
         self.server = Server(reactor, self, settings, tls=tls)
         self._sessions: dict[bytes, Session] = {}
         """Introduced ones, by the peer's instance."""
-        self._opening: dict[bytes, _Link] = {}
+        self._opening: dict[bytes, _PendingConnection] = {}
         self._sockets: set[socket.socket] = set()
         self._own: set[Session] = set()
         """Opened from here; the server has the others."""
@@ -86,22 +99,22 @@ class Links:
             return
         link = self._opening.get(info.instance)
         if link is None:
-            link = self._opening[info.instance] = _Link(info)
+            link = self._opening[info.instance] = _PendingConnection(info)
             self._connect(link)
         link.waiting.append((message, self._reactor.now_ns() + int(deadline_s * 1e9), on_answer))
 
     def open(self, info: RankInfo) -> None:
         """Have a connection to this rank, to learn when it goes."""
         if info.instance not in self._sessions and info.instance not in self._opening:
-            link = self._opening[info.instance] = _Link(info)
+            link = self._opening[info.instance] = _PendingConnection(info)
             self._connect(link)
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, link: _PendingConnection) -> None:
         timeout_s = self._settings.connect_timeout_s
         link.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, f"no answer within {timeout_s:g} s"))
         resolve(self._reactor, link.info.control, lambda found: self._found(link, found))
 
-    def _found(self, link: _Link, found: Found | OSError) -> None:
+    def _found(self, link: _PendingConnection, found: Found | OSError) -> None:
         if not self._is_pending(link):
             return
         try:
@@ -112,7 +125,7 @@ class Links:
             reason = error.strerror or str(error)
             self._reactor.call_soon(lambda: self._not_connected(link, reason))  # not before the first who waits is noted
 
-    def _begin(self, link: _Link, family: int, name: Any) -> None:
+    def _begin(self, link: _PendingConnection, family: int, name: Any) -> None:
         sock = link.socket = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.add(sock)
         sock.setblocking(False)
@@ -122,10 +135,10 @@ class Links:
             raise OSError(code, os.strerror(code))
         self._reactor.register(sock.fileno(), lambda _events: self._connected(link, sock), WRITABLE)
 
-    def _is_pending(self, link: _Link) -> bool:
+    def _is_pending(self, link: _PendingConnection) -> bool:
         return not self._is_closed and link.session is None and self._opening.get(link.info.instance) is link
 
-    def _not_connected(self, link: _Link, reason: str) -> None:
+    def _not_connected(self, link: _PendingConnection, reason: str) -> None:
         if self._is_pending(link):
             link.stop_timer()
             if link.socket is not None:
@@ -134,7 +147,7 @@ class Links:
                 link.socket.close()
             self._give_up(link, Unreachable(f"cannot connect to rank {link.info.rank} at {link.info.control}: {reason}"))
 
-    def _connected(self, link: _Link, sock: socket.socket) -> None:
+    def _connected(self, link: _PendingConnection, sock: socket.socket) -> None:
         if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._not_connected(link, os.strerror(code))
             return
@@ -150,12 +163,12 @@ class Links:
                 return
         session = link.session = Session(self._reactor, sock, self)
         self._own.add(session)
-        greet = Greet(link.info.instance, self.description)
+        greet = RankHello(link.info.instance, self.description)
         session.request(
             greet, _plain(link.info, lambda error: self._greeted(link, session, error)), deadline_s=self._settings.connect_timeout_s
         )
 
-    def _greeted(self, link: _Link, session: Session, error: KVStoreError | None) -> None:
+    def _greeted(self, link: _PendingConnection, session: Session, error: KVStoreError | None) -> None:
         if error is not None:
             self._give_up(link, error)
             session.close(str(error))
@@ -165,13 +178,13 @@ class Links:
         self._sessions.setdefault(link.info.instance, session)
         self._tell_waiting(link)
 
-    def _tell_waiting(self, link: _Link) -> None:
+    def _tell_waiting(self, link: _PendingConnection) -> None:
         """There is a connection to its peer by now."""
         waiting, link.waiting = link.waiting, []
         for message, deadline_ns, on_answer in waiting:
             self.tell(link.info, message, deadline_s=(deadline_ns - self._reactor.now_ns()) / 1e9, on_answer=on_answer)
 
-    def _give_up(self, link: _Link, error: KVStoreError) -> None:
+    def _give_up(self, link: _PendingConnection, error: KVStoreError) -> None:
         if self._opening.get(link.info.instance) is link:
             del self._opening[link.info.instance]
         if link.info.instance in self._sessions:  # the peer's own, which is as good
@@ -184,9 +197,9 @@ class Links:
 
     # --- the handler of sessions ---
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
-        if header.type == Greet.TYPE:
-            self._greet(session, header, Greet.unpack(body))
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
+        if header.type == RankHello.TYPE:
+            self._greet(session, header, RankHello.unpack(body))
             return
         if session.context is None:
             raise ProtocolError("a connection begins with Greet")
@@ -202,7 +215,7 @@ class Links:
 
         self._desk.received(session.context, kind.unpack(body), header, answer)
 
-    def _greet(self, session: Session, header: Header, message: Greet) -> None:
+    def _greet(self, session: Session, header: FrameHeader, message: RankHello) -> None:
         if message.instance != self._instance:
             raise StaleHandle("this rank is not, or no longer, the one described: describe and connect anew")
         self._check(session.certified)
@@ -220,7 +233,7 @@ class Links:
         if self._tls is not None and (found is None or not set(found.subjects) & set(self._tls.subjects)):
             raise Untrusted(f"a rank's certificate is for {found}, and this one's for something else: make both for one tenant")
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError(f"a message of type {header.type} has no payload")
 
     def closed(self, session: Session) -> None:
@@ -251,8 +264,8 @@ class Links:
         self.server.close()
 
 
-def _plain(info: RankInfo, on_answer: Answer) -> Callable[[Header | None, memoryview | KVStoreError], None]:
-    def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+def _plain(info: RankInfo, on_answer: Answer) -> Callable[[FrameHeader | None, memoryview | KVStoreError], None]:
+    def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
         error = body if isinstance(body, KVStoreError) else None
         # A session says Unavailable when its connection breaks.
         on_answer(Unreachable(f"rank {info.rank} at {info.control}: {error}") if type(error) is Unavailable else error)

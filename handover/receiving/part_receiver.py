@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo, is_same_host
-from kvstore.handover.movements.movement import Movement, Operation, Window
+from kvstore.handover.movements.movement import LayerWindow, Movement, MoveOperation
 from kvstore.handover.movements.parts import PartId, PartPlan
 from kvstore.handover.resources import RankResources
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ConfigError, ProtocolError
-from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Part, Show
+from kvstore.protocol.handover_messages import PULL, PUSH, ExportRegions, PartReady, RequestCache
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Copy, Runs, Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 
 
-class Way(NamedTuple):
+class TransferMode(NamedTuple):
     """PUSH or PULL; the size of gathered parts, 0 if bytes go straight between the pools; the engine's peer."""
 
     way: int
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     peer: Peer
 
 
-def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -> Way:
+def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -> TransferMode:
     """The way from the sender `info` to this rank. Raises ConfigError (the way that the settings name needs what is not there), Unreachable
     (no transport in common), ProtocolError."""
     settings, peer = resources.settings, resources.connect(info)
@@ -40,7 +40,7 @@ def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -
     is_staged = is_short or (is_pull and is_shm_only and not info.is_shared)
     if is_shm_only and not is_pull:
         raise ConfigError("way is push, but only shared memory is common to both ranks, which may not write: set way to auto or pull")
-    return Way(PULL if is_pull else PUSH, settings.staging_part_bytes if is_staged else 0, peer)
+    return TransferMode(PULL if is_pull else PUSH, settings.staging_part_bytes if is_staged else 0, peer)
 
 
 def _is_shared_memory_first(peer: Peer) -> bool:
@@ -58,7 +58,7 @@ class PartReceiver:
         self,
         resources: RankResources,
         info: RankInfo,
-        way: Way | None,
+        way: TransferMode | None,
         remapping: Remapping,
         plan: PartPlan,
         blocks: NDArray[np.int64],
@@ -71,7 +71,7 @@ class PartReceiver:
         self._sources: Sequence[PeerRegion] = ()
         self._their_blocks: NDArray[np.int64] = np.zeros(0, np.int64)
         self._staging: Region | None = None
-        self.window: Window | None = None
+        self.window: LayerWindow | None = None
 
     @property
     def is_pool_written(self) -> bool:
@@ -91,9 +91,9 @@ class PartReceiver:
         if self.plan.is_staged:
             self._staging = resources.staging.take(self.plan.slot_bytes * resources.settings.staging_slots)
         if way.way == PUSH and self._staging is not None:
-            self.window = Window(resources.engine, [self._staging], writable=True)
+            self.window = LayerWindow(resources.engine, [self._staging], writable=True)
 
-    def complete(self, ask: Ask, pool: Window | None) -> Ask:
+    def complete(self, ask: RequestCache, pool: LayerWindow | None) -> RequestCache:
         """The question with what this sender needs to know."""
         way = self._way
         if way is not None:
@@ -103,7 +103,7 @@ class PartReceiver:
             ask.blocks = self._blocks.astype(np.uint64).tolist() if self.is_pool_written else []
         return ask
 
-    def shown(self, message: Show) -> None:
+    def shown(self, message: ExportRegions) -> None:
         """The sender says where to read. Raises ProtocolError."""
         resources, way = self._resources, self._way
         if way is None or way.way != PULL:
@@ -111,7 +111,7 @@ class PartReceiver:
         self._their_blocks = np.array(message.blocks, np.int64)
         self._sources = [resources.engine.import_region(way.peer, region) for region in message.regions]
 
-    def movement(self, message: Part) -> Movement | None:
+    def movement(self, message: PartReady) -> Movement | None:
         """What this side has to do to have a part in its blocks; None: nothing. Raises ProtocolError."""
         resources, way = self._resources, self._way
         part = PartId(message.layer_start, message.layer_end, message.chunk)
@@ -120,7 +120,7 @@ class PartReceiver:
         deadline_s = resources.left_s(self._deadline_ns)
         if not self.plan.is_staged:
             self._check_shown()
-            return Operation(resources.reactor, resources.worker, resources.engine, lambda: self._copies(part), deadline_s=deadline_s)
+            return MoveOperation(resources.reactor, resources.worker, resources.engine, lambda: self._copies(part), deadline_s=deadline_s)
         staging, at, size_bytes = self._staging, message.slot * self.plan.slot_bytes, message.size_bytes
         assert staging is not None
         scatter = self._scatter(part, staging.part(at, size_bytes))
@@ -128,7 +128,7 @@ class PartReceiver:
         if way.way == PULL:
             self._check_shown()
             batch = [(Span(self._sources[0], at), Span(staging, at), size_bytes)]
-        return Operation(resources.reactor, resources.worker, resources.engine, lambda: batch, scatter, deadline_s=deadline_s)
+        return MoveOperation(resources.reactor, resources.worker, resources.engine, lambda: batch, scatter, deadline_s=deadline_s)
 
     def _check_shown(self) -> None:
         if not self._sources:

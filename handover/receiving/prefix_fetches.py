@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.handover.handles import Receiving
-from kvstore.handover.movements.movement import Ending, OnEnd
+from kvstore.handover.handles import ReceiveHandle
+from kvstore.handover.movements.movement import MovementEnd, OnEnd
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.thread_pools import submit_once
@@ -27,7 +27,7 @@ Then = Callable[[int, KVStoreError | None, bool], None]
 """Called in the reactor's thread: how many tokens are there, why the request has failed meanwhile, if it has, and whether it is fenced."""
 
 
-class _Fetching:
+class _FetchTask:
     """One fetch, as a Movement. One that waits for its turn is taken out of the queue by `cancel`; one under way cannot be broken off."""
 
     def __init__(self, reactor: Reactor, thread: ThreadPoolExecutor, fetch: Fetch, *, deadline_ns: int) -> None:
@@ -60,16 +60,16 @@ class _Fetching:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    handle: Receiving
-    fetching: _Fetching
-    ending: Ending
+class _FetchRequest:
+    handle: ReceiveHandle
+    fetching: _FetchTask
+    ending: MovementEnd
     until_ns: int
     """By when its fetch has ended, unless the store forgets the time."""
     error: KVStoreError | None = None
 
 
-class Fetches:
+class PrefixFetches:
     """See the module. Not thread-safe: the reactor's thread is the only caller, but of `close`.
 
     A request that fails meanwhile is over once its fetch cannot write its blocks any more: at once while it waits for its turn, else when
@@ -82,16 +82,16 @@ class Fetches:
         self._fence_timeout_s = fence_timeout_s
         self._share = share
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-prefix")
-        self._requests: dict[bytes, _Request] = {}
+        self._requests: dict[bytes, _FetchRequest] = {}
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
-    def handles(self) -> list[Receiving]:
+    def handles(self) -> list[ReceiveHandle]:
         """Of the requests that are being fetched."""
         return [request.handle for request in self._requests.values()]
 
-    def begin(self, handle: Receiving, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
+    def begin(self, handle: ReceiveHandle, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
         """Run `fetch` in the thread when its turn comes; a store that breaks, or whose turn does not come in time, has nothing."""
         request_id, now_ns = handle.request_id, self._reactor.now_ns()
         until_ns = now_ns + int(self._share * (deadline_ns - now_ns))
@@ -101,9 +101,9 @@ class Fetches:
             del self._requests[request_id]
             then(fetching.tokens, request.error, is_fenced)
 
-        fetching = _Fetching(self._reactor, self._thread, fetch, deadline_ns=until_ns)
-        ending = Ending(self._reactor, self._fence_timeout_s, over)
-        request = self._requests[request_id] = _Request(handle, fetching, ending, until_ns)
+        fetching = _FetchTask(self._reactor, self._thread, fetch, deadline_ns=until_ns)
+        ending = MovementEnd(self._reactor, self._fence_timeout_s, over)
+        request = self._requests[request_id] = _FetchRequest(handle, fetching, ending, until_ns)
         late = DeadlineExceeded(f"request {request_id!r}: its beginning was not fetched from the store by its deadline")
         ending.expire_at(deadline_ns, lambda: self._fail(request, late))
         too_late = self._reactor.call_at(until_ns, fetching.cancel)
@@ -116,7 +116,7 @@ class Fetches:
             self._fail(request, error)
         return request is not None
 
-    def _fail(self, request: _Request, error: KVStoreError) -> None:
+    def _fail(self, request: _FetchRequest, error: KVStoreError) -> None:
         if request.error is None:
             request.error = error
             request.ending.begin([], is_failed=True, moves_until_ns=request.until_ns)

@@ -6,7 +6,7 @@ Sans-I/O: side.py brings events and moves bytes. No clock: deadlines are its own
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.handover.movements.parts import PartId, PartPlan, State
+from kvstore.handover.movements.parts import PartId, PartPlan, RequestState
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 
@@ -41,10 +41,10 @@ class CacheReceiver:
         self.received_bytes = 0
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         if self.error is not None or not any(map(self.needs, self._senders)):
-            return State.OVER
-        return State.MOVING if self._has_begun else State.WAITING
+            return RequestState.OVER
+        return RequestState.MOVING if self._has_begun else RequestState.WAITING
 
     def answered(self, rank: int) -> None:
         """The sender has heard what is wanted of it, be it nothing."""
@@ -84,7 +84,7 @@ class CacheReceiver:
 
     def fail(self, error: KVStoreError) -> bool:
         """It has failed; False if it was over before."""
-        if self.state is State.OVER:
+        if self.state is RequestState.OVER:
             return False
         self.error = error
         return True

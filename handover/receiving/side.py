@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.handles import Receiving
-from kvstore.handover.movements.movement import Ending, Window
-from kvstore.handover.movements.parts import PartId, PartPlan, State
+from kvstore.handover.handles import ReceiveHandle
+from kvstore.handover.movements.movement import LayerWindow, MovementEnd
+from kvstore.handover.movements.parts import PartId, PartPlan, RequestState
 from kvstore.handover.ranks.rank_connections import Answer
 from kvstore.handover.receiving.part_receiver import PartReceiver, choose_way
 from kvstore.handover.receiving.request import CacheReceiver
 from kvstore.handover.resources import REASON_GRACE_S, plan_of, remapping_of
-from kvstore.handover.side import Side, SideRequest
+from kvstore.handover.side import HandoverSide, SideRequest
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable, typed
-from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
+from kvstore.protocol.handover_messages import PUSH, ExportRegions, PartReady, ReadsDone, RequestCache
 
 log = logging.getLogger("kvstore.handover")
 
@@ -30,7 +30,7 @@ NOTHING: Final = PartPlan(range(0), (), 1, 0)
 """Of a sender rank from which nobody takes anything: another one has the same heads."""
 
 
-class Wanted(NamedTuple):
+class ReceiveRequest(NamedTuple):
     """What a caller asks for."""
 
     blocks: NDArray[np.int64]
@@ -42,10 +42,10 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Request(SideRequest):
-    handle: Receiving
+class _ReceivingRequest(SideRequest):
+    handle: ReceiveHandle
     machine: CacheReceiver
-    wanted: Wanted = field(kw_only=True)
+    wanted: ReceiveRequest = field(kw_only=True)
     takings: dict[int, PartReceiver] = field(kw_only=True)
 
     @property
@@ -53,20 +53,20 @@ class _Request(SideRequest):
         return self.takings.values()
 
 
-class ReceiverSide(Side[_Request]):
+class ReceiverSide(HandoverSide[_ReceivingRequest]):
     """See the module."""
 
     # --- events ---
 
-    def begin(self, handle: Receiving, wanted: Wanted) -> None:
+    def begin(self, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
         """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then. What fails later,
         a mistake too, ends the request by its handle."""
         resources = self._resources
         takings = self._takings(wanted)
         confirming = [rank for rank, taking in takings.items() if taking.is_reading]
         machine = CacheReceiver({rank: taking.plan for rank, taking in takings.items()}, confirming=confirming)
-        ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
-        request = _Request(handle, machine, ending, wanted.deadline_ns, wanted=wanted, takings=takings)
+        ending = MovementEnd(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        request = _ReceivingRequest(handle, machine, ending, wanted.deadline_ns, wanted=wanted, takings=takings)
         self._requests[handle.request_id] = request
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
         try:
@@ -83,7 +83,7 @@ class ReceiverSide(Side[_Request]):
             return
         self._settle(request)
 
-    def _takings(self, wanted: Wanted) -> dict[int, PartReceiver]:
+    def _takings(self, wanted: ReceiveRequest) -> dict[int, PartReceiver]:
         """For each sender rank that gives something, or that only this one tells that it does not."""
         resources, source = self._resources, wanted.source
         remapping = remapping_of(source.layout, resources.layout, source_dp=wanted.source_dp, destination_dp=resources.dp)
@@ -107,16 +107,16 @@ class ReceiverSide(Side[_Request]):
             return []
         return [rank for rank in range(parallel.ranks) if parallel.group_of(rank) == source_dp and not remapping.receivers_of(rank)]
 
-    def _open(self, request: _Request) -> None:
+    def _open(self, request: _ReceivingRequest) -> None:
         resources = self._resources
         for taking in request.takings.values():
             taking.open()
             if taking.is_pool_written and request.window is None:
-                request.window = Window(resources.engine, resources.regions, writable=True)
+                request.window = LayerWindow(resources.engine, resources.regions, writable=True)
 
-    def _ask(self, request: _Request, taking: PartReceiver) -> None:
+    def _ask(self, request: _ReceivingRequest, taking: PartReceiver) -> None:
         wanted = request.wanted
-        ask = Ask(request.handle.request_id, wanted.tokens, wanted.first_token, [], PUSH, [], dp=wanted.source_dp)
+        ask = RequestCache(request.handle.request_id, wanted.tokens, wanted.first_token, [], PUSH, [], dp=wanted.source_dp)
 
         def on_answer(error: KVStoreError | None) -> None:
             if error is not None:
@@ -128,17 +128,17 @@ class ReceiverSide(Side[_Request]):
         deadline_s = self._resources.left_s(wanted.deadline_ns)
         self._resources.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
 
-    def show(self, info: RankInfo, message: Show) -> None:
+    def show(self, info: RankInfo, message: ExportRegions) -> None:
         """A sender says where to read. Raises ProtocolError, StaleHandle."""
         self._find(info, message.request_id)[1].shown(message)
 
-    def done(self, info: RankInfo, message: Done) -> None:
+    def done(self, info: RankInfo, message: ReadsDone) -> None:
         """What was read was the request's. Raises ProtocolError, StaleHandle."""
         request, _ = self._find(info, message.request_id)
         request.machine.confirmed(info.rank)
         self._settle(request)
 
-    def part(self, info: RankInfo, message: Part, answer: Answer) -> None:
+    def part(self, info: RankInfo, message: PartReady, answer: Answer) -> None:
         """A sender offers a part. Raises what the sender is told; a mistake of its ends the request."""
         request, taking = self._find(info, message.request_id)
         part = PartId(message.layer_start, message.layer_end, message.chunk)
@@ -163,11 +163,11 @@ class ReceiverSide(Side[_Request]):
         else:
             request.ending.track(movement, ended)
 
-    def _taken(self, request: _Request, rank: int, part: PartId, size_bytes: int) -> None:
+    def _taken(self, request: _ReceivingRequest, rank: int, part: PartId, size_bytes: int) -> None:
         request.machine.taken(rank, part, size_bytes)
         request.handle.received_bytes = request.machine.received_bytes
 
-    def _moved_not(self, request: _Request, error: KVStoreError | None, answer: Answer) -> None:
+    def _moved_not(self, request: _ReceivingRequest, error: KVStoreError | None, answer: Answer) -> None:
         """Bytes of a part did not come: the sender is told once the reason is certain."""
 
         def fail() -> None:
@@ -180,7 +180,7 @@ class ReceiverSide(Side[_Request]):
         else:
             fail()
 
-    def _find(self, info: RankInfo, request_id: bytes) -> tuple[_Request, PartReceiver]:
+    def _find(self, info: RankInfo, request_id: bytes) -> tuple[_ReceivingRequest, PartReceiver]:
         request = self._requests.get(request_id)
         taking = request.takings.get(info.rank) if request is not None else None
         if request is None or taking is None or taking.info.instance != info.instance:
@@ -189,6 +189,6 @@ class ReceiverSide(Side[_Request]):
             raise request.machine.error
         return request, taking
 
-    def _expire(self, request: _Request) -> None:
-        what = "no sender has begun" if request.machine.state is State.WAITING else "not all of it has come"
+    def _expire(self, request: _ReceivingRequest) -> None:
+        what = "no sender has begun" if request.machine.state is RequestState.WAITING else "not all of it has come"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))

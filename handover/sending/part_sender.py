@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.movements.movement import Movement, Operation, Window
+from kvstore.handover.movements.movement import LayerWindow, Movement, MoveOperation
 from kvstore.handover.movements.parts import PartId, PartPlan
 from kvstore.handover.resources import RankResources
-from kvstore.handover.sending.request import Offer
+from kvstore.handover.sending.request import PartOffer
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Part, Show
+from kvstore.protocol.handover_messages import PULL, PUSH, ExportRegions, PartReady, RequestCache
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Batch, Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
@@ -25,7 +25,7 @@ class PartSender:
         self,
         resources: RankResources,
         info: RankInfo,
-        ask: Ask,
+        ask: RequestCache,
         remapping: Remapping,
         plan: PartPlan,
         blocks: NDArray[np.int64],
@@ -37,7 +37,7 @@ class PartSender:
         self._their_blocks = np.array(ask.blocks, np.int64)
         self._targets: Sequence[PeerRegion] = ()
         self._staging: Region | None = None
-        self.window: Window | None = None
+        self.window: LayerWindow | None = None
 
     @property
     def reads_pool(self) -> bool:
@@ -55,27 +55,27 @@ class PartSender:
         elif ask.way != PULL:
             raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")
         elif self._staging is not None:
-            self.window = Window(resources.engine, [self._staging], writable=False)
+            self.window = LayerWindow(resources.engine, [self._staging], writable=False)
 
     @property
     def confirms(self) -> bool:
         """The receiver reads, and waits for the word that what it read was the request's."""
         return self._ask.way == PULL
 
-    def show(self) -> Show | None:
+    def show(self) -> ExportRegions | None:
         """What a receiver that reads has to know."""
         if self._ask.way != PULL:
             return None
         window = self.window or self._resources.readable_pool()
-        return Show(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
+        return ExportRegions(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
 
-    def message(self, offer: Offer) -> Part:
+    def message(self, offer: PartOffer) -> PartReady:
         """What the receiver is told of a part."""
         part = offer.part
         size_bytes = self._remapping.staged_bytes(self._resources.rank, self.info.rank, **self._plan.extent(part))
-        return Part(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
+        return PartReady(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
 
-    def movement(self, offer: Offer, size_bytes: int) -> Movement | None:
+    def movement(self, offer: PartOffer, size_bytes: int) -> Movement | None:
         """What this side has to do; None: nothing."""
         resources, part, at = self._resources, offer.part, offer.slot * self._plan.slot_bytes
         if self.reads_pool:
@@ -87,7 +87,7 @@ class PartSender:
             staging = self._gathered(part, at, size_bytes)
             return [(Span(staging, at), Span(self._targets[0], at), size_bytes)] if self._ask.way == PUSH else []
 
-        return Operation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
+        return MoveOperation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
 
     def _gathered(self, part: PartId, at: int, size_bytes: int) -> Region:
         """The staging, with the part in it."""

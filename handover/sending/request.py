@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.handover.config import MAX_SLOTS
-from kvstore.handover.movements.parts import PartId, PartPlan, State
+from kvstore.handover.movements.parts import PartId, PartPlan, RequestState
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 
-class Offer(NamedTuple):
+class PartOffer(NamedTuple):
     """A part that goes to this rank now, through this slot of the staging if parts are gathered."""
 
     rank: int
@@ -51,10 +51,10 @@ class CacheSender:
         """Of them, before the last layer was ready."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         if self.error is not None or self._is_complete():
-            return State.OVER
-        return State.MOVING if self._expected is not None and self._expected <= self._receivers.keys() else State.WAITING
+            return RequestState.OVER
+        return RequestState.MOVING if self._expected is not None and self._expected <= self._receivers.keys() else RequestState.WAITING
 
     def _is_complete(self) -> bool:
         """Every counterpart has all its bytes and has said so."""
@@ -87,7 +87,7 @@ class CacheSender:
         """The layer is computed; a second time is a no-op."""
         self._ready.add(layer)
 
-    def due(self) -> list[Offer]:
+    def due(self) -> list[PartOffer]:
         """What goes now; it is under way from then on."""
         if self.error is not None:
             return []
@@ -98,7 +98,7 @@ class CacheSender:
                 part = receiver.parts.popleft()
                 slot = receiver.free_slots.pop() if receiver.plan.is_staged else 0
                 receiver.under_way[part] = slot
-                offers.append(Offer(rank, part, slot))
+                offers.append(PartOffer(rank, part, slot))
         return offers
 
     def _enqueue(self, receiver: _Receiver) -> None:
@@ -137,7 +137,7 @@ class CacheSender:
 
     def fail(self, error: KVStoreError) -> bool:
         """It has failed; False if it was over before."""
-        if self.state is State.OVER:
+        if self.state is RequestState.OVER:
             return False
         self.error = error
         return True

@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.handles import Sending
-from kvstore.handover.movements.movement import Ending
-from kvstore.handover.movements.parts import State
+from kvstore.handover.handles import SendHandle
+from kvstore.handover.movements.movement import MovementEnd
+from kvstore.handover.movements.parts import RequestState
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
 from kvstore.handover.sending.part_sender import PartSender
-from kvstore.handover.sending.request import CacheSender, Offer
-from kvstore.handover.side import Side, SideRequest
+from kvstore.handover.sending.request import CacheSender, PartOffer
+from kvstore.handover.side import HandoverSide, SideRequest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
-from kvstore.protocol.handover_messages import Ask, Done, Part, Show
+from kvstore.protocol.handover_messages import ExportRegions, PartReady, ReadsDone, RequestCache
 
 MAX_EARLY: Final = 65_536
 """Requests asked for before they are here."""
 
 
 @dataclass(slots=True, eq=False)
-class _Request(SideRequest):
-    handle: Sending
+class _SendingRequest(SideRequest):
+    handle: SendHandle
     machine: CacheSender
     blocks: NDArray[np.int64] = field(kw_only=True)
     tokens: int = field(kw_only=True)
@@ -39,12 +39,12 @@ class _Request(SideRequest):
         return self.givings.values()
 
 
-class SenderSide(Side[_Request]):
+class SenderSide(HandoverSide[_SendingRequest]):
     """See the module."""
 
     def __init__(self, resources: RankResources) -> None:
         super().__init__(resources)
-        self._early: dict[bytes, dict[bytes, tuple[RankInfo, Ask, int]]] = {}
+        self._early: dict[bytes, dict[bytes, tuple[RankInfo, RequestCache, int]]] = {}
         """Asks for requests that are not here yet, by the asker's instance, with their deadlines."""
 
     @property
@@ -54,12 +54,12 @@ class SenderSide(Side[_Request]):
 
     # --- events ---
 
-    def begin(self, handle: Sending, blocks: NDArray[np.int64], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
+    def begin(self, handle: SendHandle, blocks: NDArray[np.int64], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
         """A request is given away from now on."""
         resources = self._resources
         machine = CacheSender(resources.layout.rank_layers(resources.rank), batch_bytes=resources.settings.min_layer_batch_bytes)
-        ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
-        request = _Request(handle, machine, ending, deadline_ns, blocks=blocks, tokens=tokens, to=to)
+        ending = MovementEnd(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        request = _SendingRequest(handle, machine, ending, deadline_ns, blocks=blocks, tokens=tokens, to=to)
         self._requests[handle.request_id] = request
         ending.expire_at(deadline_ns, lambda: self._expire(request))
         resources.begun(handle.request_id, deadline_ns)
@@ -71,7 +71,7 @@ class SenderSide(Side[_Request]):
                 self._fail(request, typed(error), told_by=info)
         self._pump(request)
 
-    def ask(self, info: RankInfo, message: Ask, until_ns: int) -> None:
+    def ask(self, info: RankInfo, message: RequestCache, until_ns: int) -> None:
         """A receiver rank wants a request. Raises what it fails with."""
         request = self._requests.get(message.request_id)
         if request is None:
@@ -113,16 +113,16 @@ class SenderSide(Side[_Request]):
             if not asks:
                 del self._early[request_id]
 
-    def _expire(self, request: _Request) -> None:
-        what = "a receiver has not asked for it" if request.machine.state is State.WAITING else "not every receiver has all of it"
+    def _expire(self, request: _SendingRequest) -> None:
+        what = "a receiver has not asked for it" if request.machine.state is RequestState.WAITING else "not every receiver has all of it"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))
 
     # --- counterparts ---
 
-    def _join(self, request: _Request, info: RankInfo, ask: Ask, until_ns: int) -> None:
+    def _join(self, request: _SendingRequest, info: RankInfo, ask: RequestCache, until_ns: int) -> None:
         """A counterpart rank has asked. Raises what makes the request fail on both sides."""
         resources = self._resources
-        if request.machine.state is State.OVER:
+        if request.machine.state is RequestState.OVER:
             raise request.machine.error or StaleHandle("this request is over")
         self._check(request, info, ask)
         remapping = remapping_of(resources.layout, info.layout, source_dp=resources.dp, destination_dp=info.dp)
@@ -138,7 +138,7 @@ class SenderSide(Side[_Request]):
                 self._open(request, giving)
         request.asked[info.rank] = info
 
-    def _check(self, request: _Request, info: RankInfo, ask: Ask) -> None:
+    def _check(self, request: _SendingRequest, info: RankInfo, ask: RequestCache) -> None:
         """Raises InvalidArgument, StaleHandle."""
         if ask.tokens != request.tokens:
             raise InvalidArgument(f"the sender has {request.tokens} tokens of this request, the receiver asks for {ask.tokens}")
@@ -149,12 +149,14 @@ class SenderSide(Side[_Request]):
         if any(asked.layout != info.layout or asked.dp != info.dp for asked in request.asked.values()):
             raise InvalidArgument("ranks with different layouts ask for this request: they are not of one executor")
 
-    def _open(self, request: _Request, giving: PartSender) -> None:
+    def _open(self, request: _SendingRequest, giving: PartSender) -> None:
         giving.open()
         if (message := giving.show()) is not None:
             self._tell(request, giving, message, lambda: None)
 
-    def _tell(self, request: _Request, giving: PartSender, message: Show | Part | Done, on_ok: Callable[[], None]) -> None:
+    def _tell(
+        self, request: _SendingRequest, giving: PartSender, message: ExportRegions | PartReady | ReadsDone, on_ok: Callable[[], None]
+    ) -> None:
         def on_answer(error: KVStoreError | None) -> None:
             if error is not None:
                 self._fail(request, error)
@@ -165,14 +167,14 @@ class SenderSide(Side[_Request]):
 
     # --- parts ---
 
-    def _pump(self, request: _Request) -> None:
+    def _pump(self, request: _SendingRequest) -> None:
         for offer in request.machine.due():
             if request.machine.error is not None:  # the rank of the one before is gone, which its socket says at once
                 break
             self._go(request, request.givings[offer.rank], offer)
         self._settle(request)
 
-    def _go(self, request: _Request, giving: PartSender, offer: Offer) -> None:
+    def _go(self, request: _SendingRequest, giving: PartSender, offer: PartOffer) -> None:
         """Have a part moved, and the receiver told."""
         message = giving.message(offer)
 
@@ -193,17 +195,17 @@ class SenderSide(Side[_Request]):
         if movement is not None:
             request.ending.track(movement, moved)
 
-    def _moved_not(self, request: _Request, error: KVStoreError) -> None:
+    def _moved_not(self, request: _SendingRequest, error: KVStoreError) -> None:
         if isinstance(error, StaleHandle | Unreachable | Closed):
             self._resources.reactor.call_later(REASON_GRACE_S, lambda: self._fail(request, error))
         else:
             self._fail(request, error)
 
-    def _acknowledged(self, request: _Request, offer: Offer, size_bytes: int) -> None:
+    def _acknowledged(self, request: _SendingRequest, offer: PartOffer, size_bytes: int) -> None:
         machine = request.machine
         machine.acknowledged(offer.rank, offer.part, size_bytes)
         giving = request.givings[offer.rank]
         if giving.confirms and not machine.needs(offer.rank):
-            self._tell(request, giving, Done(request.handle.request_id), lambda: None)
+            self._tell(request, giving, ReadsDone(request.handle.request_id), lambda: None)
         request.handle.sent_bytes, request.handle.overlap_bytes = machine.sent_bytes, machine.overlap_bytes
         self._pump(request)

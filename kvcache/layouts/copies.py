@@ -13,7 +13,7 @@ Int64s = NDArray[np.int64]
 Column = NDArray[np.int64 | np.uint32]
 
 
-class Copies(NamedTuple):
+class CopyArrays(NamedTuple):
     """Equally long arrays, an entry a copy; destinations never overlap. Some are read-only views of one repeated number.
 
     Offsets of many copies are of uint32 where that holds the end of each, else of int64: mind what you add to them.

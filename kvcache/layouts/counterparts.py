@@ -22,7 +22,7 @@ MAX_TURN: Final = 1 << 20
 """Units after which positions lie on the same ranks again: a peer tells its layout, and all of a turn are looked at."""
 
 
-class Pair(NamedTuple):
+class RankPair(NamedTuple):
     """What one rank sends to another: these layers of these KV heads, of the blocks that both have."""
 
     source_rank: int
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
     heads: range
 
 
-def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> tuple[Pair, ...]:
+def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> tuple[RankPair, ...]:
     """All pairs of ranks between these attention-DP groups, by rising destination, then source rank.
 
     Every byte of every destination rank of the group comes from exactly one pair. Of source ranks with the same heads the receivers
@@ -58,7 +58,7 @@ def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int,
                     turn = turns[stage, cp, shard]
                     turns[stage, cp, shard] += 1
                     sender = ours.rank_of(pp=stage, tp=source_dp * ours.shards + shard + turn % copies, cp=cp)
-                    pairs.append(Pair(sender, receiver, shared, wanted))
+                    pairs.append(RankPair(sender, receiver, shared, wanted))
     return tuple(sorted(pairs, key=lambda pair: (pair.destination_rank, pair.source_rank)))
 
 

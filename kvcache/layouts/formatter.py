@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kvstore.kvcache.layouts.copies import Bytes, Copies, Int64s, as_bytes
-from kvstore.kvcache.layouts.counterparts import Pair, find_pairs, intersect
-from kvstore.kvcache.layouts.layout import CacheLayout, Placed
+from kvstore.kvcache.layouts.copies import Bytes, CopyArrays, Int64s, as_bytes
+from kvstore.kvcache.layouts.counterparts import RankPair, find_pairs, intersect
+from kvstore.kvcache.layouts.layout import CacheLayout, TokenSlots
 from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
 from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
 from kvstore.protocol.errors import InvalidArgument
@@ -74,9 +74,9 @@ class BlockList(NamedTuple):
     indexes: Int64s
     block_tokens: int
 
-    def place(self, units: Units) -> Placed:
+    def place(self, units: Units) -> TokenSlots:
         """Blocks of these units, and where in them they start."""
-        return Placed(self.indexes[units.starts // self.block_tokens], units.starts % self.block_tokens)
+        return TokenSlots(self.indexes[units.starts // self.block_tokens], units.starts % self.block_tokens)
 
 
 def check_blocks(layout: CacheLayout, rank: int, blocks: ArrayLike, *, first_token: int, end_token: int, is_written: bool) -> BlockList:
@@ -105,7 +105,7 @@ def check_blocks(layout: CacheLayout, rank: int, blocks: ArrayLike, *, first_tok
 class _Share(NamedTuple):
     """What one call is about: a part of what a pair exchanges."""
 
-    pair: Pair
+    pair: RankPair
     layers: range
     first_token: int
     end_token: int
@@ -121,7 +121,7 @@ class Remapping:
     Records (what is quantised, or transposed) are moved whole, the last one too.
     """
 
-    def __init__(self, source: CacheLayout, destination: CacheLayout, pairs: tuple[Pair, ...]) -> None:
+    def __init__(self, source: CacheLayout, destination: CacheLayout, pairs: tuple[RankPair, ...]) -> None:
         self.source = source
         self.destination = destination
         self.pairs = pairs
@@ -136,7 +136,7 @@ class Remapping:
         """Ranks that `destination_rank` receives from, rising; none if it is outside of the attention-DP group."""
         return tuple(pair.source_rank for pair in self.pairs if pair.destination_rank == destination_rank)
 
-    def pair(self, source_rank: int, destination_rank: int) -> Pair:
+    def pair(self, source_rank: int, destination_rank: int) -> RankPair:
         """What one sends to the other. Raises InvalidArgument if that is nothing, or there are no such ranks."""
         if found := self._by_ranks.get((source_rank, destination_rank)):
             return found
@@ -155,7 +155,7 @@ class Remapping:
         tokens: int | None = None,
         first_token: int = 0,
         layers: range | None = None,
-    ) -> Copies:
+    ) -> CopyArrays:
         """The copies between the pools of the two ranks. `tokens` None: as many as the source's blocks hold.
 
         Raises:

@@ -210,14 +210,14 @@ class Step(NamedTuple):
         return Step(self.regions + times * step.regions, self.size_bytes + times * step.size_bytes)
 
 
-class Placed(NamedTuple):
+class TokenSlots(NamedTuple):
     """Tokens in a rank's pool: the block of each and its place in the block. Arrays of one length."""
 
     blocks: Int64s
     tokens: Int64s
 
 
-class Places(NamedTuple):
+class RegionOffsets(NamedTuple):
     """Regions and offsets in bytes. Arrays of one length."""
 
     regions: Int64s
@@ -237,10 +237,10 @@ class Strides(NamedTuple):
     value: Step
     """Between the `head_dim` values of an element; of no use where records are quantised."""
 
-    def places(self, placed: Placed, first: Step) -> Places:
+    def places(self, placed: TokenSlots, first: Step) -> RegionOffsets:
         """Where these tokens are if block 0's first token is at `first`."""
         blocks, tokens = placed
-        return Places(
+        return RegionOffsets(
             first.regions + blocks * self.block.regions + tokens * self.token.regions,
             first.size_bytes + blocks * self.block.size_bytes + tokens * self.token.size_bytes,
         )

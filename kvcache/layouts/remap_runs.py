@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.kvcache.layouts.copies import Column, Copies, Int64s
-from kvstore.kvcache.layouts.counterparts import Pair
-from kvstore.kvcache.layouts.layout import CacheLayout, Placed, Places, Step, Strides, strides_of
+from kvstore.kvcache.layouts.copies import Column, CopyArrays, Int64s
+from kvstore.kvcache.layouts.counterparts import RankPair
+from kvstore.kvcache.layouts.layout import CacheLayout, RegionOffsets, Step, Strides, TokenSlots, strides_of
 
 _TEMPLATES: Final = 1024
 """Templates kept: a layer of a pair is one of 1 KB, 80 layers with runs of single tokens one of 80 KB."""
@@ -38,7 +38,7 @@ class Units(NamedTuple):
 class End(NamedTuple):
     """One side of the runs of a grid."""
 
-    runs: Places
+    runs: RegionOffsets
     """Of the unit at block 0, token 0."""
     strides: Strides
     """By which they move with block and token."""
@@ -52,7 +52,7 @@ class Grid(NamedTuple):
     destination: End
 
 
-class _Axis(NamedTuple):
+class _RunAxis(NamedTuple):
     repeats: int
     source: Step
     destination: Step
@@ -64,19 +64,19 @@ class _Box(NamedTuple):
     length: int
     source: Step
     destination: Step
-    axes: tuple[_Axis, ...]
+    axes: tuple[_RunAxis, ...]
 
 
 class _Piece(NamedTuple):
     """A grid at several places, `lengths` bytes of each run there."""
 
     grid: Grid
-    source: Places
-    destination: Places
+    source: RegionOffsets
+    destination: RegionOffsets
     lengths: Int64s
 
 
-def units_of(source: CacheLayout, destination: CacheLayout, pair: Pair, *, first_token: int, end_token: int) -> tuple[Units, ...]:
+def units_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *, first_token: int, end_token: int) -> tuple[Units, ...]:
     """The units of the sequence's tokens [first_token, end_token) that both ranks have, given their context-parallel ranks."""
     unit = min(source.spec.block_tokens, destination.spec.block_tokens)
     whole_start, whole_end = -(-first_token // unit) * unit, end_token // unit * unit
@@ -96,7 +96,7 @@ def units_of(source: CacheLayout, destination: CacheLayout, pair: Pair, *, first
 
 
 @lru_cache(maxsize=_TEMPLATES)
-def template_of(source: CacheLayout, destination: CacheLayout, pair: Pair, *, layers: range, tokens: int) -> tuple[Grid, ...]:
+def template_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *, layers: range, tokens: int) -> tuple[Grid, ...]:
     """The runs of one unit of `tokens` tokens; `layers` are some of the pair's."""
     sides = [
         (strides_of(source, pair.source_rank, kv), strides_of(destination, pair.destination_rank, kv))
@@ -108,7 +108,7 @@ def template_of(source: CacheLayout, destination: CacheLayout, pair: Pair, *, la
     return tuple(_spread(box, ours, theirs) for box, (ours, theirs) in zip(boxes, sides, strict=False))
 
 
-def copies_of(parts: Iterable[tuple[tuple[Grid, ...], Placed, Placed]]) -> Copies:
+def copies_of(parts: Iterable[tuple[tuple[Grid, ...], TokenSlots, TokenSlots]]) -> CopyArrays:
     """The runs of templates at blocks: each part is a template and, for either side, the places of its units.
 
     Units that follow one another on both sides become one run.
@@ -123,10 +123,10 @@ def copies_of(parts: Iterable[tuple[tuple[Grid, ...], Placed, Placed]]) -> Copie
     [source_regions] = _outer_sums([(piece.source.regions, piece.grid.source.runs.regions) for piece in pieces])
     [destination_regions] = _outer_sums([(piece.destination.regions, piece.grid.destination.runs.regions) for piece in pieces])
     [lengths] = _outer_sums([(piece.lengths, np.zeros_like(piece.grid.source.runs.offsets)) for piece in pieces])
-    return Copies(source_regions, ours, destination_regions, theirs, lengths)
+    return CopyArrays(source_regions, ours, destination_regions, theirs, lengths)
 
 
-def _pieces(template: tuple[Grid, ...], source: Placed, destination: Placed) -> list[_Piece]:
+def _pieces(template: tuple[Grid, ...], source: TokenSlots, destination: TokenSlots) -> list[_Piece]:
     nothing = Step(0, 0)
     placed = [
         (grid, grid.source.strides.places(source, nothing), grid.destination.strides.places(destination, nothing)) for grid in template
@@ -141,7 +141,12 @@ def _pieces(template: tuple[Grid, ...], source: Placed, destination: Placed) -> 
     starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))
     counts = np.diff(starts, append=count)
     return [
-        _Piece(grid, Places(*(column[starts] for column in ours)), Places(*(column[starts] for column in theirs)), counts * grid.length)
+        _Piece(
+            grid,
+            RegionOffsets(*(column[starts] for column in ours)),
+            RegionOffsets(*(column[starts] for column in theirs)),
+            counts * grid.length,
+        )
         for grid, ours, theirs in placed
     ]
 
@@ -176,14 +181,14 @@ def _fill(out: Column, terms: _Terms) -> Column:
     return out
 
 
-def _box(source: CacheLayout, destination: CacheLayout, pair: Pair, layers: range, tokens: int, kv: int) -> _Box:
+def _box(source: CacheLayout, destination: CacheLayout, pair: RankPair, layers: range, tokens: int, kv: int) -> _Box:
     corners, repeats = [], (len(layers), len(pair.heads), 1 if source.has_records else tokens)
     for layout, rank in ((source, pair.source_rank), (destination, pair.destination_rank)):
         strides = strides_of(layout, rank, kv)
         start = strides.start.moved(strides.layer, layers.start - layout.rank_layers(rank).start)
         corners.append((start.moved(strides.head, pair.heads.start - layout.rank_heads(rank).start), strides[2:5]))
     (ours, our_steps), (theirs, their_steps) = corners
-    return _grown(_Box(source.unit_bytes(kv), ours, theirs, tuple(map(_Axis, repeats, our_steps, their_steps))))
+    return _grown(_Box(source.unit_bytes(kv), ours, theirs, tuple(map(_RunAxis, repeats, our_steps, their_steps))))
 
 
 def _grown(box: _Box) -> _Box:
@@ -204,7 +209,7 @@ def _joined(keys: _Box, values: _Box) -> _Box | None:
         for first, later in zip(keys[1:3], values[1:3], strict=True)
     ]
     if keys.length == values.length:
-        return _grown(keys._replace(axes=(*keys.axes, _Axis(2, *steps))))
+        return _grown(keys._replace(axes=(*keys.axes, _RunAxis(2, *steps))))
     if steps[0] == steps[1] == Step(0, keys.length):
         return _grown(keys._replace(length=keys.length + values.length))
     return None
@@ -223,5 +228,5 @@ def _spread(box: _Box, ours: Strides, theirs: Strides) -> Grid:
             index = np.arange(axis.repeats)
             regions = np.add.outer(regions, index * step.regions).reshape(-1)
             offsets = np.add.outer(offsets, index * step.size_bytes).reshape(-1)
-        ends.append(End(Places(regions, offsets), strides))
+        ends.append(End(RegionOffsets(regions, offsets), strides))
     return Grid(box.length, *ends)

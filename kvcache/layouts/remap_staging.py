@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.kvcache.layouts.copies import Bytes, Int64s, as_bytes
-from kvstore.kvcache.layouts.layout import CacheLayout, Placed, Step, strides_of
+from kvstore.kvcache.layouts.layout import CacheLayout, Step, TokenSlots, strides_of
 from kvstore.protocol.errors import InvalidArgument
 
 _CHUNK_BYTES: Final = 256 << 10
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     tokens: int
 
 
-class _Axis(NamedTuple):
+class _StagingAxis(NamedTuple):
     """One that is left of layers, heads and tokens: how far a step goes in the pool and in the buffer."""
 
     repeats: int
@@ -37,14 +37,14 @@ class _Axis(NamedTuple):
     staged_bytes: int
 
 
-class _Part(NamedTuple):
+class _RegionItems(NamedTuple):
     """Items of one region: those of unit u are at `offsets[u]` plus what the axes add, and likewise in the buffer."""
 
     region: int
     units: NDArray[np.intp]
     offsets: Int64s
     staged_offset: int
-    axes: list[_Axis]
+    axes: list[_StagingAxis]
     item_bytes: int
 
 
@@ -53,7 +53,7 @@ def unit_bytes(layout: CacheLayout, shape: Shape) -> int:
     return len(shape.layers) * sum(_kv_bytes(layout, shape, kv) for kv in range(layout.spec.kv_factor))
 
 
-def move(layout: CacheLayout, rank: int, regions: Sequence[Any], placed: Placed, shape: Shape, staged: Bytes, *, to_pool: bool) -> None:
+def move(layout: CacheLayout, rank: int, regions: Sequence[Any], placed: TokenSlots, shape: Shape, staged: Bytes, *, to_pool: bool) -> None:
     """Copy units between the pool of `rank` and `staged`, which has room for exactly these.
 
     Raises:
@@ -82,7 +82,7 @@ def _kv_bytes(layout: CacheLayout, shape: Shape, kv: int) -> int:
     return len(shape.heads) * (1 if layout.has_records else shape.tokens) * layout.unit_bytes(kv)
 
 
-def _parts(layout: CacheLayout, rank: int, placed: Placed, shape: Shape, kv: int) -> Iterator[_Part]:
+def _parts(layout: CacheLayout, rank: int, placed: TokenSlots, shape: Shape, kv: int) -> Iterator[_RegionItems]:
     strides = strides_of(layout, rank, kv)
     item_bytes, axes = layout.unit_bytes(kv), _axes(layout, rank, shape, kv)
     while axes and axes[-1].pool == Step(0, axes[-1].staged_bytes) == Step(0, item_bytes):
@@ -97,21 +97,21 @@ def _parts(layout: CacheLayout, rank: int, placed: Placed, shape: Shape, kv: int
         staged_offset = before + sum(at * axis.staged_bytes for at, axis in zip(index, across, strict=True))
         for region in np.unique(regions):
             units = np.flatnonzero(regions == region)
-            yield _Part(int(region), units, places.offsets[units], staged_offset, within, item_bytes)
+            yield _RegionItems(int(region), units, places.offsets[units], staged_offset, within, item_bytes)
 
 
-def _axes(layout: CacheLayout, rank: int, shape: Shape, kv: int) -> list[_Axis]:
+def _axes(layout: CacheLayout, rank: int, shape: Shape, kv: int) -> list[_StagingAxis]:
     strides = strides_of(layout, rank, kv)
     head_bytes = _kv_bytes(layout, shape, kv) // len(shape.heads)
     axes = [
-        _Axis(len(shape.layers), strides.layer, unit_bytes(layout, shape) // len(shape.layers)),
-        _Axis(len(shape.heads), strides.head, head_bytes),
-        _Axis(1 if layout.has_records else shape.tokens, strides.token, layout.unit_bytes(kv)),
+        _StagingAxis(len(shape.layers), strides.layer, unit_bytes(layout, shape) // len(shape.layers)),
+        _StagingAxis(len(shape.heads), strides.head, head_bytes),
+        _StagingAxis(1 if layout.has_records else shape.tokens, strides.token, layout.unit_bytes(kv)),
     ]
     return [axis for axis in axes if axis.repeats > 1]
 
 
-def _windows(regions: Sequence[Any], part: _Part) -> NDArray[Any]:
+def _windows(regions: Sequence[Any], part: _RegionItems) -> NDArray[Any]:
     """By offset in bytes, the items that the part's axes reach from there."""
     if part.region >= len(regions):
         raise InvalidArgument(f"region {part.region} is needed, but there are {len(regions)} regions")

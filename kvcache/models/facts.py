@@ -40,7 +40,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SlidingWindow:
     """Layers that attend to the last tokens only: sliding-window attention."""
 
     tokens: int
@@ -100,7 +100,7 @@ class ModelFacts:
     weight_bits: int = 0
     """Of a weight of the layers, where they are quantised (embedding and logits are not); 0: those of `dtype`."""
     latent: LatentAttention | None = None
-    window: Window | None = None
+    window: SlidingWindow | None = None
     experts: Experts | None = None
 
     def __post_init__(self) -> None:

@@ -106,10 +106,10 @@ def model_fields(config: Config, *, name: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: a field that is needed is missing (the message names all that are) or is no number, or the cache is of another kind.
     """
-    return _Reader(config, name).fields()
+    return _ConfigReader(config, name).fields()
 
 
-class _Reader:
+class _ConfigReader:
     """One configuration, flattened and with its family's defaults."""
 
     def __init__(self, config: Config, name: str) -> None:

@@ -13,7 +13,7 @@ are Unsupervised Multitask Learners", 2019 (GPT-2); Brown et al., "Language Mode
 from pathlib import Path
 from typing import Final
 
-from kvstore.kvcache.models.facts import Experts, LatentAttention, ModelFacts, Window
+from kvstore.kvcache.models.facts import Experts, LatentAttention, ModelFacts, SlidingWindow
 from kvstore.kvcache.models.table import find_facts, is_file_name
 
 _MLA: Final = LatentAttention(kv_rank=512, rope_dim=64, value_dim=128, query_rank=1536)
@@ -39,7 +39,7 @@ MODELS: Final[dict[str, ModelFacts]] = {
             head_dim=128,
             ffn=14336,
             vocab=32000,
-            window=Window(4096, layers=32),
+            window=SlidingWindow(4096, layers=32),
         ),
         ModelFacts("mistral-7b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32768),
         ModelFacts("mistral-nemo-12b", layers=40, hidden=5120, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=131072),
@@ -102,7 +102,7 @@ MODELS: Final[dict[str, ModelFacts]] = {
             ffn=14336,
             vocab=256000,
             is_tied=True,
-            window=Window(4096, layers=21),
+            window=SlidingWindow(4096, layers=21),
         ),
         ModelFacts(
             "gemma-3-12b",
@@ -114,7 +114,7 @@ MODELS: Final[dict[str, ModelFacts]] = {
             ffn=15360,
             vocab=262208,
             is_tied=True,
-            window=Window(1024, layers=40),
+            window=SlidingWindow(1024, layers=40),
         ),
         ModelFacts(
             "gemma-3-27b",
@@ -126,7 +126,7 @@ MODELS: Final[dict[str, ModelFacts]] = {
             ffn=21504,
             vocab=262208,
             is_tied=True,
-            window=Window(1024, layers=52),
+            window=SlidingWindow(1024, layers=52),
         ),
         ModelFacts(
             "deepseek-v2-lite",

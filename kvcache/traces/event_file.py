@@ -45,7 +45,7 @@ class BlockEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LostEvents:
     """Events of `lost` blocks are missing before this moment; None: nobody knows how many."""
 
     timestamp_ms: float
@@ -72,7 +72,7 @@ class EventWriter:
             self.close()
             raise
 
-    def write(self, events: Sequence[BlockEvent | Gap]) -> None:
+    def write(self, events: Sequence[BlockEvent | LostEvents]) -> None:
         """Append all of them. Raises Broken when the system refuses it, for want of space say; the file ends with a whole line then."""
         self._append([_as_dict(event) for event in events])
 
@@ -112,7 +112,7 @@ def is_recording(path: str | Path) -> bool:
     return isinstance(first, dict) and first.get("format") == HEADER["format"]
 
 
-def read_events(path: str | Path) -> Iterator[BlockEvent | Gap]:
+def read_events(path: str | Path) -> Iterator[BlockEvent | LostEvents]:
     """The events in the order of the file. Raises TraceError for a file that cannot be read, or naming the malformed line."""
     try:
         with open(path, "rb") as file:
@@ -131,8 +131,8 @@ def read_events(path: str | Path) -> Iterator[BlockEvent | Gap]:
         raise TraceError(f"cannot read the recording {path}: {error.strerror or error}") from None
 
 
-def _as_dict(event: BlockEvent | Gap) -> dict[str, Any]:
-    if isinstance(event, Gap):
+def _as_dict(event: BlockEvent | LostEvents) -> dict[str, Any]:
+    if isinstance(event, LostEvents):
         return {"event": GAP, "timestamp": event.timestamp_ms, "node": event.node, "tenant": event.tenant, "lost": event.lost}
     return {
         "event": event.kind,
@@ -145,7 +145,7 @@ def _as_dict(event: BlockEvent | Gap) -> dict[str, Any]:
     }
 
 
-def _event(found: dict[str, Any]) -> BlockEvent | Gap:
+def _event(found: dict[str, Any]) -> BlockEvent | LostEvents:
     kind = found.get("event")
     if kind not in (STORED, READ, REMOVED, GAP):
         raise TraceError(f"event is {kind!r}, not stored, read, removed or gap")
@@ -157,7 +157,7 @@ def _event(found: dict[str, Any]) -> BlockEvent | Gap:
         lost = found.get("lost")
         if lost is not None and not _is_count(lost):
             raise TraceError(f"lost is {lost!r}, neither a number of events nor null")
-        return Gap(timestamp_ms, node, tenant, lost)
+        return LostEvents(timestamp_ms, node, tenant, lost)
     keys, parents = _keys(found, "keys", min_bytes=1), _keys(found, "parents", min_bytes=0)
     sizes = found.get("sizes")
     if type(sizes) is not list or not all(_is_count(size) for size in sizes):

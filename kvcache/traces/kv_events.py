@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from kvstore.kvcache.traces.event_file import READ, REMOVED, BlockEvent, Gap, is_recording, read_events
+from kvstore.kvcache.traces.event_file import READ, REMOVED, BlockEvent, LostEvents, is_recording, read_events
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.protocol.errors import InvalidArgument
 
@@ -36,7 +36,7 @@ _ROOT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ChainPart:
     """What a batch says of one chain: the chain from its first block on, and which of its blocks were in the batch."""
 
     chain: Sequence[int]
@@ -59,7 +59,7 @@ class _Prompt:
     def __post_init__(self) -> None:
         self.members = frozenset(self.chain)
 
-    def takes(self, part: _Part, now_ms: float) -> bool:
+    def takes(self, part: _ChainPart, now_ms: float) -> bool:
         """Whether the part may be of this prompt: one chain, no block twice, and no read but together with its other reads."""
         if not self.blocks.isdisjoint(part.blocks):
             return False
@@ -88,7 +88,7 @@ class PromptAssembler:
         self._by_hole: dict[int, dict[_Prompt, None]] = {}
         """Open prompts by each block of their chain that has been neither read nor stored."""
 
-    def add(self, event: BlockEvent | Gap) -> Iterator[TraceRequest]:
+    def add(self, event: BlockEvent | LostEvents) -> Iterator[TraceRequest]:
         """Take in one event; the prompts that are complete by then."""
         now_ms = event.timestamp_ms
         if self._first_ms is None:
@@ -114,7 +114,7 @@ class PromptAssembler:
 
     # --- what a batch says ---
 
-    def _parts(self, event: BlockEvent) -> Iterator[_Part]:
+    def _parts(self, event: BlockEvent) -> Iterator[_ChainPart]:
         """One part for each chain of the batch, the first first."""
         keys = list(dict.fromkeys(self._learn(event)))
         inner = {self._parents[key] for key in keys}
@@ -127,7 +127,7 @@ class PromptAssembler:
         batch = frozenset(keys)
         for chain in reversed(chains):
             if chain[-1] not in covered:
-                yield _Part(chain, batch.intersection(chain), event.kind == READ)
+                yield _ChainPart(chain, batch.intersection(chain), event.kind == READ)
 
     def _learn(self, event: BlockEvent) -> list[int]:
         """The ids of the batch's blocks; their parents are known from now on."""
@@ -157,7 +157,7 @@ class PromptAssembler:
 
     # --- which prompt it is of ---
 
-    def _place(self, part: _Part, now_ms: float) -> None:
+    def _place(self, part: _ChainPart, now_ms: float) -> None:
         prompt = self._find(part, now_ms)
         if prompt is None:
             prompt = _Prompt(now_ms, now_ms, part.chain, set(part.blocks), part.is_read)
@@ -174,7 +174,7 @@ class PromptAssembler:
         for hole in prompt.members - prompt.blocks:
             self._by_hole.setdefault(hole, {})[prompt] = None
 
-    def _find(self, part: _Part, now_ms: float) -> _Prompt | None:
+    def _find(self, part: _ChainPart, now_ms: float) -> _Prompt | None:
         """The newest prompt that misses a block of the part; else the one that ends closest above it, rather one without other holes."""
         ends = [key for key in reversed(part.chain) if key not in part.blocks]  # a prompt that ends with one of them has had it
         for index, keys in ((self._by_hole, part.blocks), (self._by_end, ends)):
@@ -199,7 +199,9 @@ class PromptAssembler:
                     del index[key]
 
 
-def prompts(events: Iterable[BlockEvent | Gap], *, join_s: float = JOIN_S, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
+def prompts(
+    events: Iterable[BlockEvent | LostEvents], *, join_s: float = JOIN_S, block_tokens: int = BLOCK_TOKENS
+) -> Iterator[TraceRequest]:
     """The prompts behind `events`, which are in the order of their time. Timestamps count from the first event."""
     assembler = PromptAssembler(join_s=join_s, block_tokens=block_tokens)
     for event in events:

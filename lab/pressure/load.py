@@ -19,7 +19,7 @@ MAX_DURATION_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class UserLoad:
     """So many users, and what they ask. Raises InvalidArgument for a figure that cannot be."""
 
     users: int
@@ -80,7 +80,7 @@ class Generation:
         return self.prompt_tokens + self.output_tokens - 1
 
 
-class Askers(Protocol):
+class RequestSource(Protocol):
     """Where requests come from."""
 
     @property
@@ -105,7 +105,7 @@ class Askers(Protocol):
 class Users:
     """Askers who think between an answer and the next request."""
 
-    def __init__(self, load: Load, rng: Random) -> None:
+    def __init__(self, load: UserLoad, rng: Random) -> None:
         """Every user draws from a generator of its own, seeded from `rng`; each thinks before the first request."""
         self._load = load
         self._draws = [Random(rng.getrandbits(64)) for _ in range(load.users)]

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from kvstore.lab.pressure.load import FinishReason, Generation, Load, Users
-from kvstore.lab.pressure.server import PressedServer, Work
-from kvstore.lab.pressure.strategies import Server, Strategy
+from kvstore.lab.pressure.load import FinishReason, Generation, UserLoad, Users
+from kvstore.lab.pressure.server import PressedServer, ServerWork
+from kvstore.lab.pressure.strategies import ServingModel, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MeanAndTail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class LoadOutcome:
     """Of one strategy under one load. Latencies are of completed requests."""
 
     strategy: str
@@ -66,7 +66,7 @@ class Outcome:
         return asdict(self)
 
 
-def relieve(server: Server, strategy: Strategy, load: Load, rng: Random) -> Outcome:
+def relieve(server: ServingModel, strategy: Strategy, load: UserLoad, rng: Random) -> LoadOutcome:
     """Serve the load to its end. Equal arguments, `rng` included, give an equal outcome; and one of equal state asks the same of every
     strategy, though not at the same times.
     """
@@ -76,11 +76,11 @@ def relieve(server: Server, strategy: Strategy, load: Load, rng: Random) -> Outc
     return _outcome(strategy, load, pressed.ended, pressed.work)
 
 
-def _outcome(strategy: Strategy, load: Load, ended: Sequence[Generation], work: Work) -> Outcome:
+def _outcome(strategy: Strategy, load: UserLoad, ended: Sequence[Generation], work: ServerWork) -> LoadOutcome:
     endings = Counter(request.ending for request in ended)
     done = [request for request in ended if request.ending is FinishReason.COMPLETED]
     duration_s = max((request.ended_s for request in ended), default=0.0)
-    return Outcome(
+    return LoadOutcome(
         strategy=strategy.name,
         users=load.users,
         requests=len(ended),

@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.lab.pressure.load import Askers, FinishReason, Generation
-from kvstore.lab.pressure.strategies import Displaced, Newcomers, Server, Strategy
+from kvstore.lab.pressure.load import FinishReason, Generation, RequestSource
+from kvstore.lab.pressure.strategies import AdmissionStrategy, PreemptionStrategy, ServingModel, Strategy
 from kvstore.scheduler.running_batch import RunningBatch
 
 WATERMARK: Final = 0.01
@@ -21,7 +21,7 @@ Source: the default of vLLM's block manager.
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class BatchMember:
     """A request that has been started: in a batch, or displaced from one."""
 
     request: Generation
@@ -48,8 +48,8 @@ class Batch:
     def __init__(self) -> None:
         self.full_tokens = 0
         """What they will have cached together before their last tokens."""
-        self._running: RunningBatch[Member] = RunningBatch()
-        self._members: list[Member] = []
+        self._running: RunningBatch[BatchMember] = RunningBatch()
+        self._members: list[BatchMember] = []
 
     def __len__(self) -> int:
         return len(self._members)
@@ -59,19 +59,19 @@ class Batch:
         """Of all members together."""
         return self._running.context_tokens
 
-    def join(self, member: Member) -> None:
+    def join(self, member: BatchMember) -> None:
         """It has at least one token of its answer still to come."""
         self._running.join(member, context_tokens=member.cached_tokens, steps=member.request.output_tokens - member.tokens)
         insort(self._members, member, key=_number)
         self.full_tokens += member.request.most_cached_tokens
 
-    def leave_youngest(self) -> Member:
+    def leave_youngest(self) -> BatchMember:
         """The one that came last, out of the batch. There must be one."""
         member = self._members[-1]
         self._left(member, lacking=self._running.leave(member))
         return member
 
-    def step(self) -> list[Member]:
+    def step(self) -> list[BatchMember]:
         """Each has a token more; those that have all of theirs, out of the batch."""
         ended = sorted(self._running.advance(), key=_number)
         for member in ended:
@@ -85,18 +85,18 @@ class Batch:
         assert self.full_tokens == sum(each.request.most_cached_tokens for each in self._members)
         assert self._members == sorted(self._members, key=_number)
 
-    def _left(self, member: Member, *, lacking: int) -> None:
+    def _left(self, member: BatchMember, *, lacking: int) -> None:
         self._members.remove(member)
         member.tokens = member.request.output_tokens - lacking
         self.full_tokens -= member.request.most_cached_tokens
 
 
-def _number(member: Member) -> int:
+def _number(member: BatchMember) -> int:
     return member.number
 
 
 @dataclass(slots=True)
-class Work:
+class ServerWork:
     """What a server did."""
 
     prefilled_tokens: int = 0
@@ -117,15 +117,15 @@ class PressedServer:
     `step` until it answers False: `ended` then has every request that was asked.
     """
 
-    def __init__(self, server: Server, strategy: Strategy, users: Askers) -> None:
+    def __init__(self, server: ServingModel, strategy: Strategy, users: RequestSource) -> None:
         self.now_s = 0.0
-        self.work = Work()
+        self.work = ServerWork()
         self.ended: list[Generation] = []
         self._server, self._strategy, self._users = server, strategy, users
-        self._reserves = strategy.displaced is Displaced.NOBODY
+        self._reserves = strategy.displaced is PreemptionStrategy.NOBODY
         self._waiting: deque[Generation] = deque()
         self._batch = Batch()
-        self._paused: list[Member] = []
+        self._paused: list[BatchMember] = []
         """Displaced, by arrival."""
         self._free_bytes = [tier.capacity_bytes for tier in server.lower_tiers]
 
@@ -165,11 +165,11 @@ class PressedServer:
 
     def _start_next(self) -> bool:
         """Start one request, if one may. Displaced ones go before those that wait, unless newcomers displace."""
-        if self._waiting and self._strategy.newcomers is Newcomers.DISPLACE:
+        if self._waiting and self._strategy.newcomers is AdmissionStrategy.DISPLACE:
             request = self._waiting.popleft()
             while not self._has_room(request.prompt_tokens):
                 self._displace_youngest()
-            self._prefill(Member(request))
+            self._prefill(BatchMember(request))
             return True
         return self._resume() if self._paused else self._admit()
 
@@ -190,9 +190,9 @@ class PressedServer:
         while self._waiting:
             request = self._waiting[0]
             if self._has_room(request.most_cached_tokens if self._reserves else request.prompt_tokens):
-                self._prefill(Member(self._waiting.popleft()))
+                self._prefill(BatchMember(self._waiting.popleft()))
                 return True
-            if self._strategy.newcomers is Newcomers.WAIT:
+            if self._strategy.newcomers is AdmissionStrategy.WAIT:
                 return False
             self._end(self._waiting.popleft(), FinishReason.REJECTED)
         return False
@@ -202,7 +202,7 @@ class PressedServer:
         spare = 0 if self._reserves or not len(self._batch) else int(WATERMARK * self._server.cache_tokens)
         return self._held_tokens + tokens + spare <= self._server.cache_tokens
 
-    def _prefill(self, member: Member) -> None:
+    def _prefill(self, member: BatchMember) -> None:
         """Compute the prompt and what there is of the answer, which gives one more token of it."""
         request = member.request
         tokens = request.prompt_tokens + member.tokens
@@ -233,14 +233,14 @@ class PressedServer:
     def _displace_youngest(self) -> None:
         member = self._batch.leave_youngest()
         self.work.displacements += 1
-        if self._strategy.displaced is Displaced.EVICTED:
+        if self._strategy.displaced is PreemptionStrategy.EVICTED:
             self._end(member.request, FinishReason.EVICTED)
             return
-        if self._strategy.displaced is Displaced.OFFLOADED:
+        if self._strategy.displaced is PreemptionStrategy.OFFLOADED:
             self._offload(member)
         insort(self._paused, member, key=lambda each: each.number)
 
-    def _offload(self, member: Member) -> None:
+    def _offload(self, member: BatchMember) -> None:
         """To the first tier with room for all of it; if none has, the cache is dropped."""
         size_bytes = round(member.cached_tokens * self._server.kv_bytes_per_token)
         number = next((number for number, free in enumerate(self._free_bytes) if free >= size_bytes), None)
@@ -250,7 +250,7 @@ class PressedServer:
             self.work.offloaded_bytes += size_bytes
             self._copy(size_bytes, number)
 
-    def _fetch(self, member: Member) -> None:
+    def _fetch(self, member: BatchMember) -> None:
         assert member.held_in is not None
         self._free_bytes[member.held_in] += member.held_bytes
         self.work.fetched_bytes += member.held_bytes

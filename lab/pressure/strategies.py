@@ -20,7 +20,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
 
 
-class Newcomers(Enum):
+class AdmissionStrategy(Enum):
     """What becomes of a request for which there is no room."""
 
     REJECTED = "rejected"
@@ -29,7 +29,7 @@ class Newcomers(Enum):
     """It takes the room of those that came last before it."""
 
 
-class Displaced(Enum):
+class PreemptionStrategy(Enum):
     """What becomes of a request that loses its room in the middle of its answer."""
 
     NOBODY = "nobody"
@@ -43,17 +43,17 @@ class Displaced(Enum):
 @dataclass(frozen=True, slots=True)
 class Strategy:
     name: str
-    newcomers: Newcomers
-    displaced: Displaced
+    newcomers: AdmissionStrategy
+    displaced: PreemptionStrategy
 
 
 STRATEGIES: Final = (
-    Strategy("reject", Newcomers.REJECTED, Displaced.NOBODY),
-    Strategy("queue", Newcomers.WAIT, Displaced.NOBODY),
-    Strategy("evict", Newcomers.DISPLACE, Displaced.EVICTED),
-    Strategy("recompute", Newcomers.DISPLACE, Displaced.RECOMPUTED),
-    Strategy("offload", Newcomers.DISPLACE, Displaced.OFFLOADED),
-    Strategy("queue+recompute", Newcomers.WAIT, Displaced.RECOMPUTED),
+    Strategy("reject", AdmissionStrategy.REJECTED, PreemptionStrategy.NOBODY),
+    Strategy("queue", AdmissionStrategy.WAIT, PreemptionStrategy.NOBODY),
+    Strategy("evict", AdmissionStrategy.DISPLACE, PreemptionStrategy.EVICTED),
+    Strategy("recompute", AdmissionStrategy.DISPLACE, PreemptionStrategy.RECOMPUTED),
+    Strategy("offload", AdmissionStrategy.DISPLACE, PreemptionStrategy.OFFLOADED),
+    Strategy("queue+recompute", AdmissionStrategy.WAIT, PreemptionStrategy.RECOMPUTED),
 )
 """The last is a combination: what vLLM does unless told otherwise."""
 
@@ -77,7 +77,7 @@ class LowerTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServingModel:
     """What serves the users."""
 
     times: Times

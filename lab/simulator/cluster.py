@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from kvstore.lab.simulator.coupled import Chunked, CoupledServer, DecodeFirst, PrefillFirst
 from kvstore.lab.simulator.decode import DecodeLoop, DecodeServer, Gaps
-from kvstore.lab.simulator.job import EventQueue, Job
-from kvstore.lab.simulator.plan import BLOCK_TOKENS, Machine, Mode, Plan
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
+from kvstore.lab.simulator.plan import BLOCK_TOKENS, InstanceModel, Mode, SimulationPlan
 from kvstore.lab.simulator.prefill import LocalCache, PrefillServer
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance
@@ -27,17 +27,17 @@ Decoder: TypeAlias = DecodeServer | CoupledServer
 class Callbacks:
     """What the simulation does when a prefill is over (false: the job goes no further) and when a job is."""
 
-    on_prefilled: Callable[[Job], bool]
-    on_end: Callable[[Job], None]
+    on_prefilled: Callable[[SimulatedJob], bool]
+    on_end: Callable[[SimulatedJob], None]
 
 
-class Cluster(ABC):
+class SimulatedCluster(ABC):
     """Instances and one clock. `prompters` and `decoders` are the same ones where each does both."""
 
     prompters: Sequence[Prompter]
     decoders: Sequence[Decoder]
 
-    def __init__(self, plan: Plan, machine: Machine, events: EventQueue, callbacks: Callbacks) -> None:
+    def __init__(self, plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> None:
         self.index: PrefixIndex[Hashable] = PrefixIndex()
         self.gaps = Gaps()
         self.fetched_bytes = 0
@@ -48,7 +48,7 @@ class Cluster(ABC):
         self._callbacks = callbacks
 
     @abstractmethod
-    def start(self, job: Job, decision: Decision) -> None:
+    def start(self, job: SimulatedJob, decision: Decision) -> None:
         """Send it on its way."""
 
     @property
@@ -79,7 +79,7 @@ class Cluster(ABC):
         policy = make_policy(self._plan.policy, clock=lambda: self._events.now_s)
         return LocalCache(number, self._plan.cache_blocks, policy, self.index)
 
-    def _give(self, job: Job, decision: Decision) -> None:
+    def _give(self, job: SimulatedJob, decision: Decision) -> None:
         """To the instance that computes it, once the blocks it lacks are asked for."""
         now_s = self._events.now_s
         receiver = self.prompters[decision.prefill]
@@ -103,10 +103,10 @@ class Cluster(ABC):
         receiver.wake()
 
 
-class Disaggregated(Cluster):
+class Disaggregated(SimulatedCluster):
     """Prefill instances and decode instances; KV caches go from one to the other over the prefill instance's rails."""
 
-    def __init__(self, plan: Plan, machine: Machine, events: EventQueue, callbacks: Callbacks) -> None:
+    def __init__(self, plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> None:
         super().__init__(plan, machine, events, callbacks)
         self.prefill = [
             PrefillServer(machine, events, self._cache(number), on_start=self._started, on_end=self._prefilled)
@@ -116,17 +116,17 @@ class Disaggregated(Cluster):
         self.prompters, self.decoders = self.prefill, self.decode
         self._streams_end_s: dict[int, float] = {}
 
-    def start(self, job: Job, decision: Decision) -> None:
+    def start(self, job: SimulatedJob, decision: Decision) -> None:
         self.decode[decision.decode].promise(job)
         self._give(job, decision)
 
-    def _started(self, job: Job, end_s: float) -> None:
+    def _started(self, job: SimulatedJob, end_s: float) -> None:
         """Layer by layer the KV cache is sent while it is computed; the last layer only after it."""
         if self._plan.overlap and job.output_tokens > 1:
             last_s = self._cache_bytes(job) / self._machine.layers / self._machine.send_bytes_per_s
             self._streams_end_s[job.number] = max(self._send(job), end_s + last_s)
 
-    def _prefilled(self, job: Job) -> None:
+    def _prefilled(self, job: SimulatedJob) -> None:
         assert job.decision is not None
         server = self.decode[job.decision.decode]
         stream_end_s = self._streams_end_s.pop(job.number, 0.0)
@@ -141,20 +141,20 @@ class Disaggregated(Cluster):
             job.stream_s = stream_end_s - self._events.now_s
             self._events.at(stream_end_s, lambda: server.give(job))
 
-    def _send(self, job: Job) -> float:
+    def _send(self, job: SimulatedJob) -> float:
         assert job.decision is not None
         size_bytes = self._cache_bytes(job)
         self.streamed_bytes += size_bytes
         return self.prefill[job.decision.prefill].rails.send(size_bytes, now_s=self._events.now_s)
 
-    def _cache_bytes(self, job: Job) -> int:
+    def _cache_bytes(self, job: SimulatedJob) -> int:
         return job.request.input_tokens * self._machine.kv_bytes_per_token
 
 
-class Coupled(Cluster):
+class Coupled(SimulatedCluster):
     """Instances that do both: a prompt is decoded where it was computed, whatever decode instance was decided on."""
 
-    def __init__(self, plan: Plan, machine: Machine, events: EventQueue, callbacks: Callbacks) -> None:
+    def __init__(self, plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> None:
         super().__init__(plan, machine, events, callbacks)
         kind: Any = {Mode.PREFILL_FIRST: PrefillFirst, Mode.DECODE_FIRST: DecodeFirst, Mode.CHUNKED: Chunked}[plan.mode]
         more = {"chunk_tokens": plan.chunk_tokens} if plan.mode is Mode.CHUNKED else {}
@@ -164,10 +164,10 @@ class Coupled(Cluster):
         ]
         self.prompters = self.decoders = self.servers
 
-    def start(self, job: Job, decision: Decision) -> None:
+    def start(self, job: SimulatedJob, decision: Decision) -> None:
         self._give(job, decision)
 
 
-def make_cluster(plan: Plan, machine: Machine, events: EventQueue, callbacks: Callbacks) -> Cluster:
+def make_cluster(plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> SimulatedCluster:
     """As the plan's mode says."""
     return (Coupled if plan.mode.is_coupled else Disaggregated)(plan, machine, events, callbacks)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from kvstore.lab.simulator.decode import DecodeLoop, Gaps
-from kvstore.lab.simulator.job import EventQueue, Job
-from kvstore.lab.simulator.plan import Machine
-from kvstore.lab.simulator.prefill import LocalCache, Rails, count_prefill
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
+from kvstore.lab.simulator.plan import InstanceModel
+from kvstore.lab.simulator.prefill import LocalCache, NetworkQueue, count_prefill
 
 
 class CoupledServer(ABC):
@@ -23,16 +23,16 @@ class CoupledServer(ABC):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: InstanceModel,
         events: EventQueue,
         cache: LocalCache,
         gaps: Gaps,
         *,
-        on_prefilled: Callable[[Job], bool],
-        on_end: Callable[[Job], None],
+        on_prefilled: Callable[[SimulatedJob], bool],
+        on_end: Callable[[SimulatedJob], None],
     ) -> None:
         self.cache = cache
-        self.rails = Rails(machine.send_bytes_per_s)
+        self.rails = NetworkQueue(machine.send_bytes_per_s)
         self.loop = DecodeLoop(machine, events, gaps, self._stopped)
         self.busy_s = 0.0
         """Of prefills; those of decode steps are the loop's."""
@@ -42,7 +42,7 @@ class CoupledServer(ABC):
         self._events = events
         self._on_prefilled = on_prefilled
         self._on_end = on_end
-        self._queue: deque[Job] = deque()
+        self._queue: deque[SimulatedJob] = deque()
         self._free_s = 0.0
         """The moment a prefill last ended or the running one will."""
         self._is_computing = False
@@ -60,7 +60,7 @@ class CoupledServer(ABC):
     def context_tokens(self) -> int:
         return self.loop.context_tokens() + sum(job.request.input_tokens for job in self._queue)
 
-    def give(self, job: Job) -> None:
+    def give(self, job: SimulatedJob) -> None:
         """A prompt, with `ready_s` and `expected_prefill_s` filled in."""
         self._queue.append(job)
         self.wake()
@@ -77,13 +77,13 @@ class CoupledServer(ABC):
     def _next(self) -> None:
         """The GPUs are free: begin something, or stay idle until the next `wake`."""
 
-    def _stopped(self, ended: list[Job]) -> None:
+    def _stopped(self, ended: list[SimulatedJob]) -> None:
         """The decode loop is idle."""
         for job in ended:
             self._leave(job)
         self._next()
 
-    def _take(self) -> Job | None:
+    def _take(self) -> SimulatedJob | None:
         """The first prompt off the queue, its room reserved; None if it cannot begin now."""
         now_s = self._events.now_s
         if not self._queue or self._queue[0].ready_s > now_s:
@@ -108,7 +108,7 @@ class CoupledServer(ABC):
 
         self._events.at(self._free_s, end)
 
-    def _prefilled(self, job: Job) -> None:
+    def _prefilled(self, job: SimulatedJob) -> None:
         """It has its first token: it is decoded from now on, unless that was all or the simulation says no."""
         job.first_token_s = self._events.now_s
         self.cache.insert(job.request.keys, first=job.prefix_blocks)
@@ -120,7 +120,7 @@ class CoupledServer(ABC):
             job.finish_s = self._events.now_s
             self._leave(job)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: SimulatedJob) -> None:
         self.used_tokens -= job.cache_tokens
         self._on_end(job)
 
@@ -143,7 +143,7 @@ class PrefillFirst(CoupledServer):
         elif len(self.loop.batch):
             self.loop.run()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: SimulatedJob) -> None:
         self._prefilled(job)
         self._next()
 
@@ -167,7 +167,7 @@ class DecodeFirst(CoupledServer):
         if len(self.loop.batch):
             self.loop.run()
             return
-        taken: list[Job] = []
+        taken: list[SimulatedJob] = []
         while (job := self._take()) is not None:
             taken.append(job)
         if not taken:
@@ -178,7 +178,7 @@ class DecodeFirst(CoupledServer):
             self._count_flops(tokens=job.request.input_tokens, prefix_tokens=job.prefix_tokens)
         self._compute(duration_s, lambda: self._end(taken, duration_s))
 
-    def _end(self, taken: list[Job], duration_s: float) -> None:
+    def _end(self, taken: list[SimulatedJob], duration_s: float) -> None:
         """They have their first tokens together."""
         for job in taken:
             job.prefill_s = duration_s - job.load_s
@@ -195,18 +195,18 @@ class Chunked(CoupledServer):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: InstanceModel,
         events: EventQueue,
         cache: LocalCache,
         gaps: Gaps,
         *,
-        on_prefilled: Callable[[Job], bool],
-        on_end: Callable[[Job], None],
+        on_prefilled: Callable[[SimulatedJob], bool],
+        on_end: Callable[[SimulatedJob], None],
         chunk_tokens: int,
     ) -> None:
         super().__init__(machine, events, cache, gaps, on_prefilled=on_prefilled, on_end=on_end)
         self._chunk_tokens = chunk_tokens
-        self._job: Job | None = None
+        self._job: SimulatedJob | None = None
         self._began_s = 0.0
         self._done_tokens = 0
 
@@ -233,7 +233,7 @@ class Chunked(CoupledServer):
         self._began_s, self._done_tokens = self._events.now_s, job.prefix_tokens
         return job.load_s
 
-    def _run_chunk(self, job: Job, load_s: float) -> None:
+    def _run_chunk(self, job: SimulatedJob, load_s: float) -> None:
         prefix = self._done_tokens
         tokens = min(self._chunk_tokens, job.request.input_tokens - prefix)
         self._count_flops(tokens=prefix + tokens, prefix_tokens=prefix)
@@ -249,7 +249,7 @@ class Chunked(CoupledServer):
         self._free_s = self._events.now_s + together_s
         self.loop.run_step(together_s, decode_share_s=together_s - alone_s)
 
-    def _stopped(self, ended: list[Job]) -> None:
+    def _stopped(self, ended: list[SimulatedJob]) -> None:
         self._end_chunk()
         super()._stopped(ended)
 

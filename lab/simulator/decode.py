@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeVar
 
-from kvstore.lab.simulator.job import Event, EventQueue, Job
-from kvstore.lab.simulator.plan import Machine
+from kvstore.lab.simulator.job import EventQueue, SimulatedEvent, SimulatedJob
+from kvstore.lab.simulator.plan import InstanceModel
 from kvstore.scheduler.estimators.interface import DecodeTime
 from kvstore.scheduler.running_batch import RunningBatch
 
@@ -66,7 +66,7 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FastForward:
     """`steps` decode steps; step k of them takes first_s + k * growth_s."""
 
     steps: int
@@ -94,14 +94,14 @@ class Stretch:
         return steps
 
 
-def next_stretch(batch: RunningBatch[T], times: DecodeTime) -> Stretch:
+def next_stretch(batch: RunningBatch[T], times: DecodeTime) -> FastForward:
     """The steps until the first sequence ends, or fewer where the time of a step is not affine over so many."""
     size, context, steps = len(batch), batch.context_tokens, batch.steps_to_next_end
     first_s = times.tbt_s(size, context)
     while True:
         last_s = times.tbt_s(size, context + (steps - 1) * size)
         if steps <= MAX_BENT_STEPS or _is_affine(times, size, context, steps, first_s, last_s):
-            return Stretch(steps, first_s, (last_s - first_s) / (steps - 1) if steps > 1 else 0.0)
+            return FastForward(steps, first_s, (last_s - first_s) / (steps - 1) if steps > 1 else 0.0)
         steps //= 2
 
 
@@ -114,27 +114,27 @@ def _is_affine(times: DecodeTime, size: int, context: int, steps: int, first_s: 
 class DecodeLoop:
     """Runs one stretch at a time and then calls `on_stop` with the jobs that ended, while it is idle again."""
 
-    def __init__(self, machine: Machine, events: EventQueue, gaps: Gaps, on_stop: Callable[[list[Job]], None]) -> None:
-        self.batch: RunningBatch[Job] = RunningBatch()
+    def __init__(self, machine: InstanceModel, events: EventQueue, gaps: Gaps, on_stop: Callable[[list[SimulatedJob]], None]) -> None:
+        self.batch: RunningBatch[SimulatedJob] = RunningBatch()
         self.busy_s = 0.0
         self.flops = 0.0
         self._machine = machine
         self._events = events
         self._gaps = gaps
         self._on_stop = on_stop
-        self._joined: list[Job] = []
-        self._stretch: Stretch | None = None
+        self._joined: list[SimulatedJob] = []
+        self._stretch: FastForward | None = None
         self._began_s = 0.0
         self._stopped_s = 0.0
         self._steps = 0
         self._share = 1.0
-        self._end: Event | None = None
+        self._end: SimulatedEvent | None = None
 
     @property
     def is_running(self) -> bool:
         return self._stretch is not None
 
-    def join(self, job: Job) -> None:
+    def join(self, job: SimulatedJob) -> None:
         """It has its first token and takes part from the next step on. Only while idle."""
         assert not self.is_running
         self.batch.join(job, context_tokens=job.request.input_tokens + 1, steps=job.output_tokens - 1)
@@ -146,7 +146,7 @@ class DecodeLoop:
 
     def run_step(self, duration_s: float, *, decode_share_s: float) -> None:
         """Begin one step of another length, of which `decode_share_s` is the decoding's."""
-        self._begin(Stretch(1, duration_s, 0.0), share=decode_share_s / duration_s)
+        self._begin(FastForward(1, duration_s, 0.0), share=decode_share_s / duration_s)
 
     def cut(self) -> None:
         """Stop after the step that runs now. Nothing if none runs."""
@@ -164,7 +164,7 @@ class DecodeLoop:
         done = self._stretch.steps_after(self._events.now_s - self._began_s) - 1
         return self.batch.context_tokens + done * len(self.batch)
 
-    def _begin(self, stretch: Stretch, *, share: float = 1.0) -> None:
+    def _begin(self, stretch: FastForward, *, share: float = 1.0) -> None:
         assert not self.is_running
         self._stretch, self._steps, self._began_s, self._share = stretch, stretch.steps, self._events.now_s, share
         self._end = self._events.at(self._began_s + stretch.duration_s(stretch.steps), self._finish)
@@ -183,7 +183,7 @@ class DecodeLoop:
             job.finish_s = self._events.now_s
         self._on_stop(ended)
 
-    def _count_gaps(self, stretch: Stretch, steps: int, size: int, duration_s: float) -> None:
+    def _count_gaps(self, stretch: FastForward, steps: int, size: int, duration_s: float) -> None:
         """Those who joined waited since their first token, the others since the last stretch's end."""
         for job in self._joined:
             self._gaps.add(self._began_s + stretch.first_s - job.first_token_s, 1)
@@ -196,13 +196,13 @@ class DecodeLoop:
 class DecodeServer:
     """First come, first served into the batch; joining and leaving takes place between two steps."""
 
-    def __init__(self, machine: Machine, events: EventQueue, gaps: Gaps, on_end: Callable[[Job], None]) -> None:
+    def __init__(self, machine: InstanceModel, events: EventQueue, gaps: Gaps, on_end: Callable[[SimulatedJob], None]) -> None:
         self.loop = DecodeLoop(machine, events, gaps, self._go_on)
         self.used_tokens = 0
         """KV cache that is taken or reserved by the sequences of the batch."""
         self._capacity_tokens = machine.capacity_tokens
         self._on_end = on_end
-        self._queue: deque[Job] = deque()
+        self._queue: deque[SimulatedJob] = deque()
         self._promised = 0
         self._coming_tokens = 0
         """Of the prompts that are promised or wait."""
@@ -216,17 +216,17 @@ class DecodeServer:
         """Of all of these, now."""
         return self.loop.context_tokens() + self._coming_tokens
 
-    def promise(self, job: Job) -> None:
+    def promise(self, job: SimulatedJob) -> None:
         """It will be given, or broken off."""
         self._promised += 1
         self._coming_tokens += job.request.input_tokens
 
-    def break_off(self, job: Job) -> None:
+    def break_off(self, job: SimulatedJob) -> None:
         """It will not come after all."""
         self._promised -= 1
         self._coming_tokens -= job.request.input_tokens
 
-    def give(self, job: Job) -> None:
+    def give(self, job: SimulatedJob) -> None:
         """Its KV cache has arrived."""
         self._promised -= 1
         self._queue.append(job)
@@ -235,7 +235,7 @@ class DecodeServer:
         else:
             self._go_on([])
 
-    def _go_on(self, ended: list[Job]) -> None:
+    def _go_on(self, ended: list[SimulatedJob]) -> None:
         for job in ended:
             self.used_tokens -= job.cache_tokens
             self._on_end(job)

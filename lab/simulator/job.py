@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kvstore.scheduler.admission import PoolLoad
-from kvstore.scheduler.request import Decision, Rejection, Request
+from kvstore.scheduler.request import Decision, Rejection, ScheduleRequest
 
 Action: TypeAlias = Callable[[], None]
 NEWEST_SHARE: Final = 0.02
@@ -14,12 +14,12 @@ NEWEST_SHARE: Final = 0.02
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedJob:
     """Stages add up: arrival_s + schedule_s + queue_s + fetch_s + load_s + prefill_s = first_token_s, and + stream_s + decode_s =
     finish_s."""
 
     number: int
-    request: Request
+    request: ScheduleRequest
     arrival_s: float
     output_tokens: int
     """As they turn out: at least 1."""
@@ -67,7 +67,7 @@ class Job:
         self.queue_s = now_s - self.queued_s - self.fetch_s
 
 
-class Event:
+class SimulatedEvent:
     """One action at one time; cancelled, it never happens."""
 
     __slots__ = ("action", "at_s")
@@ -86,13 +86,13 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Event]] = []
+        self._heap: list[tuple[float, int, SimulatedEvent]] = []
         self._asked = 0
 
-    def at(self, at_s: float, action: Action) -> Event:
+    def at(self, at_s: float, action: Action) -> SimulatedEvent:
         """`action` will be called at `at_s`, not before now."""
         assert at_s >= self.now_s, (at_s, self.now_s)
-        event = Event(at_s, action)
+        event = SimulatedEvent(at_s, action)
         self._asked += 1
         heapq.heappush(self._heap, (at_s, self._asked, event))
         return event
@@ -107,7 +107,7 @@ class EventQueue:
                 event.action()
 
 
-class Pools:
+class InstancePools:
     """Each job is taken, then decoded, then ended; or rejected in between."""
 
     def __init__(self, *, decode_instances: int) -> None:
@@ -129,20 +129,20 @@ class Pools:
             context_tokens=self._context_tokens / decoded if decoded else 0.0,
         )
 
-    def taken(self, job: Job, *, prefill_end_s: float) -> None:
+    def taken(self, job: SimulatedJob, *, prefill_end_s: float) -> None:
         """Its first token is expected at that moment."""
         self._prefill_ends_s[job.number] = prefill_end_s
 
-    def prefilled(self, job: Job) -> None:
+    def prefilled(self, job: SimulatedJob) -> None:
         """Its prefill is over; nothing follows unless `decoded` does."""
         del self._prefill_ends_s[job.number]
 
-    def decoded(self, job: Job, *, now_s: float) -> None:
+    def decoded(self, job: SimulatedJob, *, now_s: float) -> None:
         """From now on."""
         self._decode_begun_s[job.number] = now_s
         self._context_tokens += job.request.input_tokens
 
-    def ended(self, job: Job, *, now_s: float) -> None:
+    def ended(self, job: SimulatedJob, *, now_s: float) -> None:
         """Its last token came now."""
         lasted_s = now_s - self._decode_begun_s.pop(job.number)
         self._context_tokens -= job.request.input_tokens

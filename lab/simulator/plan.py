@@ -36,7 +36,7 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SimulationPlan:
     """A cluster and its load. Raises InvalidArgument for what cannot be simulated."""
 
     mode: Mode = Mode.DISAGGREGATED
@@ -93,7 +93,7 @@ class InstanceTimes(PrefillTime, DecodeTime, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class InstanceModel:
     """One instance: a group of GPUs with one copy of the model. Raises ConfigError where the model does not fit, InvalidArgument for a
     bandwidth that is none."""
 

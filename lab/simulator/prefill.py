@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
-from kvstore.lab.simulator.job import EventQueue, Job
-from kvstore.lab.simulator.plan import Machine
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
+from kvstore.lab.simulator.plan import InstanceModel
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.tiers.policies.interface import EvictionPolicy
 
@@ -56,7 +56,7 @@ class LocalCache:
         self._index.remove(self._instance, (victim,))
 
 
-class Rails:
+class NetworkQueue:
     """The sending side of an instance's network. The receiver is taken to be as fast: a prompt has one receiver, a hot block many."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -78,23 +78,23 @@ class PrefillServer:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: InstanceModel,
         events: EventQueue,
         cache: LocalCache,
         *,
-        on_start: Callable[[Job, float], None],
-        on_end: Callable[[Job], None],
+        on_start: Callable[[SimulatedJob, float], None],
+        on_end: Callable[[SimulatedJob], None],
     ) -> None:
         self.cache = cache
-        self.rails = Rails(machine.send_bytes_per_s)
+        self.rails = NetworkQueue(machine.send_bytes_per_s)
         self.busy_s = 0.0
         self.flops = 0.0
         self._machine = machine
         self._events = events
         self._on_start = on_start
         self._on_end = on_end
-        self._queue: deque[Job] = deque()
-        self._running: Job | None = None
+        self._queue: deque[SimulatedJob] = deque()
+        self._running: SimulatedJob | None = None
         self._free_s = 0.0
         """The moment the last prefill ended or the running one will."""
         self._all_done_s = 0.0
@@ -104,7 +104,7 @@ class PrefillServer:
         """Expected seconds until it could start on something new."""
         return max(0.0, self._all_done_s - self._events.now_s)
 
-    def give(self, job: Job) -> None:
+    def give(self, job: SimulatedJob) -> None:
         """A prompt, with `ready_s` and `expected_prefill_s` filled in."""
         self._queue.append(job)
         self._all_done_s = max(self._all_done_s, job.ready_s) + job.expected_prefill_s
@@ -116,7 +116,7 @@ class PrefillServer:
         if self._running is None and self._queue and self._queue[0].ready_s <= now_s:
             self._begin(self._queue.popleft(), now_s)
 
-    def _begin(self, job: Job, now_s: float) -> None:
+    def _begin(self, job: SimulatedJob, now_s: float) -> None:
         job.begin_prefill(head_s=self._free_s, now_s=now_s)
         self._running = job
         duration_s = count_prefill(job, self._machine, self.cache)
@@ -143,7 +143,7 @@ class PrefillServer:
         self._all_done_s = done_s
 
 
-def count_prefill(job: Job, machine: Machine, cache: LocalCache) -> float:
+def count_prefill(job: SimulatedJob, machine: InstanceModel, cache: LocalCache) -> float:
     """What a prefill that begins now takes, by the prefix that is there now; the job's prefix and stages are filled in."""
     request = job.request
     job.prefix_blocks = cache.match(request.keys)

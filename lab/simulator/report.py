@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvstore.lab.simulator.cluster import Cluster
+from kvstore.lab.simulator.cluster import SimulatedCluster
 from kvstore.lab.simulator.decode import Gaps
-from kvstore.lab.simulator.job import Job
-from kvstore.lab.simulator.plan import Machine, Plan
+from kvstore.lab.simulator.job import SimulatedJob
+from kvstore.lab.simulator.plan import InstanceModel, SimulationPlan
 
 STAGES: Final = ("schedule", "queue", "transfer", "load cache", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DurationSummary:
     """Mean and percentiles of a duration, in seconds; all 0 where nothing was measured."""
 
     mean_s: float
@@ -24,12 +24,12 @@ class Spread:
     p99_s: float
 
     @classmethod
-    def of(cls, gaps: Gaps) -> "Spread":
+    def of(cls, gaps: Gaps) -> "DurationSummary":
         return cls(gaps.mean_s, *gaps.percentiles_s((0.5, 0.9, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SimulationSample:
     """The load of both pools at one moment: means over their instances."""
 
     at_s: float
@@ -40,7 +40,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SimulationReport:
     """One simulation. Counts are of requests unless their name says otherwise; ratios are shares of 1."""
 
     requests: int
@@ -51,10 +51,10 @@ class Report:
     """Of those that were rejected after their prefill."""
     duration_s: float
     """From the first request to the last token or rejection."""
-    ttft: Spread
-    tbt: Spread
+    ttft: DurationSummary
+    tbt: DurationSummary
     """Over all tokens but first ones: the time since the token before."""
-    token: Spread
+    token: DurationSummary
     """Over requests: their mean time between tokens."""
     in_time: int
     """Finished with their TTFT and their mean time between tokens within the SLO."""
@@ -78,7 +78,7 @@ class Report:
     prefill_utilisation: float
     """Share of the time that the instances spend so."""
     decode_utilisation: float
-    samples: Sequence[Sample]
+    samples: Sequence[SimulationSample]
     ttft_points: Sequence[tuple[float, float]]
     """(seconds, share of requests not above), for a curve."""
     tbt_points: Sequence[tuple[float, float]]
@@ -93,8 +93,13 @@ class Report:
 
 
 def make_report(
-    plan: Plan, machine: Machine, cluster: Cluster, jobs: Sequence[Job], samples: Sequence[Sample], duration_s: float
-) -> Report:
+    plan: SimulationPlan,
+    machine: InstanceModel,
+    cluster: SimulatedCluster,
+    jobs: Sequence[SimulatedJob],
+    samples: Sequence[SimulationSample],
+    duration_s: float,
+) -> SimulationReport:
     """Of jobs that are all finished or rejected."""
     done = [job for job in jobs if job.rejection is None]
     computed = [job for job in jobs if job.first_token_s]
@@ -104,15 +109,15 @@ def make_report(
         token.add(job.tokens_s, 1 if job.output_tokens > 1 else 0)
     in_time = sum(job.ttft_s <= plan.slo.ttft_s and job.tokens_s <= plan.slo.tbt_s for job in done)
     seconds = duration_s or math.inf
-    return Report(
+    return SimulationReport(
         requests=len(jobs),
         finished=len(done),
         rejected=dict(Counter(job.rejection.reason.value for job in jobs if job.rejection is not None)),
         wasted_prefills=len(computed) - len(done),
         duration_s=duration_s,
-        ttft=Spread.of(ttft),
-        tbt=Spread.of(cluster.gaps),
-        token=Spread.of(token),
+        ttft=DurationSummary.of(ttft),
+        tbt=DurationSummary.of(cluster.gaps),
+        token=DurationSummary.of(token),
         in_time=in_time,
         goodput_per_s=in_time / seconds,
         output_tokens_per_s=sum(job.output_tokens for job in done) / seconds,
@@ -129,7 +134,7 @@ def make_report(
     )
 
 
-def _stages(done: Sequence[Job]) -> dict[str, float]:
+def _stages(done: Sequence[SimulatedJob]) -> dict[str, float]:
     """Means, in the order of STAGES."""
     sums = dict.fromkeys(STAGES, 0.0)
     for job in done:
@@ -139,7 +144,7 @@ def _stages(done: Sequence[Job]) -> dict[str, float]:
     return {name: _ratio(total_s, len(done)) for name, total_s in sums.items()}
 
 
-def _use(machine: Machine, cluster: Cluster, seconds: float) -> dict[str, float]:
+def _use(machine: InstanceModel, cluster: SimulatedCluster, seconds: float) -> dict[str, float]:
     prefill_s, decode_s = (sum(part.busy_s for part in pool) for pool in (cluster.prompters, cluster.loops))
     prefill_flops, decode_flops = (sum(part.flops for part in pool) for pool in (cluster.prompters, cluster.loops))
     return {

@@ -15,16 +15,16 @@ from typing import Final
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.simulator.cluster import Callbacks, make_cluster
-from kvstore.lab.simulator.job import EventQueue, Job, Pools
-from kvstore.lab.simulator.plan import BLOCK_TOKENS, Machine, Plan
-from kvstore.lab.simulator.report import Report, Sample, make_report
+from kvstore.lab.simulator.job import EventQueue, InstancePools, SimulatedJob
+from kvstore.lab.simulator.plan import BLOCK_TOKENS, InstanceModel, SimulationPlan
+from kvstore.lab.simulator.report import SimulationReport, SimulationSample, make_report
 from kvstore.protocol.errors import ConfigError, TraceError
-from kvstore.scheduler.admission import ADMISSIONS, Admission, make_admission
+from kvstore.scheduler.admission import ADMISSIONS, AdmissionPolicy, make_admission
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel, find_gpu
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
-from kvstore.scheduler.request import Decision, Reason, Rejection, Request, Slo
+from kvstore.scheduler.request import Decision, Reason, Rejection, ScheduleRequest, Slo
 
 MAX_SAMPLES: Final = 4096
 """Of the load: where more would be needed every second one is dropped, and the interval doubled. A trace may have pauses of years."""
@@ -39,31 +39,31 @@ class Simulation:
 
     def __init__(
         self,
-        plan: Plan,
-        machine: Machine,
+        plan: SimulationPlan,
+        machine: InstanceModel,
         dispatcher: Dispatcher,
-        admission: Admission,
+        admission: AdmissionPolicy,
         *,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_progress` is called once for each request that is finished or rejected."""
         self.events = EventQueue()
         self.cluster = make_cluster(plan, machine, self.events, Callbacks(self._prefilled, self._ended))
-        self.jobs: list[Job] = []
+        self.jobs: list[SimulatedJob] = []
         self._plan = plan
         self._machine = machine
         self._dispatcher = dispatcher
         self._admission = admission
         self._on_progress = on_progress
-        self._pools = Pools(decode_instances=len(self.cluster.decoders))
-        self._samples: list[Sample] = []
+        self._pools = InstancePools(decode_instances=len(self.cluster.decoders))
+        self._samples: list[SimulationSample] = []
         self._sample_s = plan.sample_s
         self._begin_ms = 0.0
         self._open = 0
         self._end_s = 0.0
         self._arrivals: Iterator[TraceRequest] = iter(())
 
-    def run(self, requests: Iterable[TraceRequest]) -> Report:
+    def run(self, requests: Iterable[TraceRequest]) -> SimulationReport:
         """Raises TraceError for a request that is earlier than the one before it, and whatever `requests` raises."""
         self._arrivals = iter(requests)
         self._expect_next()
@@ -80,24 +80,24 @@ class Simulation:
         arrival_s = (found.timestamp_ms - self._begin_ms) / 1000 / self._plan.rate
         if self.jobs and arrival_s < self.jobs[-1].arrival_s:
             raise TraceError(f"request {len(self.jobs) + 1} is earlier than the one before it: sort the trace by timestamp")
-        request = Request(
+        request = ScheduleRequest(
             keys=found.hash_ids,
             input_tokens=max(1, found.input_length),
             block_tokens=BLOCK_TOKENS,
             output_tokens=max(1, found.output_length),
             slo=self._plan.enforced,
         )
-        job = Job(len(self.jobs), request, arrival_s, request.output_tokens)
+        job = SimulatedJob(len(self.jobs), request, arrival_s, request.output_tokens)
         self.jobs.append(job)
         self._open += 1
         self.events.at(arrival_s, lambda: self._arrive(job))
 
-    def _arrive(self, job: Job) -> None:
+    def _arrive(self, job: SimulatedJob) -> None:
         job.schedule_s = self._plan.decision_s
         self.events.at(job.arrival_s + job.schedule_s, lambda: self._decide(job))
         self._expect_next()
 
-    def _decide(self, job: Job) -> None:
+    def _decide(self, job: SimulatedJob) -> None:
         found = self._choose(job)
         if isinstance(found, Rejection):
             self._reject(job, found)
@@ -105,7 +105,7 @@ class Simulation:
         self._pools.taken(job, prefill_end_s=self.events.now_s + found.ttft_s)
         self.cluster.start(job, found)
 
-    def _choose(self, job: Job) -> Decision | Rejection:
+    def _choose(self, job: SimulatedJob) -> Decision | Rejection:
         """As a live scheduler: the dispatcher, then the admission policy."""
         capacity = self._machine.capacity_tokens
         if job.cache_tokens > capacity:
@@ -117,7 +117,7 @@ class Simulation:
         load = self._pools.load(self.events.now_s)
         return self._admission.on_arrival(load, self._plan.slo, ttft_s=found.ttft_s) or found
 
-    def _prefilled(self, job: Job) -> bool:
+    def _prefilled(self, job: SimulatedJob) -> bool:
         """Whether it may go on to be decoded."""
         self._pools.prefilled(job)
         rejection = self._admission.on_decode(self._pools.load(self.events.now_s), self._plan.slo)
@@ -127,12 +127,12 @@ class Simulation:
         self._pools.decoded(job, now_s=self.events.now_s)
         return True
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: SimulatedJob) -> None:
         job.decode_s = job.finish_s - job.first_token_s - job.stream_s
         self._pools.ended(job, now_s=self.events.now_s)
         self._close()
 
-    def _reject(self, job: Job, rejection: Rejection) -> None:
+    def _reject(self, job: SimulatedJob, rejection: Rejection) -> None:
         job.rejection = rejection
         self._close()
 
@@ -149,7 +149,7 @@ class Simulation:
         batches = [(len(loop.batch), loop.context_tokens()) for loop in self.cluster.loops]
         steps_s = [self._machine.tbt_s(size, context) if size else 0.0 for size, context in batches]
         self._samples.append(
-            Sample(
+            SimulationSample(
                 self.events.now_s,
                 sum(waits) / len(waits),
                 sum(steps_s) / len(steps_s),
@@ -165,7 +165,7 @@ class Simulation:
 class Scenario:
     """Everything a simulation needs but the trace."""
 
-    plan: Plan = Plan()
+    plan: SimulationPlan = SimulationPlan()
     """`enforced` follows from `admission`."""
     model: str = "llama2-70b"
     gpu: str = "A800"
@@ -184,11 +184,11 @@ class Scenario:
     """Share of an SLO that the admission policy lets a pool be loaded to."""
     seed: int = 0
 
-    def machine(self) -> Machine:
+    def machine(self) -> InstanceModel:
         """One instance. Raises ConfigError for an unknown model or GPU, or a model that does not fit."""
         model, gpu = find_model(self.model), find_gpu(self.gpu)
         times = AnalyticModel(model, gpu, gpus=self.gpus, mfu=self.mfu, hbm_efficiency=self.hbm_efficiency)
-        return Machine(
+        return InstanceModel(
             times=times,
             layers=model.layers,
             kv_bytes_per_token=model.kv_bytes_per_token,
@@ -210,6 +210,6 @@ class Scenario:
         plan = replace(self.plan, enforced=self.plan.slo if is_by_slo else Slo())
         return Simulation(plan, machine, dispatcher, admission, on_progress=on_progress)
 
-    def run(self, requests: Iterable[TraceRequest], *, on_progress: Callable[[], None] = lambda: None) -> Report:
+    def run(self, requests: Iterable[TraceRequest], *, on_progress: Callable[[], None] = lambda: None) -> SimulationReport:
         """Simulate. Raises as `simulation` does, and TraceError for a trace that is not in order of time."""
         return self.simulation(on_progress=on_progress).run(requests)

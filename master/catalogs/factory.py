@@ -63,7 +63,7 @@ def _etcd(
 ) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
-    from kvstore.master.catalogs.etcd.maintenance import Bounds
+    from kvstore.master.catalogs.etcd.maintenance import MaintenanceLimits
 
     place, _mark, query = rest.partition("?")
     hosts, slash, path = place.partition("/")
@@ -78,7 +78,7 @@ def _etcd(
         partitions=partitions,
         access=_access(query, files),
         timing=EtcdTiming(lease_ttl_s),
-        bounds=Bounds(*bounds),
+        bounds=MaintenanceLimits(*bounds),
     )
 
 

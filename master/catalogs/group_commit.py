@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from kvstore.master.catalogs.interface import BlockPuts, Catalog, Change, Done, Op, Written
+from kvstore.master.catalogs.interface import BlockPuts, Catalog, Change, CommitStats, Done, Op
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
 from kvstore.rpc.reactor import Reactor
 from kvstore.telemetry.metrics.histogram import Histogram
@@ -145,9 +145,9 @@ class GroupCommit(Generic[Owned]):
             return "ok" if took_s < SLOW_COMMIT_S else f"a commit has been under way for {took_s:.1f} s ({len(self._queue)} wait behind it)"
         return f"{self._trouble} ({len(self._queue)} commits wait behind it)"
 
-    def written(self, size_bytes: int) -> Written:
+    def written(self, size_bytes: int) -> CommitStats:
         """`size_bytes` is what the place takes."""
-        return Written(self._durations.counts(), len(self._queue), size_bytes)
+        return CommitStats(self._durations.counts(), len(self._queue), size_bytes)
 
     def close(self) -> None:
         """Take no more batches, try once more what waits, fail the rest with Closed, and join the thread. A second call is a no-op."""

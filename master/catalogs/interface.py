@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from kvstore.protocol.errors import ConfigError, KVStoreError
-from kvstore.telemetry.metrics.histogram import Counts, Histogram
+from kvstore.telemetry.metrics.histogram import Histogram, HistogramSnapshot
 
 IDENTITY_BYTES: Final = 8
 """Random bytes of an identity, in hexadecimal digits: two catalogs of one cluster are as good as never the same."""
@@ -64,7 +64,7 @@ class Candidate(NamedTuple):
     address: str
 
 
-class Contact(NamedTuple):
+class MasterContact(NamedTuple):
     """How a master is asked by its fellows: where its control plane is (HOST:PORT), and the key that it asks them for
     (security/authenticator.py)."""
 
@@ -72,14 +72,14 @@ class Contact(NamedTuple):
     key: str = ""
 
 
-class Fellow(NamedTuple):
+class PeerMaster(NamedTuple):
     """Another master of the cluster that lives."""
 
     name: str
-    contact: Contact
+    contact: MasterContact
 
 
-class Owner(NamedTuple):
+class CatalogOwner(NamedTuple):
     """Who owns the catalog: a Candidate, and the epoch it was elected with."""
 
     name: str
@@ -102,7 +102,7 @@ class Follower(Protocol):
     def take(self, changes: Sequence[Change]) -> None:
         """In their order; deletions of what is not there do nothing."""
 
-    def owned_by(self, owner: Owner | None) -> None:
+    def owned_by(self, owner: CatalogOwner | None) -> None:
         """Somebody else (or nobody) owns the catalog from now on. Also said once after the first listing."""
 
     def elected(self, epoch: int) -> None:
@@ -116,17 +116,17 @@ class Follower(Protocol):
         """
 
 
-class Written(NamedTuple):
+class CommitStats(NamedTuple):
     """How long groups of commits took until they were durable, how many batches wait now, and how many bytes the place takes, 0 where that
     is not known."""
 
-    durations: Counts
+    durations: HistogramSnapshot
     waiting: int = 0
     size_bytes: int = 0
 
 
-NO_FELLOWS: Final[Mapping[str, Fellow]] = MappingProxyType({})
-NOTHING_WRITTEN: Final = Written(Histogram().counts())
+NO_FELLOWS: Final[Mapping[str, PeerMaster]] = MappingProxyType({})
+NOTHING_WRITTEN: Final = CommitStats(Histogram().counts())
 
 
 def check_partitions(place: str, made_of: int, wanted: int) -> None:
@@ -144,7 +144,7 @@ class Catalog(ABC):
     scheme: ClassVar[str]
     wait_s: Callable[[], float] = staticmethod(lambda: 0.0)
     """How long to leave the catalog to other masters when nobody owns it; asked in the catalog's own thread. To be set before `follow`."""
-    contact: Contact = Contact()
+    contact: MasterContact = MasterContact()
     """How this master is asked, for the others. To be set before `follow`."""
 
     @property
@@ -154,7 +154,7 @@ class Catalog(ABC):
         return frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, Fellow]:
+    def fellows(self) -> Mapping[str, PeerMaster]:
         """The other masters that live, by the address of their frames, as far as is known; none where there can be no other, and of a
         catalog that is not the first partition's. Any thread may ask."""
         return NO_FELLOWS
@@ -207,7 +207,7 @@ class Catalog(ABC):
         return ""
 
     @property
-    def written(self) -> "Written":
+    def written(self) -> "CommitStats":
         """What was written so far, and what waits."""
         return NOTHING_WRITTEN
 

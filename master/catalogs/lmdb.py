@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import lmdb
 
 from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Op, Written, check_partitions
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, CommitStats, Done, Follower, Op, check_partitions
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
-from kvstore.master.catalogs.segments.merger import Merging
+from kvstore.master.catalogs.segments.merger import SegmentMerger
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from kvstore.protocol.partitions import SHARDS
 
@@ -53,7 +53,7 @@ class _Environment:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ownership:
     log: SegmentLog
-    merging: Merging
+    merging: SegmentMerger
 
 
 class LmdbCatalog(Catalog):
@@ -120,7 +120,7 @@ class LmdbCatalog(Catalog):
         return self._committer.health
 
     @property
-    def written(self) -> Written:
+    def written(self) -> CommitStats:
         try:
             size_bytes = os.stat(self._folder / "data.mdb").st_size
         except OSError:
@@ -188,7 +188,7 @@ class LmdbCatalog(Catalog):
                 else:
                     follower.take([Op(key.removeprefix(RECORDS), value)])
             follower.owned_by(None)
-            self._committer.admit(_Ownership(segments, Merging(segments, self)))
+            self._committer.admit(_Ownership(segments, SegmentMerger(segments, self)))
             follower.elected(self._epoch)
         except Corrupt as damage:
             follower.deposed(damage)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from kvstore.master.directory.placement.copies import Pace
+from kvstore.master.directory.placement.copies import CopyLimits
 from kvstore.master.directory.writes.record_policy import ALL
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class DirectoryTiming:
     """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, a measured rate
     counts, and the replicas of a dead node are waited for before others are made."""
 
@@ -20,7 +20,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class HotCopyLimits:
     """How reads of a hot block are spread: over `copies` nodes besides its own at most (0: not at all), one for each `reads_per_s` by
     which hosts without a copy read it."""
 
@@ -29,18 +29,18 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DirectoryLimits:
     """How long things last. Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet
     published, what drains have under way, the share of its capacity that a node keeps free where others spill to it (0: nothing is
     spilled), and how reads of hot blocks are spread."""
 
-    timing: Timing = field(default_factory=Timing)
+    timing: DirectoryTiming = field(default_factory=DirectoryTiming)
     nodes: int = 1024
     absent_nodes: int = 1024
     kept_removals: int = 100_000
     reservations: int = 1 << 20
-    pace: Pace = field(default_factory=Pace)
+    pace: CopyLimits = field(default_factory=CopyLimits)
     spill_free_share: float = 0.0
-    spread: Spread = field(default_factory=Spread)
+    spread: HotCopyLimits = field(default_factory=HotCopyLimits)
     recorded: str = ALL
     """Which blocks have a record: see record_policy.py."""

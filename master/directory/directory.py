@@ -15,37 +15,37 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.directory_parts import DirectoryParts
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.directory.index.inventory_comparison import Comparison
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.directory.index.inventory_comparison import DigestComparison
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.limits.pins import Pins
-from kvstore.master.directory.limits.quotas import OperatorQuotas, Share, unshared
-from kvstore.master.directory.membership.members import Member, Membership, NodeInfo
-from kvstore.master.directory.membership.node_load import Rates
-from kvstore.master.directory.membership.reads import Heat, LastReads
-from kvstore.master.directory.placement.drains import Draining
+from kvstore.master.directory.limits.quotas import OperatorQuotas, TenantShare, unshared
+from kvstore.master.directory.membership.members import Membership, NodeInfo, NodeMember
+from kvstore.master.directory.membership.node_load import NodeRates
+from kvstore.master.directory.membership.reads import BlockHeat, LastReads
+from kvstore.master.directory.placement.drains import NodeDrains
 from kvstore.master.directory.placement.hot_copies import HotBlock, HotCopies
-from kvstore.master.directory.placement.last_replica import LastCopies
+from kvstore.master.directory.placement.last_replica import LastReplicas
 from kvstore.master.directory.placement.placement import place
-from kvstore.master.directory.placement.replica_targets import Targets
-from kvstore.master.directory.placement.replication import Replication
-from kvstore.master.directory.placement.spilled_blocks import Guest, Spilling
+from kvstore.master.directory.placement.replica_targets import ReplicaTargets
+from kvstore.master.directory.placement.replication import ReplicaPlanner
+from kvstore.master.directory.placement.spilled_blocks import SpilledBlock, SpilledBlocks
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, DrainRecord, NodeRecord, PinRecord, StoppedRecord
 from kvstore.master.directory.weights import WeightsTable
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
-from kvstore.master.directory.writes.block_events import Effects, Plan, Publishing
-from kvstore.master.directory.writes.record_policy import Recording
-from kvstore.master.directory.writes.removals import Removals, Removing
-from kvstore.master.directory.writes.reservations import Claiming, Reservations
+from kvstore.master.directory.writes.block_events import BlockEventWriter, PublishEffects, PublishPlan
+from kvstore.master.directory.writes.record_policy import RecordPolicy
+from kvstore.master.directory.writes.removals import BlockRemover, RemovedKeys
+from kvstore.master.directory.writes.reservations import DirectoryReservations, PutClaims
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, MAX_SLOW, PRESENT
 from kvstore.protocol.node_states import SYNCING
 from kvstore.security.quotas.quota import RESERVATIONS
@@ -58,7 +58,7 @@ GENERATIONS_AHEAD: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class DirectoryCounts:
     """Blocks that can be read now, puts granted and not yet published, pinned keys."""
 
     blocks: int
@@ -72,13 +72,13 @@ class Directory:
     def __init__(
         self,
         master_epoch: int,
-        followed: Followed,
-        limits: Limits,
+        followed: FollowedRecords,
+        limits: DirectoryLimits,
         *,
         wall_ns: int,
         now_ns: int,
         rng: random.Random,
-        share_of: Callable[[str, int], Share | None] = unshared,
+        share_of: Callable[[str, int], TenantShare | None] = unshared,
     ) -> None:
         """The directory of `followed`, which is its own from now on. No node lives until it registers.
 
@@ -90,7 +90,7 @@ class Directory:
         self._share_of = share_of
         self._tenants, self._rows = followed.tenants, followed.rows
         granted = max(wall_ns, followed.granted_generation)
-        self._reservations = Reservations(
+        self._reservations = DirectoryReservations(
             ttl_ns=_ns(self._timing.reserve_ttl_s),
             last_generation=max(granted, followed.last_generation),
             limit=limits.reservations,
@@ -99,33 +99,35 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self.recording = Recording(self._rows, limits.recorded)
+        self.recording = RecordPolicy(self._rows, limits.recorded)
         parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.recording, master_epoch)
-        self._publishing = Publishing(parts, self._reservations)
-        self.replication = Replication(parts)
-        self.draining = Draining(parts, self.replication, limits.pace)
-        self.targets = Targets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
-        guests: OrderedDict[tuple[str, bytes], Guest] = OrderedDict()
+        self._publishing = BlockEventWriter(parts, self._reservations)
+        self.replication = ReplicaPlanner(parts)
+        self.draining = NodeDrains(parts, self.replication, limits.pace)
+        self.targets = ReplicaTargets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
+        guests: OrderedDict[tuple[str, bytes], SpilledBlock] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_copies = LastCopies(parts, guests, hot)
-        self.spilling = Spilling(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
-        self.heat = Heat()
+        self.last_copies = LastReplicas(parts, guests, hot)
+        self.spilling = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
+        self.heat = BlockHeat()
         self.hot_copies = HotCopies(parts, self.replication, self.heat, hot, limits.pace, spread=limits.spread, rng=rng)
-        self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
+        self._removals = RemovedKeys(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
         """Of all partitions, at the owner of the first."""
         self.weights = WeightsTable(followed.each(WeightsRecord), followed.each(NamespaceRecord), now_ns=now_ns, wall_ns=wall_ns)
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
-        self.queries = Queries(self._rows, self._tenants)
-        self.claiming = Claiming(parts, self._reservations)
+        self.queries = DirectoryQueries(self._rows, self._tenants)
+        self.claiming = PutClaims(parts, self._reservations)
         self.pins = Pins(parts, self.queries, share_of=share_of, wall_ns=wall_ns, now_ns=now_ns)
-        self.removing = Removing(parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals)
+        self.removing = BlockRemover(
+            parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals
+        )
         self._sweep_row = 0
         self._remember(followed, now_ns)
 
-    def _remember(self, followed: Followed, now_ns: int) -> None:
+    def _remember(self, followed: FollowedRecords, now_ns: int) -> None:
         if followed.strangers is not None:
             self.members.remember_strangers(followed.strangers)
         for record in followed.each(NodeRecord):
@@ -157,7 +159,7 @@ class Directory:
 
     def register(
         self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
-    ) -> tuple[Member, list[Op]]:
+    ) -> tuple[NodeMember, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
         known = self.members.named(info.name)
         was_stopping = known is not None and known.is_stopping
@@ -173,7 +175,7 @@ class Directory:
             ops.append(records.delete_stopped(info.name))
         return node, ops + records.put_description(info.name, description, former)
 
-    def forget(self, name: str) -> tuple[Member, list[Op]]:
+    def forget(self, name: str) -> tuple[NodeMember, list[Op]]:
         """The dead node `name` is known no more: it, and operations. Call `floors_written` when they are durable.
 
         Should it ever return, it is a new node, and must drop what it had. Raises InvalidArgument: no node has the name, or it is alive.
@@ -222,7 +224,7 @@ class Directory:
     def measured(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
         """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.members.check(node_id, epoch)
-        node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
+        node.rates = NodeRates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
     def carried(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
         """What the NICs of the node's host have carried. Raises StaleEpoch, InvalidArgument."""
@@ -239,7 +241,7 @@ class Directory:
             self._set_live()
         return has_died
 
-    def tick(self, now_ns: int) -> list[Member]:
+    def tick(self, now_ns: int) -> list[NodeMember]:
         """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""
         self._reservations.expire(self._tenants, now_ns)
         self.replication.expire(now_ns)
@@ -281,7 +283,7 @@ class Directory:
         local_node: int = 0,
         avoid: int = 0,
         now_ns: int,
-    ) -> Grants:
+    ) -> ReserveReply:
         """Who may write, and where. The second of a repeated key is BUSY, and so is a block that no inventory has named yet: PRESENT is a
         promise, and a node may have lost the block while its link was broken.
 
@@ -309,29 +311,29 @@ class Directory:
                 raise Unavailable(f"no node is registered that could take the blocks: {drained} of {len(members)} drained")
             share = self._share_of(tenant, RESERVATIONS)
             self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, share)
-        return Grants(bytes(statuses), nodes, generations)
+        return ReserveReply(bytes(statuses), nodes, generations)
 
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
         """These reservations are over; those of other generations stay."""
         for key, generation in zip(keys, generations, strict=True):
             self._reservations.end(self._tenants.asked(tenant), key, generation)
 
-    def plan_publish(self, node_id: int, message: Publish) -> Plan:
+    def plan_publish(self, node_id: int, message: Publish) -> PublishPlan:
         """See Publishing.plan. Give the plan's operations to the catalog, and the plan to `apply` once they are durable."""
         return self._publishing.plan(node_id, message)
 
-    def compare(self, node_id: int, epoch: int) -> Comparison:
+    def compare(self, node_id: int, epoch: int) -> DigestComparison:
         """Of the node's inventory, which it has begun under this registration. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if node.state != SYNCING:
             raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has ended")
-        return Comparison(self._parts, node)
+        return DigestComparison(self._parts, node)
 
-    def paid(self, plan: Plan) -> None:
+    def paid(self, plan: PublishPlan) -> None:
         """See Publishing.paid."""
         self._publishing.paid(plan)
 
-    def apply(self, plan: Plan) -> Effects:
+    def apply(self, plan: PublishPlan) -> PublishEffects:
         """See Publishing.apply."""
         return self._publishing.apply(plan)
 
@@ -339,9 +341,9 @@ class Directory:
         """Blocks thought to be at the node."""
         return self._rows.sets.blocks_at(node_id)
 
-    def counts(self) -> Counts:
+    def counts(self) -> DirectoryCounts:
         reserved, pinned = sum(len(tenant.reserved) for tenant in self._tenants), sum(len(tenant.pins) for tenant in self._tenants)
-        return Counts(self._rows.sets.live_blocks(), reserved, pinned)
+        return DirectoryCounts(self._rows.sets.live_blocks(), reserved, pinned)
 
     def given(self) -> dict[str, tuple[int, int]]:
         """Of each tenant that has any: its pins and reservations."""
@@ -378,9 +380,9 @@ class Directory:
         nodes: "array[int]",
         generations: "array[int]",
         local_node: int,
-        candidates: Sequence[Member],
+        candidates: Sequence[NodeMember],
         now_ns: int,
-        share: Share | None,
+        share: TenantShare | None,
     ) -> None:
         """Place and reserve the `wanted` keys (key to index) and fill their columns."""
         wanted_sizes = [sizes[index] for index in wanted.values()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.membership.members import Membership
-from kvstore.master.directory.writes.record_policy import Recording
+from kvstore.master.directory.writes.record_policy import RecordPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,5 +15,5 @@ class DirectoryParts:
     rows: Rows
     tenants: Tenants
     members: Membership
-    recording: Recording
+    recording: RecordPolicy
     master_epoch: int

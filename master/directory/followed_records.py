@@ -19,12 +19,12 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
+    GuestsRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
     RemovedRecord,
     StoppedRecord,
-    StrangersRecord,
     TargetRecord,
 )
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
@@ -36,13 +36,13 @@ KEPT: Final = (NodeRecord, DrainRecord, StoppedRecord, PinRecord, QuotaRecord, W
 """Kept as they are until a directory stands on them; of pins those that have an end, by the wall clock: others are in Tenant.pins."""
 
 
-class Followed:
+class FollowedRecords:
     """The records of one catalog. `Directory` takes it over, and it must not be used after that. Not thread-safe."""
 
     def __init__(self) -> None:
         self.tenants = Tenants()
         self.rows = Rows(self.tenants)
-        self.strangers: StrangersRecord | None = None
+        self.strangers: GuestsRecord | None = None
         self.last_generation = 0
         """No version that was ever recorded or removed is newer."""
         self.granted_generation = 0
@@ -112,7 +112,7 @@ class Followed:
             self._limits = None if isinstance(record, QuotaRecord) else self._limits
         elif isinstance(record, DescriptionPart):
             self._parts.setdefault(record.name, {})[key] = record
-        elif isinstance(record, StrangersRecord):
+        elif isinstance(record, GuestsRecord):
             self.strangers = record
         elif isinstance(record, GrantedRecord):
             self.granted_generation = record.generation

@@ -77,7 +77,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangersRecord:
+class GuestsRecord:
     """What holds for nodes that are not known: their floor. `last_node_id` was given to a node, which may have been forgotten."""
 
     floor: int
@@ -295,7 +295,7 @@ def _limits(value: bytes) -> NamedLimits:
 
 Record = (
     NodeRecord
-    | StrangersRecord
+    | GuestsRecord
     | GrantedRecord
     | DescriptionPart
     | DrainRecord
@@ -318,7 +318,7 @@ def decode(key: bytes, value: bytes) -> Record:
         if key[:1] == b"n":
             return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
         if key == b"f":
-            return StrangersRecord(*_STRANGERS.unpack(value))
+            return GuestsRecord(*_STRANGERS.unpack(value))
         if key == b"e":
             return GrantedRecord(*_GENERATION.unpack(value))
         if key[:1] == b"d":

@@ -59,21 +59,21 @@ class KnownNamespace(NamedTuple):
     form: bytes
 
 
-class Retired(NamedTuple):
+class RetiredNamespaces(NamedTuple):
     """Namespaces of retired weights, as blocks name them, by tenant. `version` differs where they do; it is never 0."""
 
     version: int
     namespaces: Mapping[str, tuple[str, ...]]
 
 
-NONE_RETIRED: Final = Retired(1, {})
+NONE_RETIRED: Final = RetiredNamespaces(1, {})
 
 _Reported = Mapping[bytes, KnownNamespace]
 """Namespaces of one version by id."""
 
 
 @dataclass(slots=True)
-class Row:
+class VersionRow:
     """A version in the table. `users` are live; `last_users` are the live ones, or those of the last use."""
 
     began_ms: int
@@ -100,7 +100,7 @@ class WeightsTable:
     ) -> None:
         """The table as its records have it. Engines that used a version count as live for one lease: they report to this master soon."""
         self._wall_offset_ns = wall_ns - now_ns
-        self.rows: dict[WeightsVersion, Row] = {}
+        self.rows: dict[WeightsVersion, VersionRow] = {}
         self.namespaces: dict[tuple[str, bytes], KnownNamespace] = {}
         """By tenant and id."""
         self._look_ns = now_ns
@@ -109,7 +109,7 @@ class WeightsTable:
         self._retired: set[WeightsVersion] = set()
         self.retired = NONE_RETIRED
         for record in recorded:
-            self.rows[record.key] = Row(record.began_ms, record.used_ms, record.is_retired, last_users=record.users)
+            self.rows[record.key] = VersionRow(record.began_ms, record.used_ms, record.is_retired, last_users=record.users)
             if record.is_in_use:
                 self._restore(record, now_ns)
         by_digest = {form.digest(key): key for key in self.rows}
@@ -184,7 +184,7 @@ class WeightsTable:
         """Whether blocks of the version are evicted first."""
         return key in self._retired
 
-    def used_age_s(self, row: Row, now_ns: int) -> float:
+    def used_age_s(self, row: VersionRow, now_ns: int) -> float:
         """Seconds since the last report of it."""
         return max(0, self._ms(now_ns) - row.used_ms) / 1000
 
@@ -207,7 +207,7 @@ class WeightsTable:
         row = self.rows.get(key)
         is_new = row is None
         if row is None:
-            row = self.rows[key] = Row(now_ms, now_ms)
+            row = self.rows[key] = VersionRow(now_ms, now_ms)
         begins = engine not in row.users
         if begins:
             if not row.users:
@@ -263,8 +263,8 @@ class WeightsTable:
         if not versions and not namespaces:
             return []
         of_tenant = sum(key.weights.tenant == tenant for key in self.rows) if versions else 0
-        mine = _Room(of_tenant + versions - MAX_OF_TENANT, 0)
-        all_of = _Room(len(self.rows) + versions - MAX_VERSIONS, len(self.namespaces) + namespaces - MAX_NAMESPACES)
+        mine = _WeightsLimits(of_tenant + versions - MAX_OF_TENANT, 0)
+        all_of = _WeightsLimits(len(self.rows) + versions - MAX_VERSIONS, len(self.namespaces) + namespaces - MAX_NAMESPACES)
         chosen: list[WeightsVersion] = []
         unused = sorted((row.used_ms, key) for key, row in self.rows.items() if not row.users and key not in wanted)
         for is_own in (True, False):  # another tenant's go only where its own do not suffice
@@ -297,19 +297,21 @@ class WeightsTable:
                 found.setdefault(key.weights.tenant, []).extend(id.hex() for id in ids)
         namespaces = {tenant: tuple(sorted(ids)) for tenant, ids in sorted(found.items())}
         if namespaces != self.retired.namespaces:
-            self.retired = Retired(xxhash.xxh3_64_intdigest(repr(namespaces).encode()) or 1, namespaces) if namespaces else NONE_RETIRED
+            self.retired = (
+                RetiredNamespaces(xxhash.xxh3_64_intdigest(repr(namespaces).encode()) or 1, namespaces) if namespaces else NONE_RETIRED
+            )
 
     def _ms(self, now_ns: int) -> int:
         return (now_ns + self._wall_offset_ns) // 1_000_000
 
-    def of(self, tenant: str | None) -> Iterator[tuple[WeightsVersion, Row]]:
+    def of(self, tenant: str | None) -> Iterator[tuple[WeightsVersion, VersionRow]]:
         """Versions of a tenant, or of all (None), the one that came into use last first."""
         rows = sorted(self.rows.items(), key=lambda item: (-item[1].began_ms, item[0]))
         return ((key, row) for key, row in rows if tenant is None or key.weights.tenant == tenant)
 
 
 @dataclass(slots=True)
-class _Room:
+class _WeightsLimits:
     """How many versions and namespaces are too many; not more than 0: none."""
 
     versions: int

@@ -10,13 +10,24 @@ import numpy as np
 from kvstore.kvcache.explained import layout
 from kvstore.kvcache.namespace import Namespace
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.index.contents import LIVE, Columns, Held, Indexes, Reads, Usage, copied, joined, segments, usage
+from kvstore.master.directory.index.contents import (
+    LIVE,
+    BlockUsage,
+    ContentsColumns,
+    Indexes,
+    Reads,
+    TierUsage,
+    copied,
+    joined,
+    segments,
+    usage,
+)
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.weights import KnownNamespace, WeightsTable, named
-from kvstore.master.leadership.role_manager import Standing
+from kvstore.master.leadership.role_manager import RoleManager
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.partitions import split
 
@@ -31,21 +42,21 @@ MAX_SEGMENTS: Final = 2000
 """A message of 200 kB."""
 
 
-InLoop = Callable[[Callable[[], Any]], Any]
+CallInLoop = Callable[[Callable[[], Any]], Any]
 """Has a function called in the loop's thread; its result."""
 
 
-class Table(NamedTuple):
+class PartitionContents(NamedTuple):
     """What this master knows of the blocks of one partition."""
 
     rows: Rows
     tenants: Tenants
-    queries: Queries
+    queries: DirectoryQueries
 
 
 def contents(
-    in_loop: InLoop,
-    standings: Sequence[Standing],
+    in_loop: CallInLoop,
+    standings: Sequence[RoleManager],
     tenant: str | None,
     request: pb.ContentsRequest,
     *,
@@ -84,21 +95,23 @@ def contents(
     )
 
 
-def _known(standings: Sequence[Standing]) -> tuple[Directory, list[Table]]:
+def _known(standings: Sequence[RoleManager]) -> tuple[Directory, list[PartitionContents]]:
     directory = standings[0].answering().directory
     live = [node.node_id for node in directory.members.live()] if len(standings) > 1 else []
-    return directory, [Table(*standing.columns(live), standing.queries(live)) for standing in standings]
+    return directory, [PartitionContents(*standing.columns(live), standing.queries(live)) for standing in standings]
 
 
-def _copied(in_loop: InLoop, table: Table) -> Columns:
+def _copied(in_loop: CallInLoop, table: PartitionContents) -> ContentsColumns:
     slices = copied(table.rows, table.tenants, slice_rows=SLICE_ROWS)
-    columns: Columns | None = None
+    columns: ContentsColumns | None = None
     while columns is None:
         columns = in_loop(lambda: next(slices))
     return columns
 
 
-def _links(in_loop: InLoop, tables: Sequence[Table], parts: Sequence[Columns], tenant: str) -> list[tuple[Indexes, Indexes]]:
+def _links(
+    in_loop: CallInLoop, tables: Sequence[PartitionContents], parts: Sequence[ContentsColumns], tenant: str
+) -> list[tuple[Indexes, Indexes]]:
     """Of each partition the rows that stand for parents of other partitions, and which these are, by their places in all tables."""
     begins = np.cumsum([0, *(len(part.sizes) for part in parts)])
     links = []
@@ -115,7 +128,13 @@ def _links(in_loop: InLoop, tables: Sequence[Table], parts: Sequence[Columns], t
 
 
 def _elsewhere(
-    tables: Sequence[Table], table: Table, tenant: str, rows: Indexes, own: Indexes, begins: Any, parts: Sequence[Columns]
+    tables: Sequence[PartitionContents],
+    table: PartitionContents,
+    tenant: str,
+    rows: Indexes,
+    own: Indexes,
+    begins: Any,
+    parts: Sequence[ContentsColumns],
 ) -> Indexes:
     """The places of the blocks that these rows of a table stand for; their own where they are nowhere."""
     found, keys = own.copy(), [table.rows.keys[row] for row in rows.tolist()]
@@ -128,9 +147,9 @@ def _elsewhere(
 
 
 def _reads(
-    in_loop: InLoop,
+    in_loop: CallInLoop,
     directory: Directory,
-    tables: Sequence[Table],
+    tables: Sequence[PartitionContents],
     begins: Sequence[int],
     tenant: str,
     count: int,
@@ -168,7 +187,7 @@ def _layout(form: bytes) -> str:
 
 
 def _namespaces(
-    directory: Directory, used: Sequence[Usage], tenant: str | None, now_ns: int
+    directory: Directory, used: Sequence[BlockUsage], tenant: str | None, now_ns: int
 ) -> tuple[list[pb.NamespaceUsage], list[bytes]]:
     """What namespaces hold, with what engines and nodes told of them; then those that hold nothing and that engines use. Beside each its
     canonical form, b"" where none was reported."""
@@ -201,6 +220,6 @@ def _explain(one: pb.NamespaceUsage, known: KnownNamespace | None, table: Weight
         one.is_used, one.is_retired = bool(row.users), table.is_retired(key)
 
 
-def _held(held: Held) -> pb.Held:
+def _held(held: TierUsage) -> pb.Held:
     hbm, dram, nvme, _unknown = held.tiers
     return pb.Held(blocks=held.blocks, bytes=held.size_bytes, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=nvme)

@@ -14,23 +14,23 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from kvstore.master.audit_trail import Change
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
-from kvstore.master.directory.bounds import Limits, Spread, Timing
+from kvstore.master.directory.bounds import DirectoryLimits, DirectoryTiming, HotCopyLimits
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.directory.index.queries import Prefixes
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.directory.index.queries import PrefixMatches
 from kvstore.master.directory.limits.quotas import share_of
 from kvstore.master.directory.membership.members import NodeInfo
-from kvstore.master.directory.placement.copies import Pace
+from kvstore.master.directory.placement.copies import CopyLimits
 from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.leadership.status_messages import node_status, retired_message
-from kvstore.master.scheduling.scheduler import Scheduling
-from kvstore.master.server.frames_service import FramesService, Reachable
+from kvstore.master.scheduling.scheduler import ClusterScheduler
+from kvstore.master.server.frames_service import FramesService, MasterContactInfo
 from kvstore.master.server.node_frames import log_end
 from kvstore.master.server.owner_parts import MasterParts
-from kvstore.master.server.recovery_barrier import Arrivals
-from kvstore.master.server.time_slices import Turns
+from kvstore.master.server.recovery_barrier import RecoveryBarrier
+from kvstore.master.server.time_slices import TimeSlicer
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.partitions import partition_of
@@ -60,7 +60,7 @@ MAX_TENANTS: Final = 1000
 log = logging.getLogger("kvstore.master")
 
 
-class MasterSeen(NamedTuple):
+class LastMaster(NamedTuple):
     """The master that a node was registered with last: its catalog's identity ("": none yet) and its epoch."""
 
     catalog: str
@@ -76,31 +76,31 @@ def _share(limit: int, count: int) -> int:
     return -(-limit // count)
 
 
-class PlaceInCluster(Protocol):
+class ClusterPosition(Protocol):
     """The partition of an owner among the others of the cluster, which this master owns or follows."""
 
     @property
     def partition(self) -> int: ...
 
-    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
         """Of a prompt, over all partitions."""
 
     def blocks_elsewhere(self, node_id: int) -> int:
         """Blocks of the node in partitions but the first, which names nodes; 0 for other owners than that of the first."""
 
 
-class Leading:
+class LeaderRole:
     """See the module."""
 
     def __init__(
         self,
         master: MasterParts,
         catalog: Catalog,
-        place: PlaceInCluster,
-        reachable: Reachable,
+        place: ClusterPosition,
+        reachable: MasterContactInfo,
         *,
         epoch: int,
-        followed: Followed,
+        followed: FollowedRecords,
         wall_ns: int,
     ) -> None:
         """The owner of the partition in epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
@@ -118,8 +118,8 @@ class Leading:
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
-        limits = Limits(
-            timing=Timing(
+        limits = DirectoryLimits(
+            timing=DirectoryTiming(
                 settings.reserve_ttl_s,
                 settings.node_ttl_s,
                 settings.slow_start_s,
@@ -131,9 +131,9 @@ class Leading:
             absent_nodes=MAX_ABSENT_NODES,
             kept_removals=_share(settings.max_kept_removals, count),
             reservations=_share(settings.max_reservations, count),
-            pace=Pace(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SWEEP_ROWS),
+            pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SWEEP_ROWS),
             spill_free_share=settings.spill_free_share if settings.spill else 0.0,
-            spread=Spread(settings.hot_copies, settings.hot_reads_per_s),
+            spread=HotCopyLimits(settings.hot_copies, settings.hot_reads_per_s),
             recorded=settings.records,
         )
         if count > 1:
@@ -150,12 +150,12 @@ class Leading:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
-        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
+        self._arrivals = RecoveryBarrier(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
         self.frames = FramesService(
             master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
-        self.scheduling = Scheduling(
+        self.scheduling = ClusterScheduler(
             settings,
             self.directory,
             replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
@@ -214,7 +214,7 @@ class Leading:
         self,
         info: NodeInfo,
         tiers: Sequence[pb.TierStatus],
-        seen: MasterSeen,
+        seen: LastMaster,
         description: Description,
         quotas_version: int = 0,
         retired_version: int = 0,
@@ -415,8 +415,8 @@ class Leading:
             self._committer.commit([op for entry in entries for op in self.directory.audit.add(entry)])
         return not self._is_ended
 
-    def _turns(self) -> Turns:
-        return Turns(self._reactor.call_soon, lambda: not self._is_ended)
+    def _turns(self) -> TimeSlicer:
+        return TimeSlicer(self._reactor.call_soon, lambda: not self._is_ended)
 
     def _audited(self, begin: Callable[[Then[T]], None], change: Change, outcome: Callable[[T], Change] | None = None) -> "Future[T]":
         """As `_promise`; the audit trail gets the change once its result is known. `outcome` completes it with that result."""

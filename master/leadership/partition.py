@@ -10,22 +10,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Follower, Owner
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.leadership.leader import Leading
-from kvstore.master.leadership.role_manager import Role, Standing
-from kvstore.master.server.frames_service import Reachable
+from kvstore.master.catalogs.interface import Candidate, Catalog, CatalogOwner, Change, Follower
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.leadership.leader import LeaderRole
+from kvstore.master.leadership.role_manager import MasterRole, RoleManager
+from kvstore.master.server.frames_service import MasterContactInfo
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.server.partition_router import StandbyFrames
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Handler
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 
 log = logging.getLogger("kvstore.master")
 
 
-class Relay:
+class EventLoopBridge:
     """A catalog's Follower, which has another one called in the loop's thread. `close` belongs to that thread."""
 
     def __init__(self, reactor: Reactor, follower: Follower, *, on_failure: Callable[[KVStoreError], None]) -> None:
@@ -44,7 +44,7 @@ class Relay:
     def take(self, changes: Sequence[Change]) -> None:
         self._carry(lambda: self._follower.take(changes))
 
-    def owned_by(self, owner: Owner | None) -> None:
+    def owned_by(self, owner: CatalogOwner | None) -> None:
         self._carry(lambda: self._follower.owned_by(owner))
 
     def elected(self, epoch: int) -> None:
@@ -85,7 +85,7 @@ class Relay:
 class PartitionHost(Protocol):
     """The master that a partition is of. All is called in its loop."""
 
-    def lead(self, partition: "Partition", epoch: int, followed: Followed) -> Leading:
+    def lead(self, partition: "Partition", epoch: int, followed: FollowedRecords) -> LeaderRole:
         """Make the owner of an epoch, on what was followed."""
 
     def changed(self, partition: "Partition") -> None:
@@ -103,12 +103,12 @@ class Partition:
         self.catalog = catalog
         self._me = me
         what = "the catalog" if master.settings.partitions == 1 else f"partition {index} of the catalog"
-        self.standing = Standing(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
-        self._relay = Relay(master.reactor, self.standing, on_failure=host.failed)
+        self.standing = RoleManager(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
+        self._relay = EventLoopBridge(master.reactor, self.standing, on_failure=host.failed)
         self._standby: StandbyFrames | None = None
         self.was_owner = False
 
-    def follow(self, reachable: Reachable, guard: Guard) -> None:
+    def follow(self, reachable: MasterContactInfo, guard: Authenticator) -> None:
         """Stand for election. While this master is not the owner, who comes is told who is, and how this one is reached."""
         self._standby = StandbyFrames(lambda: self.standing.owner, reachable, guard)
         self.catalog.follow(self._me, self._relay)
@@ -117,12 +117,12 @@ class Partition:
     def handler(self) -> Handler:
         """Who serves its frames now."""
         assert self._standby is not None
-        return self._standby if self.standing.role is Role.FOLLOWING else self.standing.answering().frames
+        return self._standby if self.standing.role is MasterRole.FOLLOWING else self.standing.answering().frames
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> CatalogOwner | None:
         """Who owns it, as far as this master knows."""
-        if self.standing.role is Role.OWNER:
-            return Owner(*self._me, self.standing.leading().epoch)
+        if self.standing.role is MasterRole.OWNER:
+            return CatalogOwner(*self._me, self.standing.leading().epoch)
         return self.standing.owner
 
     def stop(self, why: KVStoreError) -> None:

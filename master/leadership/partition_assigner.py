@@ -21,7 +21,7 @@ MAX_TURNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RebalanceTiming:
     """How long who lives, and what a master owns, must have been the same before anything moves for it, what is between two partitions that
     a master gives up, and how long each master in a partition's order leaves it to the one before when nobody owns it."""
 
@@ -53,10 +53,10 @@ def order(living: Collection[str], partition: int) -> list[str]:
     return sorted(living, key=lambda master: (xxhash.xxh3_64_intdigest(f"{partition} {master}".encode()), master))
 
 
-class Sharing:
+class PartitionAssigner:
     """One master's part of it. `wait_s` may be called from any thread; the rest is for one."""
 
-    def __init__(self, me: str, count: int, patience: Patience) -> None:
+    def __init__(self, me: str, count: int, patience: RebalanceTiming) -> None:
         self._me = me
         self._count = count
         self._settle_ns, self._pause_ns = int(patience.settle_s * 1e9), int(patience.pause_s * 1e9)

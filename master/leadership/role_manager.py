@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from kvstore.master.catalogs.interface import Change, Owner
+from kvstore.master.catalogs.interface import CatalogOwner, Change
 from kvstore.master.directory.audit_log import AuditLog
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.leadership.leader import Leading
+from kvstore.master.leadership.leader import LeaderRole
 from kvstore.master.server.partition_router import refusal
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
 from kvstore.security.quotas.limits import NamedLimits
@@ -28,17 +28,17 @@ log = logging.getLogger("kvstore.master")
 IS_CUT_OFF: Final = "this master is cut off from its catalog, so nothing can be changed: `kvstore status` says why"
 
 
-class Role(enum.StrEnum):
+class MasterRole(enum.StrEnum):
     OWNER = "owner"
     FOLLOWING = "following"
     CUT_OFF = "cut off"
 
 
-class Standing:
+class RoleManager:
     """A catalog's Follower, called in the loop's thread (partition.py)."""
 
     def __init__(
-        self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None], what: str = "the catalog"
+        self, address: str, lead: Callable[[int, FollowedRecords], LeaderRole], *, on_change: Callable[[], None], what: str = "the catalog"
     ) -> None:
         """`lead` makes the owner of an epoch on the records followed so far. `on_change` is called at each change of the role, and of the
         owner that is followed. An owner at this master's own `address` is the one that died in this place, and nobody."""
@@ -47,31 +47,31 @@ class Standing:
         """What is owned, for the log."""
         self._lead = lead
         self._on_change = on_change
-        self._followed = Followed()
+        self._followed = FollowedRecords()
         self._former: Mapping[str, NamedLimits] | None = None
         """Operators' limits as they were known before the catalog is listed anew, until it has been: else nobody had a limit meanwhile."""
-        self._leading: Leading | None = None
+        self._leading: LeaderRole | None = None
         self._is_open = False
         """What it may grant is durable: it serves."""
         self._is_cut_off = False
         self._linked_nodes = 0
         """When it was cut off."""
-        self.owner: Owner | None = None
+        self.owner: CatalogOwner | None = None
         """Whom this master follows; None for nobody, and while it is the owner itself."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> MasterRole:
         if not self._is_open:
-            return Role.FOLLOWING
-        return Role.CUT_OFF if self._is_cut_off else Role.OWNER
+            return MasterRole.FOLLOWING
+        return MasterRole.CUT_OFF if self._is_cut_off else MasterRole.OWNER
 
-    def leading(self) -> Leading:
+    def leading(self) -> LeaderRole:
         """The owner that this master is. Raises Unavailable, which names the one to ask instead."""
         if self._is_cut_off:
             raise Unavailable(IS_CUT_OFF)
         return self.answering()
 
-    def answering(self) -> Leading:
+    def answering(self) -> LeaderRole:
         """The owner that this master is, or was last as far as it knows: for questions. Raises Unavailable."""
         if self._leading is None or not self._is_open:
             raise refusal(self.owner)
@@ -91,9 +91,9 @@ class Standing:
         """The audit trail, as the catalog has it; complete in partition 0 only."""
         return self._followed.audit if self._leading is None else self._leading.directory.audit
 
-    def queries(self, live: Iterable[int]) -> Queries:
+    def queries(self, live: Iterable[int]) -> DirectoryQueries:
         """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""
-        return Queries(*self.columns(live)) if self._leading is None else self._leading.directory.queries
+        return DirectoryQueries(*self.columns(live)) if self._leading is None else self._leading.directory.queries
 
     def columns(self, live: Iterable[int]) -> tuple[Rows, Tenants]:
         """As `queries`, of the tables themselves."""
@@ -117,7 +117,7 @@ class Standing:
             self._stand_by()
             self._on_change()
 
-    def _is_left(self, leading: Leading) -> bool:
+    def _is_left(self, leading: LeaderRole) -> bool:
         """Whether most nodes have closed their links, as they do once another master owns the catalog. A dead node's closes, too."""
         return 2 * (self._linked_nodes - leading.linked_nodes()) > self._linked_nodes
 
@@ -128,7 +128,7 @@ class Standing:
     def take(self, changes: Sequence[Change]) -> None:
         self._followed.take(changes)
 
-    def owned_by(self, owner: Owner | None) -> None:
+    def owned_by(self, owner: CatalogOwner | None) -> None:
         if owner is not None and owner.address == self._address:
             owner = None
         self.owner, self._former = owner, None
@@ -179,7 +179,7 @@ class Standing:
         """Nothing is known of the catalog, but for limits."""
         had_led, self._former = self._leading is not None, self._limits()
         self._leading, self._is_open, self._is_cut_off = None, False, False
-        self.owner, self._followed = None, Followed()
+        self.owner, self._followed = None, FollowedRecords()
         if had_led:
             gc.unfreeze()  # it may have been made before the daemon froze what it had (rpc/daemon.py)
             gc.collect()  # its parts refer to one another: else there would be two tables until the collector comes by

@@ -4,16 +4,16 @@ import dataclasses
 from functools import lru_cache
 from typing import Final
 
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.drains import Progress
-from kvstore.master.directory.weights import Retired, WeightsTable, is_private
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.drains import DrainProgress
+from kvstore.master.directory.weights import RetiredNamespaces, WeightsTable, is_private
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ProtocolError
 from kvstore.security.identity import Identity
 from kvstore.transfer.description import unpack_engine
 
 
-def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) -> pb.NodeStatus:
+def node_status(node: NodeMember, blocks: int, drain: DrainProgress | None, now_ns: int) -> pb.NodeStatus:
     """What `kvstore status` shows of a node."""
     return pb.NodeStatus(
         node_id=node.node_id,
@@ -44,7 +44,7 @@ def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) 
     )
 
 
-def node_topology(node: Member, now_ns: int) -> pb.NodeTopology:
+def node_topology(node: NodeMember, now_ns: int) -> pb.NodeTopology:
     """A node's host, and what its NICs have carried as of its last heartbeat."""
     age_s = (now_ns - node.heartbeat_ns) / 1e9 if node.heartbeat_ns else 0.0
     return pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology, links=node.links, links_age_s=age_s)
@@ -64,7 +64,7 @@ PART_ROWS: Final = 256
 """Rows of a message: 2 MiB where each is as long as it may be."""
 
 
-def retired_message(retired: Retired) -> pb.Retired:
+def retired_message(retired: RetiredNamespaces) -> pb.Retired:
     tenants = [pb.RetiredOfTenant(tenant=tenant, namespaces=found) for tenant, found in retired.namespaces.items()]
     return pb.Retired(version=retired.version, tenants=tenants)
 

@@ -30,7 +30,7 @@ _TOLD: Final = -1
 NO_LIMIT_TOKENS: Final = 1 << 62
 
 
-class Promise(NamedTuple):
+class PromisedWork(NamedTuple):
     """A request that was sent to an instance, should come in at `at_ns`, and counts as lost at `expires_ns`.
 
     To prefill it is worth `prefill_ns`, to decode `context_tokens`.
@@ -57,7 +57,7 @@ class Instance(ABC):
         self.reported_ns = now_ns
         self.scheduled = 0
         """Requests sent to it since it joined."""
-        self._promised: dict[int, Promise] = {}
+        self._promised: dict[int, PromisedWork] = {}
         self._next_expiry_ns = math.inf
         self._recount()
 
@@ -71,7 +71,7 @@ class Instance(ABC):
         """Seconds of prefill that they are worth."""
         return sum(promise.prefill_ns for promise in self._promised.values()) / NS_PER_S
 
-    def promise(self, request_id: int, promise: Promise) -> None:
+    def promise(self, request_id: int, promise: PromisedWork) -> None:
         """The request was sent to it."""
         self.scheduled += 1
         self._promised[request_id] = promise
@@ -112,7 +112,7 @@ class Instance(ABC):
         """Sum up the report alone."""
 
     @abstractmethod
-    def _count(self, promise: Promise) -> None:
+    def _count(self, promise: PromisedWork) -> None:
         """One promise more."""
 
 
@@ -161,7 +161,7 @@ class PrefillMember(Instance):
     def _begin(self) -> None:
         self._free_ns = self.reported_ns + _ns(self.report.queue_s)
 
-    def _count(self, promise: Promise) -> None:
+    def _count(self, promise: PromisedWork) -> None:
         self._free_ns = max(self._free_ns, promise.at_ns) + promise.prefill_ns
 
 
@@ -206,7 +206,7 @@ class DecodeMember(Instance):
     def _begin(self) -> None:
         self._context_tokens = self.report.context_tokens
 
-    def _count(self, promise: Promise) -> None:
+    def _count(self, promise: PromisedWork) -> None:
         self._context_tokens += promise.context_tokens
 
 

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple, Protocol
 from kvstore.kvcache.models.named import find_model
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.index.queries import Prefixes
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.index.queries import PrefixMatches
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.scheduling.engine_caches import EngineCaches, check_change
 from kvstore.master.scheduling.estimators import LiveEstimators, samples_of
-from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
+from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, PromisedWork
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, InvalidArgument
@@ -26,7 +26,7 @@ from kvstore.scheduler.admission import AdmitAll, make_admission
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.dispatcher import broken_slo
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
-from kvstore.scheduler.request import Decision, Rejection, Request, Slo
+from kvstore.scheduler.request import Decision, Rejection, ScheduleRequest, Slo
 
 NS_PER_US: Final = 1000
 ADMISSION_LOAD_LIMIT: Final = 1.0
@@ -41,19 +41,19 @@ UNKNOWN_OUTPUT_TOKENS: Final = 182
 """Taken where the caller does not know: the mean of the traces of Qin et al., Mooncake (arXiv:2407.00079), section 4."""
 
 
-class Replicate(Protocol):
+class ReplicateCall(Protocol):
     """Has node `node_id` copy those of the blocks that it lacks from the source: how many it was told to, those not counted that were on
     their way already. Returns at once; never raises."""
 
     def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
 
 
-FindPrefixes = Callable[[str, Sequence[bytes]], Prefixes]
+FindPrefixes = Callable[[str, Sequence[bytes]], PrefixMatches]
 """How many of a tenant's keys, from the first on without a gap, can be read at each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class ScheduledPrompt:
     """One request to place, of a tenant that was let in. `keys` are those of its full blocks; `output_tokens` 0: not known."""
 
     tenant: str
@@ -88,12 +88,12 @@ class _Pool(NamedTuple):
 
     prefill: list[PrefillMember]
     decode: list[DecodeMember]
-    nodes: list[Member | None]
+    nodes: list[NodeMember | None]
     matches: list[int]
     fetchable: list[int]
 
 
-class Scheduling:
+class ClusterScheduler:
     """Owns the instances. Not thread-safe: the master's loop is the only caller."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Scheduling:
         settings: MasterSettings,
         directory: Directory,
         *,
-        replicate: Replicate,
+        replicate: ReplicateCall,
         wall_ns: int,
         prefixes: FindPrefixes | None = None,
     ) -> None:
@@ -147,10 +147,12 @@ class Scheduling:
             self.engine_caches.leave(name)
         return silent
 
-    def schedule(self, prompt: Prompt, now_ns: int) -> pb.ScheduleReply:
+    def schedule(self, prompt: ScheduledPrompt, now_ns: int) -> pb.ScheduleReply:
         """Where it goes, or why nowhere; it is promised to both instances, and the transfer has been started."""
         pool = self._pool(prompt, now_ns)
-        request = Request(prompt.keys, prompt.input_tokens, prompt.block_tokens, prompt.output_tokens or UNKNOWN_OUTPUT_TOKENS, prompt.slo)
+        request = ScheduleRequest(
+            prompt.keys, prompt.input_tokens, prompt.block_tokens, prompt.output_tokens or UNKNOWN_OUTPUT_TOKENS, prompt.slo
+        )
         outcome = self._place(request, pool, now_ns)
         if isinstance(outcome, Rejection):
             self.counters[f"rejected_{outcome.reason.value}"] += 1
@@ -172,7 +174,7 @@ class Scheduling:
             estimators=self.estimators.words,
         )
 
-    def _pool(self, prompt: Prompt, now_ns: int) -> _Pool:
+    def _pool(self, prompt: ScheduledPrompt, now_ns: int) -> _Pool:
         prefill, decode = list(self.instances.prefill.values()), list(self.instances.decode.values())
         nodes = [self._node(member) for member in prefill]
         if any(nodes):
@@ -189,11 +191,11 @@ class Scheduling:
             member.decodes_at(places.get(member.report.name))
         return _Pool(prefill, decode, nodes, list(map(max, fetchable, in_engines)), fetchable)
 
-    def _node(self, member: PrefillMember) -> Member | None:
+    def _node(self, member: PrefillMember) -> NodeMember | None:
         node = self._directory.members.named(member.report.node)
         return node if node is not None and node.is_live else None
 
-    def _place(self, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+    def _place(self, request: ScheduleRequest, pool: _Pool, now_ns: int) -> Decision | Rejection:
         """Dispatched, and let in."""
         lets_all_in = isinstance(self._admission, AdmitAll)
         asked = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
@@ -206,7 +208,7 @@ class Scheduling:
         load = pool_load(pool.decode, decode_s=decode_s, input_tokens=request.input_tokens, now_ns=now_ns)
         return self._admission.on_arrival(load, request.slo, ttft_s=outcome.ttft_s) or outcome
 
-    def _dispatch(self, request: Request, pool: _Pool, among: Sequence[int], now_ns: int) -> Decision | Rejection:
+    def _dispatch(self, request: ScheduleRequest, pool: _Pool, among: Sequence[int], now_ns: int) -> Decision | Rejection:
         """The dispatcher's choice among these prefill instances."""
         outcome = self._dispatcher.dispatch(
             request,
@@ -220,7 +222,7 @@ class Scheduling:
         sender = None if outcome.transfer_from is None else among[outcome.transfer_from]
         return replace(outcome, prefill=among[outcome.prefill], transfer_from=sender)
 
-    def _possible(self, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+    def _possible(self, decision: Decision, request: ScheduleRequest, pool: _Pool, now_ns: int) -> Decision | Rejection:
         """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all that its engine has not:
         so that, or what is best among the others."""
         if decision.transfer_from is None or pool.nodes[decision.prefill] is not None:
@@ -251,17 +253,17 @@ class Scheduling:
             tbt_s=decision.tbt_s,
         )
 
-    def _promise(self, request_id: int, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> None:
+    def _promise(self, request_id: int, decision: Decision, request: ScheduleRequest, pool: _Pool, now_ns: int) -> None:
         """The prefill instance should have it at once, the decode instance after its first token. One that does both has it, and may count
         it in its batch, from the beginning."""
         prefill, decode = pool.prefill[decision.prefill], pool.decode[decision.decode]
         prefill_ns, ttft_ns = round(decision.prefill_s * NS_PER_S), round(decision.ttft_s * NS_PER_S)
-        at_prefill = Promise(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
-        at_decode = Promise(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
+        at_prefill = PromisedWork(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
+        at_decode = PromisedWork(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
         prefill.promise(request_id, at_prefill)
         decode.promise(request_id, at_decode._replace(sent_ns=now_ns) if decode.report.role == pb.ROLE_BOTH else at_decode)
 
-    def _start_transfer(self, prompt: Prompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
+    def _start_transfer(self, prompt: ScheduledPrompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
         source, target = pool.nodes[sender], pool.nodes[decision.prefill]
         assert source is not None, "an instance without a node has no prefix to send"
         assert target is not None, "see _possible"

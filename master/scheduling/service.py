@@ -12,13 +12,13 @@ import grpc
 from kvstore.master.callers import Callers
 from kvstore.master.config import MasterSettings
 from kvstore.master.grpc_calls import abort, in_loop
-from kvstore.master.scheduling.scheduler import Prompt, Scheduling
+from kvstore.master.scheduling.scheduler import ClusterScheduler, ScheduledPrompt
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer
 from kvstore.protocol.errors import Denied, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.scheduler.request import Slo
-from kvstore.security.identity import Kind
+from kvstore.security.identity import IdentityKind
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ log = logging.getLogger("kvstore.master")
 class SchedulerService(SchedulerServicer):
     """Implements kvstore.v1.Scheduler. `scheduling` gives the owner's, in the loop's thread, or raises Unavailable while there is none."""
 
-    def __init__(self, reactor: Reactor, settings: MasterSettings, scheduling: Callable[[], Scheduling], callers: Callers) -> None:
+    def __init__(self, reactor: Reactor, settings: MasterSettings, scheduling: Callable[[], ClusterScheduler], callers: Callers) -> None:
         self._reactor = reactor
         self._settings = settings
         self._scheduling = scheduling
@@ -80,16 +80,16 @@ class SchedulerService(SchedulerServicer):
     def _check_name(self, context: grpc.ServicerContext, request: "pb.ReportRequest | pb.LeaveRequest") -> None:
         """Raises Denied unless this engine may speak as the instance of this name."""
         identity = self._callers.identify(context)
-        if identity.kind is Kind.INSTANCE and not identity.goes_by(request.name):
+        if identity.kind is IdentityKind.INSTANCE and not identity.goes_by(request.name):
             raise Denied(f"{identity} may not speak as instance {request.name!r}: its token is of that name only")
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
         return in_loop(self._reactor, context, function, timeout_s=self._settings.control_timeout_s)
 
 
-def _prompt(request: pb.ScheduleRequest) -> Prompt:
+def _prompt(request: pb.ScheduleRequest) -> ScheduledPrompt:
     """Raises InvalidArgument."""
-    return Prompt(
+    return ScheduledPrompt(
         tenant=request.tenant,
         keys=list(request.keys),
         block_tokens=request.block_tokens,

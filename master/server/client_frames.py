@@ -11,17 +11,17 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.master.audit_trail import Change
-from kvstore.master.directory.limits.pins import Pinning
-from kvstore.master.directory.placement.commands import Commands
-from kvstore.master.server.copy_causes import CopyCauses
+from kvstore.master.directory.limits.pins import PinResult
+from kvstore.master.directory.placement.commands import NodeCommands
+from kvstore.master.server.copy_causes import CopyReasons
 from kvstore.master.server.node_connections import Answers
 from kvstore.master.server.owner_parts import OwnerParts
-from kvstore.master.server.time_slices import Turns
-from kvstore.protocol.catalog_messages import Drop
+from kvstore.master.server.time_slices import TimeSlicer
+from kvstore.protocol.catalog_messages import DeleteBlocks
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, QuotaExceeded, Unauthorized
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import (
-    Cancel,
+    CancelReservations,
     Exists,
     Lookup,
     MatchPrefix,
@@ -37,9 +37,9 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.security.actor import CLIENT, Actor, host_of
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import Identity, IdentityKind
 
 Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
@@ -64,7 +64,7 @@ class ClientPeer:
 class ClientFrames:
     """See the module. It counts `keys` and `lookup_misses` in `counters`."""
 
-    def __init__(self, owner: OwnerParts, causes: CopyCauses, order_copies: Callable[[int], None]) -> None:
+    def __init__(self, owner: OwnerParts, causes: CopyReasons, order_copies: Callable[[int], None]) -> None:
         """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. The audit
         trail gets removals of whole namespaces, and what operators pin and remove."""
         self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
@@ -72,7 +72,7 @@ class ClientFrames:
         self._causes = causes
         self._order_copies = order_copies
 
-    def lookup(self, session: Session, header: Header, message: Lookup) -> None:
+    def lookup(self, session: Session, header: FrameHeader, message: Lookup) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.lookup):
             return
         self._counters["keys"] += len(message.keys)
@@ -80,25 +80,31 @@ class ClientFrames:
         self._counters["lookup_misses"] += found.replicas.count(0)
         session.reply(header.request_id, found)
 
-    def exists(self, session: Session, header: Header, message: Exists) -> None:
+    def exists(self, session: Session, header: FrameHeader, message: Exists) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Flags(self._directory.queries.exists(_named_tenant(session), message.keys)))
 
-    def match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
+    def match_prefix(self, session: Session, header: FrameHeader, message: MatchPrefix) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
     def _is_held_up(
-        self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None], *, is_told: bool = False
+        self,
+        session: Session,
+        header: FrameHeader,
+        message: Asked,
+        ask: Callable[[Session, FrameHeader, Asked], None],
+        *,
+        is_told: bool = False,
     ) -> bool:
         again = partial(ask, session, header, message)
         return self._arrivals.hold_up(session, header, _tenant(session), message.keys, again, is_told=is_told)
 
-    def reserve(self, session: Session, header: Header, message: Reserve) -> None:
+    def reserve(self, session: Session, header: FrameHeader, message: Reserve) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
             return
         self._counters["keys"] += len(message.keys)
@@ -114,11 +120,11 @@ class ClientFrames:
         client.reserved = message.keys, grants.generations
         session.reply(header.request_id, grants)
 
-    def cancel(self, session: Session, header: Header, message: Cancel) -> None:
+    def cancel(self, session: Session, header: FrameHeader, message: CancelReservations) -> None:
         self._directory.cancel(_tenant(session), message.keys, message.generations)
         session.reply(header.request_id, Ok())
 
-    def nodes(self, session: Session, header: Header, message: Nodes) -> None:
+    def nodes(self, session: Session, header: FrameHeader, message: Nodes) -> None:
         if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.nodes, session, header, message)):
             return
         client, live = _client(session), self._directory.members.live()
@@ -138,14 +144,14 @@ class ClientFrames:
         )
         session.reply(header.request_id, table)
 
-    def pin(self, session: Session, header: Header, message: Pin) -> None:
+    def pin(self, session: Session, header: FrameHeader, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
             return
         pinning = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
         self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
 
-    def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
+    def pin_for(self, session: Session, header: FrameHeader, message: PinFor) -> None:
         """As `pin`."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
             return
@@ -153,7 +159,7 @@ class ClientFrames:
         pinning = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
         self._pinned(session, header, message, pinning, pinned=True)
 
-    def replicate(self, session: Session, header: Header, message: Replicate) -> None:
+    def replicate(self, session: Session, header: FrameHeader, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
             return
@@ -178,9 +184,9 @@ class ClientFrames:
             self._order_copies(now_ns)
             self._committer.commit((), lambda: session.reply(header.request_id, Flags(bytes(flags))))
 
-        Turns(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
+        TimeSlicer(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 
-    def _pinned(self, session: Session, header: Header, message: Pin | PinFor, pinning: Pinning, *, pinned: bool) -> None:
+    def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pinning: PinResult, *, pinned: bool) -> None:
         tenant = _tenant(session)
 
         def told(answers: Answers) -> None:
@@ -193,7 +199,7 @@ class ClientFrames:
 
         self._committer.commit(pinning.ops, durable)
 
-    def _held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Answers) -> bytes:
+    def _held(self, tenant: str, keys: Sequence[bytes], pinning: PinResult, answers: Answers) -> bytes:
         return self._directory.pins.held(tenant, keys, pinning, ((command.keys, flags) for _node_id, command, flags in answers))
 
     def expire_pins(self, now_ns: int) -> None:
@@ -202,7 +208,7 @@ class ClientFrames:
         if ended.ops:
             self._committer.commit(ended.ops, lambda: self._links.tell(ended.commands))
 
-    def remove(self, session: Session, header: Header, message: Remove) -> None:
+    def remove(self, session: Session, header: FrameHeader, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
             return
@@ -221,11 +227,11 @@ class ClientFrames:
                 session.reply(header.request_id, Flags(flags))
 
         if keys:
-            Turns(session.reactor.call_soon, lambda: True).of(_slices(keys), remove, lambda _count: None)
+            TimeSlicer(session.reactor.call_soon, lambda: True).of(_slices(keys), remove, lambda _count: None)
         else:
             removed((), b"")
 
-    def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
+    def remove_matching(self, session: Session, header: FrameHeader, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
         check_pattern(message.pattern)
         tenant = _named_tenant(session)
@@ -239,13 +245,13 @@ class ClientFrames:
             self._audit(session, "remove", f"{of} of tenant {tenant or '(none)'}{which}", f"{count:,} blocks")
             session.reply(header.request_id, Count(count))
 
-        turns = Turns(session.reactor.call_soon, lambda: session.is_open)
+        turns = TimeSlicer(session.reactor.call_soon, lambda: session.is_open)
         self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), turns=turns, then=removed)
 
     def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
         """What an operator's credential did to single blocks; what engines do to theirs is no change of an operator's."""
         identity = _client(session).identity
-        if identity.operates and identity.kind is not Kind.EVERYBODY:
+        if identity.operates and identity.kind is not IdentityKind.EVERYBODY:
             self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
 
     def _audit(self, session: Session, action: str, target: str, detail: str) -> None:
@@ -253,7 +259,7 @@ class ClientFrames:
         self._trail.repeated(Change(actor, action, target), detail)
 
     def remove_all(
-        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: Turns, then: Callable[[int], None]
+        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: TimeSlicer, then: Callable[[int], None]
     ) -> None:
         """Remove the blocks of one namespace or all (None) whose keys match, and call `then` with how many are gone."""
 
@@ -262,7 +268,7 @@ class ClientFrames:
 
         turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
 
-    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: Turns, then: Callable[[int | KVStoreError], None]) -> None:
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: TimeSlicer, then: Callable[[int | KVStoreError], None]) -> None:
         """Pin the blocks of a namespace, or let them go, and call `then` with how many that are. Where that is more than the tenant may
         have, it gets that error; what was pinned before stays so."""
         pins = self._directory.pins
@@ -286,18 +292,20 @@ class ClientFrames:
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
         turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
 
-    def _command(self, span: Span | None, commands: Commands, then: Callable[[Answers], None]) -> None:
+    def _command(self, span: TraceSpan | None, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
         """Send commands, for the sake of a request that is traced, or not."""
         on_behalf((span,) if span is not None else (), self._links.command, commands, then)
 
-    def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: Span | None = None) -> None:
+    def _remove(
+        self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: TraceSpan | None = None
+    ) -> None:
         """Remove blocks, and call `then` with 1 for each key that was there and is gone."""
         removal = self._directory.removing.plan(tenant, keys, force=force)
 
         def told(answers: Answers) -> None:
             unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
             for node_id, command, flags in answers:
-                assert isinstance(command, Drop)
+                assert isinstance(command, DeleteBlocks)
                 if flags is None:
                     unknown.update(command.keys)
                 else:
@@ -342,6 +350,6 @@ def _tenant(session: Session) -> str:
 def _named_tenant(session: Session) -> str:
     """The tenant of a request that operators may send, too. Raises InvalidArgument: an operator has named none."""
     peer = _client(session)
-    if not peer.tenant and peer.identity.kind is Kind.OPERATOR:
+    if not peer.tenant and peer.identity.kind is IdentityKind.OPERATOR:
         raise InvalidArgument("an operator has no blocks of its own: name the tenant whose blocks are meant (--tenant NAME)")
     return peer.tenant

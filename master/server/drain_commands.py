@@ -3,17 +3,17 @@
 import logging
 from collections.abc import Callable
 
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.server.node_frames import NodeFrames
 from kvstore.master.server.owner_parts import OwnerParts
-from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
+from kvstore.protocol.catalog_messages import DRAIN_NOT, SetDraining
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
 
 
-class Drains:
+class DrainCommands:
     """See the module; what is drained, and how far, is placement/drains.py."""
 
     def __init__(self, owner: OwnerParts, nodes: NodeFrames) -> None:
@@ -35,7 +35,7 @@ class Drains:
             return
         self._asked = {asked: which for asked, which in self._asked.items() if asked[0] != node.node_id}
         if not to:
-            self._links.say(node.node_id, Drain(self._master_epoch, DRAIN_NOT), Ok, lambda _is_done: None)
+            self._links.say(node.node_id, SetDraining(self._master_epoch, DRAIN_NOT), Ok, lambda _is_done: None)
 
     def tick(self, now_ns: int) -> None:
         """Called ten times a second."""
@@ -61,7 +61,7 @@ class Drains:
             )
         self._over = set(over)
 
-    def _tell(self, node: Member, mode: int) -> None:
+    def _tell(self, node: NodeMember, mode: int) -> None:
         asked = node.node_id, node.epoch, mode
         if asked in self._asked or self._links.get(node.node_id) is None:
             return
@@ -73,4 +73,4 @@ class Drains:
                 if is_done:
                     self._directory.draining.told(*asked)
 
-        self._links.say(node.node_id, Drain(self._master_epoch, mode), Ok, answered)
+        self._links.say(node.node_id, SetDraining(self._master_epoch, mode), Ok, answered)

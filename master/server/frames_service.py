@@ -8,19 +8,28 @@ from typing import Any, Final
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.server.client_frames import ClientFrames, ClientPeer
-from kvstore.master.server.copy_causes import CopyCauses
-from kvstore.master.server.drain_commands import Drains
+from kvstore.master.server.copy_causes import CopyReasons
+from kvstore.master.server.drain_commands import DrainCommands
 from kvstore.master.server.heartbeats import Heartbeats, Newer
-from kvstore.master.server.node_connections import NodeLinks
+from kvstore.master.server.node_connections import NodeConnections
 from kvstore.master.server.node_frames import NodeFrames, NodePeer
 from kvstore.master.server.owner_parts import MasterParts, OwnerParts
-from kvstore.master.server.recovery_barrier import Arrivals
-from kvstore.master.server.tickets import Tickets
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Publish, Seek, Want
+from kvstore.master.server.recovery_barrier import RecoveryBarrier
+from kvstore.master.server.tickets import TicketService
+from kvstore.protocol.catalog_messages import (
+    CommitBlocks,
+    CopyResult,
+    Digests,
+    Heartbeat,
+    PrefetchBlocks,
+    Publish,
+    QueryVictims,
+    RequestCopy,
+)
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
-from kvstore.protocol.frames import MAX_BATCH, Header
+from kvstore.protocol.frames import MAX_BATCH, FrameHeader
 from kvstore.protocol.master_messages import (
-    Cancel,
+    CancelReservations,
     Exists,
     Lookup,
     MatchPrefix,
@@ -48,7 +57,7 @@ STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
 
 
 @dataclass(frozen=True, slots=True)
-class Reachable:
+class MasterContactInfo:
     """Where this master can be reached, and what its Welcome says of the cluster: its name, Unix socket with its `rpc.address.socket_id`,
     and the control plane's host ("": as reached) and port."""
 
@@ -71,10 +80,10 @@ class FramesService:
     def __init__(
         self,
         master: MasterParts,
-        reachable: Reachable,
+        reachable: MasterContactInfo,
         directory: Directory,
         committer: Committer,
-        arrivals: Arrivals,
+        arrivals: RecoveryBarrier,
         *,
         master_epoch: int,
         newer: Newer,
@@ -91,11 +100,11 @@ class FramesService:
             0,
         )
         self.loads = master.loads
-        self.links = NodeLinks(self.counters, command_timeout_s=settings.command_timeout_s)
-        self.tickets: Tickets | None = None
+        self.links = NodeConnections(self.counters, command_timeout_s=settings.command_timeout_s)
+        self.tickets: TicketService | None = None
         """None where everybody is let in."""
         if not guard.lets_everybody_in:
-            self.tickets = Tickets(
+            self.tickets = TicketService(
                 self.links,
                 master_epoch=master_epoch,
                 holds=guard.holds,
@@ -105,17 +114,17 @@ class FramesService:
         owner = OwnerParts(directory, committer, self.links, self.tickets, self.counters, arrivals, master.trail, master_epoch)
         self.heartbeats = Heartbeats(owner, newer)
         self.nodes = NodeFrames(owner, self.heartbeats)
-        self._causes = CopyCauses()
-        self.drains = Drains(owner, self.nodes)
+        self._causes = CopyReasons()
+        self.drains = DrainCommands(owner, self.nodes)
         self._arrivals = arrivals
         self.clients = clients = ClientFrames(owner, self._causes, partial(self.make_replicas, is_tick=False))
-        self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
+        self._handlers: dict[int, Callable[[Session, FrameHeader, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,
             Exists.TYPE: clients.exists,
             MatchPrefix.TYPE: clients.match_prefix,
             Reserve.TYPE: clients.reserve,
-            Cancel.TYPE: clients.cancel,
+            CancelReservations.TYPE: clients.cancel,
             Remove.TYPE: clients.remove,
             RemoveMatching.TYPE: clients.remove_matching,
             Pin.TYPE: clients.pin,
@@ -124,15 +133,15 @@ class FramesService:
             Nodes.TYPE: clients.nodes,
             Publish.TYPE: self.nodes.publish,
             Digests.TYPE: self.nodes.digests,
-            Claim.TYPE: self.nodes.claim,
-            Copied.TYPE: self.nodes.copied,
-            Coldest.TYPE: self.nodes.coldest,
-            Want.TYPE: self.nodes.want,
+            CommitBlocks.TYPE: self.nodes.claim,
+            CopyResult.TYPE: self.nodes.copied,
+            QueryVictims.TYPE: self.nodes.coldest,
+            RequestCopy.TYPE: self.nodes.want,
             Heartbeat.TYPE: self.nodes.heartbeat,
         }
         check_complete(MASTER_FRAMES, self._handlers)
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         handler = self._handlers.get(header.type)
         if handler is None:
             raise ProtocolError(f"a master takes no message of type {header.type}")
@@ -143,7 +152,7 @@ class FramesService:
             raise _refused(header.type, peer)
         handler(session, header, MESSAGES[header.type].unpack(body))
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError("values go to nodes, not to the master")
 
     def closed(self, session: Session) -> None:
@@ -175,7 +184,7 @@ class FramesService:
         are counted: which are on their way already only those masters know."""
         for begin in range(0, len(keys), MAX_BATCH):
             part = list(keys[begin : begin + MAX_BATCH])
-            self.links.say(node_id, Seek(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
+            self.links.say(node_id, PrefetchBlocks(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
         return len(keys)
 
     def _spill(self, now_ns: int) -> None:
@@ -193,7 +202,7 @@ class FramesService:
         self.counters["hot_blocks"] = hot_copies.hot_blocks
         self.counters["hot_copies"], self.counters["hot_copied_bytes"] = hot_copies.copied_blocks, hot_copies.copied_bytes
 
-    def _hello(self, session: Session, header: Header, message: Hello) -> None:
+    def _hello(self, session: Session, header: FrameHeader, message: Hello) -> None:
         _check_same(session.context, message)
         if message.role == ROLE_NODE:
             identity = self._guard.identify_node(message.name, message.token, of_node(session.certified, message.name))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from kvstore.master.directory.membership.reads import NamespaceRead
+from kvstore.master.directory.membership.reads import NamespaceLastRead
 from kvstore.master.server.owner_parts import OwnerParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
@@ -55,7 +55,7 @@ class Heartbeats:
         directory.carried(node_id, epoch, list(said.links))
         if said.HasField("slow"):
             directory.slowed(node_id, epoch, list(said.slow.requests))
-        directory.last_reads.take((NamespaceRead(one.tenant, one.namespace, one.age_s) for one in said.reads), now_ns)
+        directory.last_reads.take((NamespaceLastRead(one.tenant, one.namespace, one.age_s) for one in said.reads), now_ns)
         if said.hot:
             directory.heat.take(node_id, said.hot, now_ns)
         quotas, retired = self._newer(said.quotas_version, said.retired_version)

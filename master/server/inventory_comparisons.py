@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.index.inventory_comparison import Comparison
+from kvstore.master.directory.index.inventory_comparison import DigestComparison
 from kvstore.protocol.catalog_messages import Digests
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 
@@ -19,33 +19,33 @@ log = logging.getLogger("kvstore.master")
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingDigests:
     """The digests of one node, which are not answered yet."""
 
     session: Session
-    comparison: Comparison
+    comparison: DigestComparison
     epoch: int
     request_ids: list[int] = field(default_factory=list)
 
 
-class Comparing:
+class InventoryComparisons:
     """See the module. It counts `compared` in `counters`."""
 
     def __init__(self, directory: Directory, committer: Committer, counters: dict[str, int]) -> None:
         self._directory = directory
         self._committer = committer
         self._counters = counters
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingDigests] = {}
         """By node."""
-        self._turns: deque[tuple[_Asked, Iterator[list[Change]]]] = deque()
+        self._turns: deque[tuple[_PendingDigests, Iterator[list[Change]]]] = deque()
 
-    def take(self, session: Session, header: Header, node_id: int, message: Digests) -> None:
+    def take(self, session: Session, header: FrameHeader, node_id: int, message: Digests) -> None:
         """Answered once the last of them is there and all are compared. Raises StaleEpoch, InvalidArgument: the inventory is compared no
         more."""
         asked = self._asked.get(node_id)
         if asked is None or asked.epoch != message.epoch:
             comparison = self._directory.compare(node_id, message.epoch)
-            asked = self._asked[node_id] = _Asked(session, comparison, message.epoch)
+            asked = self._asked[node_id] = _PendingDigests(session, comparison, message.epoch)
         try:
             is_last = asked.comparison.take(message)
         except BaseException:
@@ -81,7 +81,7 @@ class Comparing:
 
         return proceed
 
-    def _answer(self, asked: _Asked) -> None:
+    def _answer(self, asked: _PendingDigests) -> None:
         self._counters["compared"] += asked.comparison.blocks
         try:
             for request_id, flags in zip(asked.request_ids, asked.comparison.flags(), strict=True):

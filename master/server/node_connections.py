@@ -3,23 +3,23 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from kvstore.master.directory.placement.commands import Commands
-from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey
+from kvstore.master.directory.placement.commands import NodeCommands
+from kvstore.protocol.catalog_messages import CopyBlocks, DeleteBlocks, PrefetchBlocks, RevokeCredentials, SetDraining, SetPinned, TicketKey
 from kvstore.protocol.errors import KVStoreError, ProtocolError
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 
-Command = Drop | Hold | Copy
-Word = Drain | TicketKey | Revoke | Seek
+Command = DeleteBlocks | SetPinned | CopyBlocks
+Word = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
 Answers = list[tuple[int, Command, bytes | None]]
 """(node id, command, flags or None for no answer)."""
 
 log = logging.getLogger("kvstore.master")
 
 
-class NodeLinks:
+class NodeConnections:
     """At most one session a node. It counts `commands_failed` in `counters`."""
 
     def __init__(self, counters: dict[str, int], *, command_timeout_s: float) -> None:
@@ -52,11 +52,11 @@ class NodeLinks:
         if link is not None:
             link.close("the node is forgotten")
 
-    def tell(self, commands: Commands) -> None:
+    def tell(self, commands: NodeCommands) -> None:
         """Send commands whose answers change nothing here: the nodes' own events will."""
         self.command(commands, lambda _answers: None)
 
-    def command(self, commands: Commands, then: Callable[[Answers], None]) -> None:
+    def command(self, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
         """Send commands; see `order` for `then`."""
         self.order(commands.messages(), then)
 
@@ -87,7 +87,7 @@ class NodeLinks:
             then(False)
             return
 
-        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+        def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
             is_done = header is not None and header.type == answer.TYPE and not isinstance(body, KVStoreError)
             if not is_done:
                 self._counters["commands_failed"] += 1
@@ -109,8 +109,8 @@ class NodeLinks:
 
     def _on_answer(
         self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]
-    ) -> Callable[[Header | None, memoryview | KVStoreError], None]:
-        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+    ) -> Callable[[FrameHeader | None, memoryview | KVStoreError], None]:
+        def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
             flags = None
             try:
                 flags = _flags_of(header, body, len(message.keys))
@@ -122,7 +122,7 @@ class NodeLinks:
         return on_reply
 
 
-def _flags_of(header: Header | None, body: memoryview | KVStoreError, count: int) -> bytes:
+def _flags_of(header: FrameHeader | None, body: memoryview | KVStoreError, count: int) -> bytes:
     """What a node answered to a command on `count` blocks. Raises its error, or ProtocolError for another answer."""
     if isinstance(body, KVStoreError):
         raise body

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.master.audit_trail import Change
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.server.heartbeats import Heartbeats, parse
-from kvstore.master.server.inventory_comparisons import Comparing
+from kvstore.master.server.inventory_comparisons import InventoryComparisons
 from kvstore.master.server.node_connections import Answers
 from kvstore.master.server.owner_parts import OwnerParts
 from kvstore.protocol.catalog_messages import (
@@ -19,19 +19,19 @@ from kvstore.protocol.catalog_messages import (
     PHASE_STREAM,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
-    Claim,
-    Coldest,
-    Copied,
-    Copy,
+    CommitBlocks,
+    CopyBlocks,
+    CopyResult,
     Digests,
-    Heard,
     Heartbeat,
+    HeartbeatResponse,
     Publish,
-    Want,
+    QueryVictims,
+    RequestCopy,
 )
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
-from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.frames import MAX_VALUE_BYTES, FrameHeader
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.server.session import Session
@@ -63,7 +63,7 @@ class NodeFrames:
         self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
         self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
         self._heartbeats = heartbeats
-        self._comparing = Comparing(owner.directory, owner.committer, owner.counters)
+        self._comparing = InventoryComparisons(owner.directory, owner.committer, owner.counters)
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
         """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
@@ -77,7 +77,7 @@ class NodeFrames:
         self._links.enter(node.node_id, session)
         return node.node_id
 
-    def publish(self, session: Session, header: Header, message: Publish) -> None:
+    def publish(self, session: Session, header: FrameHeader, message: Publish) -> None:
         """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
         peer = _node(session, "publish")
         if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
@@ -103,11 +103,11 @@ class NodeFrames:
         self._trail.done(Change(actor, "return", f"node {node.info.name}", detail=detail))
         node.dropped = 0
 
-    def digests(self, session: Session, header: Header, message: Digests) -> None:
+    def digests(self, session: Session, header: FrameHeader, message: Digests) -> None:
         """Answered once the inventory is compared."""
         self._comparing.take(session, header, _node(session, "compare inventories").node_id, message)
 
-    def claim(self, session: Session, header: Header, message: Claim) -> None:
+    def claim(self, session: Session, header: FrameHeader, message: CommitBlocks) -> None:
         """Reserve and publish in one: answered when what was granted is durable and visible."""
         peer = _node(session, "claim")
         node = self._directory.members.check(peer.node_id, message.epoch)
@@ -158,13 +158,13 @@ class NodeFrames:
 
         def told(answers: Answers) -> None:
             for _node_id, order, flags in answers:
-                assert isinstance(order, Copy)
+                assert isinstance(order, CopyBlocks)
                 self._directory.replication.answered(node_id, order, flags)
 
         self._links.order([(node_id, order) for order in orders], told)
         return ordered
 
-    def copied(self, session: Session, header: Header, message: Copied) -> None:
+    def copied(self, session: Session, header: FrameHeader, message: CopyResult) -> None:
         """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
         peer = _node(session, "report copies")
         _tell(session, header, message)
@@ -174,7 +174,7 @@ class NodeFrames:
         self._committer.commit(entered.ops)
         self._links.tell(entered.commands)  # after the flags: only then does the node have the blocks
 
-    def coldest(self, session: Session, header: Header, message: Coldest) -> None:
+    def coldest(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
         """Answered at once, by what is known now; what is to be spilled is ordered later."""
         peer = _node(session, "ask what may leave it")
         if len(message.spill) not in (0, len(message.keys)):
@@ -184,16 +184,16 @@ class NodeFrames:
             self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
 
-    def heartbeat(self, session: Session, header: Header, message: Heartbeat) -> None:
+    def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
         """Answered at once."""
         peer, said = _node(session, "send heartbeats"), parse(message.said)
         if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
             what = f"node {said.node_id} under registration {said.registration_epoch}"
             raise StaleEpoch(f"a heartbeat of {what} came over the link of node {peer.node_id} under registration {peer.epoch}")
         heard = self._heartbeats.take(said, session.reactor.now_ns())
-        session.reply(header.request_id, Heard(heard.SerializeToString()))
+        session.reply(header.request_id, HeartbeatResponse(heard.SerializeToString()))
 
-    def want(self, session: Session, header: Header, message: Want) -> None:
+    def want(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
         """Answered at once; see `replicate`."""
         peer = _node(session, "ask for copies")
         self._directory.members.check(peer.node_id, message.epoch)
@@ -231,7 +231,7 @@ class NodeFrames:
         self._committer.commit(plan.ops, durable)
 
 
-def log_end(node: Member, why: str) -> None:
+def log_end(node: NodeMember, why: str) -> None:
     """Log that a node stopped, or that it counts as dead and why."""
     about: dict[str, Any] = {"node": node.info.name, "node_id": node.node_id}
     if node.is_stopping:
@@ -247,7 +247,7 @@ def _node(session: Session, purpose: str) -> NodePeer:
     return peer
 
 
-def _tell(session: Session, header: Header, message: Publish | Claim | Copied) -> None:
+def _tell(session: Session, header: FrameHeader, message: Publish | CommitBlocks | CopyResult) -> None:
     """How many blocks it is about, where it is traced."""
     span = session.span(header.request_id)
     if span is not None:
@@ -260,11 +260,11 @@ def _check_sizes(sizes: Ints) -> None:
         raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
 
 
-def _all_busy(count: int) -> Grants:
-    return Grants(bytes((BUSY,)) * count, [0] * count, [0] * count)
+def _all_busy(count: int) -> ReserveReply:
+    return ReserveReply(bytes((BUSY,)) * count, [0] * count, [0] * count)
 
 
-def _as_publish(claim: Claim, grants: Grants) -> Publish:
+def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
     """The commits of what has a generation at the claiming node."""
     if grants.statuses.count(GRANTED) == len(claim.keys):  # as a rule
         return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
@@ -279,7 +279,7 @@ def _as_publish(claim: Claim, grants: Grants) -> Publish:
     )
 
 
-def _commits(claim: Claim, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
+def _commits(claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
     """Blocks of a claim that are in its node's DRAM."""
     count = len(keys)
     return Publish(

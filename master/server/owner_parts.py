@@ -8,12 +8,12 @@ from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.directory import Directory
-from kvstore.master.server.node_connections import NodeLinks
-from kvstore.master.server.recovery_barrier import Arrivals
-from kvstore.master.server.tickets import Tickets
+from kvstore.master.server.node_connections import NodeConnections
+from kvstore.master.server.recovery_barrier import RecoveryBarrier
+from kvstore.master.server.tickets import TicketService
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.tenant_loads import TenantLoads
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.quotas.limits import QuotasInForce
 
 
@@ -23,7 +23,7 @@ class MasterParts:
 
     reactor: Reactor
     settings: MasterSettings
-    guard: Guard
+    guard: Authenticator
     quotas: QuotasInForce
     loads: TenantLoads
     """Of connections and requests of clients."""
@@ -38,11 +38,11 @@ class OwnerParts:
 
     directory: Directory
     committer: Committer
-    links: NodeLinks
-    tickets: Tickets | None
+    links: NodeConnections
+    tickets: TicketService | None
     """None where everybody is let in."""
     counters: dict[str, int]
-    arrivals: Arrivals
+    arrivals: RecoveryBarrier
     """Requests about blocks of nodes that have yet to register wait here."""
     trail: AuditTrail
     master_epoch: int

@@ -5,21 +5,21 @@ The loop is the only caller."""
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.master.catalogs.interface import Owner
-from kvstore.master.server.frames_service import Reachable
+from kvstore.master.catalogs.interface import CatalogOwner
+from kvstore.master.server.frames_service import MasterContactInfo
 from kvstore.protocol.errors import InvalidArgument, NoOwner, ProtocolError, Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.server.server import Server
 from kvstore.rpc.server.session import Handler, Session
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.tls.subjects import of_client, of_node
 
 NOBODY: Final = "no master owns the catalog now"
 
 
-def refusal(owner: Owner | None) -> Unavailable:
+def refusal(owner: CatalogOwner | None) -> Unavailable:
     """Why a master that does not own the catalog answers nothing else."""
     return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NOBODY)
 
@@ -27,12 +27,12 @@ def refusal(owner: Owner | None) -> Unavailable:
 class StandbyFrames:
     """The handler of a server whose master stands by. `owner` tells who owns the catalog, None for nobody."""
 
-    def __init__(self, owner: Callable[[], Owner | None], reachable: Reachable, guard: Guard) -> None:
+    def __init__(self, owner: Callable[[], CatalogOwner | None], reachable: MasterContactInfo, guard: Authenticator) -> None:
         self._owner = owner
         self._reachable = reachable
         self._guard = guard
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         message = MESSAGES.get(header.type)
         if message is not Hello:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
@@ -50,7 +50,7 @@ class StandbyFrames:
         welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner.address, at.partitions)
         session.welcome(header.request_id, welcome)
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError("values go to nodes, not to the master")
 
     def closed(self, session: Session) -> None:
@@ -60,7 +60,7 @@ class StandbyFrames:
 DEPOSED: Final = "this master owns the catalog no longer"
 
 
-class Reception:
+class PartitionRouter:
     """The handler of a master's server."""
 
     def __init__(self, server: Server, serving: Callable[[int], Handler], count: int) -> None:
@@ -74,7 +74,7 @@ class Reception:
         """The partition of a session that has said Hello."""
         server.handler, server.handler_of = self, self.handler_of
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         if header.type == Hello.TYPE and session not in self._handlers:  # who is known stays where he is
             self._choose(session, Hello.unpack(body).partition)
         handler = self.handler_of(session)
@@ -82,7 +82,7 @@ class Reception:
         if session.context is not None:
             self._handlers[session] = handler
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         return self.handler_of(session).payload(session, header, body)
 
     def closed(self, session: Session) -> None:

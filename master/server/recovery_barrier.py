@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.master.directory.directory import Directory
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.rpc.server.session import Session
 
 MAX_WAITING_KEYS: Final = 1 << 18
@@ -19,14 +19,14 @@ MAX_WAITING_KEYS: Final = 1 << 18
 what is known."""
 
 
-class _Waiting(NamedTuple):
+class _ParkedRequest(NamedTuple):
     session: Session
     request_id: int
     key_count: int
     again: Callable[[], None]
 
 
-class Arrivals:
+class RecoveryBarrier:
     """`awaited` are the ids of the nodes that are waited for: but for moments none, and then `hold_up` need not be called."""
 
     def __init__(self, directory: Directory, until_ns: int, blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0) -> None:
@@ -35,7 +35,7 @@ class Arrivals:
         self._directory = directory
         self._blocks_elsewhere = blocks_elsewhere
         self._until_ns = until_ns
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_ParkedRequest] = []
         self._key_count = 0
         self._actions: list[Callable[[], None]] = []
         self._why_over = ""
@@ -43,15 +43,17 @@ class Arrivals:
         self._heeded = self._news()
 
     def hold_up(
-        self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None], *, is_told: bool = False
+        self, session: Session, header: FrameHeader, tenant: str, keys: Sequence[bytes], again: Callable[[], None], *, is_told: bool = False
     ) -> bool:
         """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news. What it raises is the
         answer. `is_told`: holders are to be told something over their links, so that it waits for those that have but registered, too."""
-        return self._are_concerned(tenant, keys, is_told=is_told) and self._keep(_Waiting(session, header.request_id, len(keys), again))
+        return self._are_concerned(tenant, keys, is_told=is_told) and self._keep(
+            _ParkedRequest(session, header.request_id, len(keys), again)
+        )
 
-    def hold_up_all(self, session: Session, header: Header, again: Callable[[], None]) -> bool:
+    def hold_up_all(self, session: Session, header: FrameHeader, again: Callable[[], None]) -> bool:
         """As `hold_up`, of a question about the nodes themselves."""
-        return self._keep(_Waiting(session, header.request_id, 1, again))
+        return self._keep(_ParkedRequest(session, header.request_id, 1, again))
 
     def once_all_came(self, action: Callable[[], None]) -> None:
         """Do something to all blocks of a namespace, once nobody is waited for any more: at once, as a rule, and never after `end`. It
@@ -101,11 +103,11 @@ class Arrivals:
                 except Exception as error:  # whatever it is: those behind it are in no list any more
                     waiting.session.fail(waiting.request_id, error)
 
-    def _taken(self) -> list[_Waiting]:
+    def _taken(self) -> list[_ParkedRequest]:
         taken, self._waiting, self._key_count = self._waiting, [], 0
         return taken
 
-    def _keep(self, question: _Waiting) -> bool:
+    def _keep(self, question: _ParkedRequest) -> bool:
         if self._why_over:
             is_early = question.session.reactor.now_ns() < self._until_ns
             if is_early:

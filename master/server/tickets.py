@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from kvstore.master.server.node_connections import NodeLinks
+from kvstore.master.server.node_connections import NodeConnections
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Copy, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import CopyBlocks, RevokeCredentials, TicketKey
 from kvstore.protocol.session_messages import Count, Ok
 from kvstore.security.identity import Identity
 from kvstore.security.tickets.issuer import Issuer, NodeKey
@@ -23,12 +23,12 @@ one second, and heartbeats are not to wait until all nodes have been told of all
 log = logging.getLogger("kvstore.master")
 
 
-class Tickets:
+class TicketService:
     """See the module."""
 
     def __init__(
         self,
-        links: NodeLinks,
+        links: NodeConnections,
         *,
         master_epoch: int,
         holds: Callable[[Identity], bool],
@@ -63,7 +63,7 @@ class Tickets:
         tickets = [self._issuer.ticket(node_id, bearer, left_s=left_s, now_ns=now_ns) for node_id in node_ids]
         return tickets, max(1, min(self._issuer.usable_ms, int(min(left_s, 1e6) * 1000)))
 
-    def stamp(self, orders: Sequence[Copy], now_ns: int) -> None:
+    def stamp(self, orders: Sequence[CopyBlocks], now_ns: int) -> None:
         """Give each order the pass that its source asks for."""
         for order in orders:
             order.shown = self._issuer.pass_for(order.source, order.tenant, order.keys, order.generations, now_ns)
@@ -95,4 +95,4 @@ class Tickets:
             else:
                 self._links.break_off(node_id, "it has not said that it knows what is revoked")
 
-        self._links.say(node_id, Revoke(self._master_epoch, tenant, credentials), Count, told)
+        self._links.say(node_id, RevokeCredentials(self._master_epoch, tenant, credentials), Count, told)

@@ -8,7 +8,7 @@ Work = Callable[[Sequence[bytes], Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TimeSlicer:
     """`later` has a function called in a later turn; no further slice is begun once `is_wanted` says no."""
 
     later: Callable[[Callable[[], None]], None]
@@ -24,7 +24,7 @@ class _Run:
 
     __slots__ = ("_slices", "_then", "_total", "_turns", "_work")
 
-    def __init__(self, turns: Turns, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
+    def __init__(self, turns: TimeSlicer, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
         self._turns = turns
         self._slices = slices
         self._work = work

@@ -15,7 +15,7 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.router.answer_reader import done, event
 from kvstore.router.fake_engine.blocks import BlockStore
-from kvstore.router.fake_engine.compute import DecodeEngine, Joined, PrefillEngine, continuation, load, text_of
+from kvstore.router.fake_engine.compute import DecodeEngine, DecodingSequence, PrefillEngine, continuation, load, text_of
 from kvstore.router.http_server import hang_up
 from kvstore.router.openai_api import COMPLETIONS, parse_json, problem_of
 
@@ -26,7 +26,7 @@ REFUSED: Final = "a stand-in engine takes one prompt (a text or token ids), max_
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _EngineRequest:
     """A request of the router."""
 
     tokens: list[int]
@@ -84,11 +84,11 @@ class DecodeApp:
         finally:
             self._engine.leave(sequence)
 
-    async def _whole(self, sequence: Joined, asked: _Asked) -> web.StreamResponse:
+    async def _whole(self, sequence: DecodingSequence, asked: _EngineRequest) -> web.StreamResponse:
         made = [await sequence.made.get() for _ in range(asked.max_tokens)]
         return web.json_response({**_head(), "choices": [_choice(made, "length")], "usage": _usage(asked, len(made))})
 
-    async def _stream(self, request: web.Request, sequence: Joined, asked: _Asked) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, sequence: DecodingSequence, asked: _EngineRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         head = _head()
         try:
@@ -124,13 +124,13 @@ async def _tokenize(request: web.Request) -> web.StreamResponse:
     return web.json_response({"count": len(tokens), "tokens": tokens})
 
 
-async def _asked(request: web.Request) -> _Asked:
+async def _asked(request: web.Request) -> _EngineRequest:
     """Raises InvalidArgument: the router does not send this."""
     body = parse_json(await request.read())
     max_tokens, params = body.get("max_tokens", DEFAULT_MAX_TOKENS), body.get("kv_transfer_params")
     if not isinstance(max_tokens, int) or max_tokens < 1 or not isinstance(params, dict):
         raise InvalidArgument(REFUSED)
-    return _Asked(_tokens(body.get("prompt")), max_tokens, bool(body.get("stream")), params)
+    return _EngineRequest(_tokens(body.get("prompt")), max_tokens, bool(body.get("stream")), params)
 
 
 def _tokens(prompt: Any) -> list[int]:
@@ -146,7 +146,7 @@ def _head() -> dict[str, Any]:
     return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
 
 
-def _usage(asked: _Asked, completion_tokens: int) -> dict[str, Any]:
+def _usage(asked: _EngineRequest, completion_tokens: int) -> dict[str, Any]:
     prompt_tokens = len(asked.tokens)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": prompt_tokens + completion_tokens}
 

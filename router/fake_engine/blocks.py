@@ -9,7 +9,7 @@ from typing import Final
 from kvstore.client.aio import AsyncClient
 from kvstore.client.block_bytes import BlockArena
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.routes import KnownNodes, Unshared
+from kvstore.client.connections.routes import KnownNodes, ShmDiagnostics
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable
@@ -19,7 +19,7 @@ BATCH_BLOCKS: Final = 256
 """Blocks that are read or made at once: a limit on memory."""
 
 
-class TiedClient(AsyncClient):
+class PinnedNodeClient(AsyncClient):
     """A client that writes to the node of one name, on whichever host that is: the one that the engine reports to the scheduler.
 
     While the master does not know that node, or no name is given, blocks go where there is room.
@@ -28,11 +28,11 @@ class TiedClient(AsyncClient):
     def __init__(self, master: str, node: str, *, tenant: str, token: str, settings: ClientSettings | None = None) -> None:
         super().__init__(master, tenant=tenant, token=token, settings=settings)
         daemons = self._operations.resources.daemons
-        daemons.nodes = _TiedNodes(node, daemons.unshared)
+        daemons.nodes = _PinnedNode(node, daemons.unshared)
 
 
-class _TiedNodes(KnownNodes):
-    def __init__(self, name: str, unshared: Unshared) -> None:
+class _PinnedNode(KnownNodes):
+    def __init__(self, name: str, unshared: ShmDiagnostics) -> None:
         super().__init__(is_here, 0, unshared)
         self._name = name
 

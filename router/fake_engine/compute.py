@@ -20,7 +20,7 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt, InvalidArgument, KVStoreError
 from kvstore.router.fake_engine.blocks import BlockStore
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.request import ScheduleRequest
 from kvstore.scheduler.running_batch import RunningBatch
 
 FIRST_LETTER: Final = ord("a")
@@ -48,7 +48,7 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PrefillResult:
     """What became of a prompt."""
 
     prefix_tokens: int
@@ -84,12 +84,12 @@ class PrefillEngine:
         """Of the queue, what has not begun."""
         return sum(self._waiting_s)
 
-    async def run(self, tokens: Sequence[int], *, prefix_blocks: int, on_queued: Callable[[], None]) -> Prefilled:
+    async def run(self, tokens: Sequence[int], *, prefix_blocks: int, on_queued: Callable[[], None]) -> PrefillResult:
         """Compute `tokens`, of which `prefix_blocks` blocks are said to be cached. `on_queued` is called once `queue_s` includes it.
 
         Raises Corrupt: a block in the store has wrong bytes. Cancelled, it leaves the queue.
         """
-        request = Request(self._namespace.block_keys(tokens), len(tokens), self._namespace.block_tokens)
+        request = ScheduleRequest(self._namespace.block_keys(tokens), len(tokens), self._namespace.block_tokens)
         keys = [key for key in request.keys if isinstance(key, bytes)]
         expected_s = self._model.prefill_s(len(tokens), request.prefix_tokens(prefix_blocks))
         self._waiting_s.append(expected_s)
@@ -107,7 +107,7 @@ class PrefillEngine:
         finally:
             self._ends_s = 0.0
             self._turn.release()
-        return Prefilled(prefix_tokens, await self._store(keys, loaded), duration_s)
+        return PrefillResult(prefix_tokens, await self._store(keys, loaded), duration_s)
 
     async def _store(self, keys: Sequence[bytes], first: int) -> int:
         """How many are in the store then: an engine goes on without."""
@@ -131,7 +131,7 @@ async def load(blocks: BlockStore, keys: Sequence[bytes]) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Joined:
+class DecodingSequence:
     """One sequence of an engine."""
 
     tokens: list[int]
@@ -152,8 +152,8 @@ class DecodeEngine:
         self._speedup = speedup
         self._capacity_tokens = capacity_tokens
         self._on_step = on_step
-        self._waiting: deque[Joined] = deque()
-        self._running: RunningBatch[Joined] = RunningBatch()
+        self._waiting: deque[DecodingSequence] = deque()
+        self._running: RunningBatch[DecodingSequence] = RunningBatch()
         self._taken_tokens = 0
         """Of cache, by those that run."""
         self._steps: asyncio.Task[None] | None = None
@@ -168,17 +168,17 @@ class DecodeEngine:
         """Of all of them. Any thread may ask."""
         return self._running.context_tokens + sum(sequence.prompt_tokens for sequence in list(self._waiting))
 
-    def join(self, tokens: Sequence[int], count: int) -> Joined:
+    def join(self, tokens: Sequence[int], count: int) -> DecodingSequence:
         """Have the `count` tokens that follow `tokens` made. The caller sees to `leave`. Raises InvalidArgument: it can never fit."""
         room_tokens = len(tokens) + count
         if self._capacity_tokens and room_tokens > self._capacity_tokens:
             raise InvalidArgument(f"{room_tokens} tokens do not fit: the cache holds {self._capacity_tokens}")
-        sequence = Joined(list(itertools.islice(continuation(tokens), count)), len(tokens), room_tokens)
+        sequence = DecodingSequence(list(itertools.islice(continuation(tokens), count)), len(tokens), room_tokens)
         self._waiting.append(sequence)
         self._steps = self._steps or asyncio.create_task(self._run())
         return sequence
 
-    def leave(self, sequence: Joined) -> None:
+    def leave(self, sequence: DecodingSequence) -> None:
         """Its place is free, whether it is over or not."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)

@@ -13,7 +13,7 @@ DECODE: Final = "decode"
 
 
 @dataclass(frozen=True, slots=True)
-class StandinSettings(TlsSettings):
+class FakeEngineSettings(TlsSettings):
     """Flags of `python -m kvstore.router.fake_engine.engine`, `KVSTORE_STANDIN_*`, or [standin] in the TOML file."""
 
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
-from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
+from kvstore.router.fake_engine.blocks import BlockStore, PinnedNodeClient
 from kvstore.router.fake_engine.compute import DecodeEngine, PrefillEngine
-from kvstore.router.fake_engine.config import PREFILL, SECTION, StandinSettings
+from kvstore.router.fake_engine.config import PREFILL, SECTION, FakeEngineSettings
 from kvstore.router.http_server import serve
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
@@ -45,22 +45,22 @@ SCHEDULER_DEADLINE_S: Final = 2.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@options(StandinSettings)
+@options(FakeEngineSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
     begin_logging()
     on_hangup(None)
     try:
-        asyncio.run(Standin(load_settings(StandinSettings, SECTION, flags=flags, config=config)).run())
+        asyncio.run(FakeEngine(load_settings(FakeEngineSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:
         click.echo(f"kvstore-standin: error: {error}", err=True)
         sys.exit(2)
 
 
-class Standin:
+class FakeEngine:
     """One engine, from its settings."""
 
-    def __init__(self, settings: StandinSettings) -> None:
+    def __init__(self, settings: FakeEngineSettings) -> None:
         """Raises ConfigError: no such model or GPU, or one does not fit in the other."""
         self._settings = settings
         self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu))
@@ -74,7 +74,7 @@ class Standin:
         name = settings.name or f"{settings.role}-{listen}"
         fixed = InstanceReport(
             name=name,
-            role=Role.PREFILL if settings.role == PREFILL else Role.DECODE,
+            role=InstanceRole.PREFILL if settings.role == PREFILL else InstanceRole.DECODE,
             address=f"http://{listen}",
             node=settings.node,
             capacity_tokens=self._times.cache_tokens,
@@ -88,10 +88,12 @@ class Standin:
             **tls_of(settings),
         )
         facts = {"listen": listen, "name": name, "pid": os.getpid()}
-        async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token, settings=of_master) as client:
+        async with PinnedNodeClient(
+            settings.master, settings.node, tenant=settings.tenant, token=settings.token, settings=of_master
+        ) as client:
             blocks = BlockStore(client, self._namespace, BLOCK_BYTES)
             with SchedulerClient(of_master) as scheduler:
-                app, reporter = (self._prefill if fixed.role is Role.PREFILL else self._decode)(fixed, blocks, scheduler)
+                app, reporter = (self._prefill if fixed.role is InstanceRole.PREFILL else self._decode)(fixed, blocks, scheduler)
                 with reporter:
                     await serve(
                         app,

@@ -15,9 +15,9 @@ from itertools import islice
 from typing import TypeVar
 
 from kvstore.protocol.errors import DeadlineExceeded
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, not_a_name, not_connected, share_s
 from kvstore.rpc.client.blocking_socket import MAX_FDS
@@ -85,12 +85,12 @@ class AsyncChannel(BaseChannel):
         await self._send(message, deadline, payload)
         return await self._receive(answer, deadline)
 
-    async def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[SlabFds, list[int]]:
+    async def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[MapSlabsReply, list[int]]:
         """Ask for slabs and return the answer with its descriptors, which are the caller's to close."""
         await self._send(message, deadline)
         fds = array("i")
         try:
-            slabs = await self._receive(SlabFds, deadline, fds)
+            slabs = await self._receive(MapSlabsReply, deadline, fds)
             if wrong := self._protocol.wrong_descriptors(slabs, len(fds)):
                 raise self._broken(wrong)
         except BaseException:
@@ -161,7 +161,7 @@ class AsyncChannel(BaseChannel):
             raise self._broken(error) from None
         return self._answered(frame, answer)
 
-    async def _next_frame(self, deadline: Deadline, fds: "array[int] | None" = None) -> tuple[Header, memoryview]:
+    async def _next_frame(self, deadline: Deadline, fds: "array[int] | None" = None) -> tuple[FrameHeader, memoryview]:
         reader = self._reader
         while (frame := reader.next_frame()) is None:
             room = reader.recv_buffer()

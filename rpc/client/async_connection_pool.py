@@ -9,8 +9,8 @@ from kvstore.protocol.errors import DeadlineExceeded, TooManyConnections
 from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.async_channel import AsyncChannel
-from kvstore.rpc.client.connection_pool import Loan, PoolSettings, connect_deadline, connect_failed
-from kvstore.rpc.client.pool_state import Shelf, Turn, Waiter
+from kvstore.rpc.client.connection_pool import ConnectionLease, PoolSettings, connect_deadline, connect_failed
+from kvstore.rpc.client.pool_state import ChannelTurn, PoolState, Waiter
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.descriptors import max_open_files
 from kvstore.security.tls.certificates import Certificates
@@ -29,13 +29,13 @@ class AsyncPool:
     ) -> None:
         self._hello = hello
         self._tls = tls
-        self._shelf: Shelf[AsyncChannel] = Shelf(
+        self._shelf: PoolState[AsyncChannel] = PoolState(
             max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
         )
         self._settings = settings
         self._clock_ns = clock_ns
 
-    async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[AsyncChannel]:
+    async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> ConnectionLease[AsyncChannel]:
         """Lend a channel to `address`, opening one if none is idle; waits in turn while no more may be open. A new one says `hello`, where
         that is given.
 
@@ -46,7 +46,7 @@ class AsyncPool:
             if turn is None:
                 turn, channel = await self._wait(address, deadline)
             if channel is not None:
-                return Loan(channel, partial(self._give_back, turn), reused=True)
+                return ConnectionLease(channel, partial(self._give_back, turn), reused=True)
             try:
                 opened = await self._open(address, deadline, hello or self._hello)
                 self._shelf.opened(opened, turn)
@@ -57,9 +57,9 @@ class AsyncPool:
                 self._shelf.not_opened(address, turn)
                 raise
             else:
-                return Loan(opened, partial(self._give_back, turn), reused=False)
+                return ConnectionLease(opened, partial(self._give_back, turn), reused=False)
 
-    async def _wait(self, address: Address, deadline: Deadline) -> tuple[Turn, AsyncChannel | None]:
+    async def _wait(self, address: Address, deadline: Deadline) -> tuple[ChannelTurn, AsyncChannel | None]:
         waiter = _TaskWaiter()
         try:
             while True:
@@ -77,7 +77,7 @@ class AsyncPool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def _give_back(self, turn: Turn, channel: AsyncChannel) -> None:
+    def _give_back(self, turn: ChannelTurn, channel: AsyncChannel) -> None:
         self._shelf.give_back(channel, turn, self._clock_ns())
 
     def counts(self, address: Address) -> tuple[int, int]:

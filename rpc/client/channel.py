@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.message import Message, Packable
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Flags, Hello, Welcome
 from kvstore.rpc.address import Address, connect_to
 from kvstore.rpc.busy_poll import BusyPoll
@@ -112,12 +112,12 @@ class Channel(BaseChannel):
         flags = self._receive(Flags, deadline).flags
         return flags[0] if len(flags) == 1 else None
 
-    def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[SlabFds, list[int]]:
+    def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[MapSlabsReply, list[int]]:
         """Ask for slabs and return the answer with its descriptors, which are the caller's to close."""
         self._send(message, deadline)
         fds = array("i")
         try:
-            slabs = self._receive(SlabFds, deadline, fds)
+            slabs = self._receive(MapSlabsReply, deadline, fds)
             if wrong := self._protocol.wrong_descriptors(slabs, len(fds)):
                 raise self._broken(wrong)
         except BaseException:

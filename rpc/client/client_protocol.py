@@ -19,11 +19,11 @@ from kvstore.protocol.frames import (
     SPREADS_READS,
     TAKES_TRACES,
     VERSION,
-    Header,
+    FrameHeader,
     pack_header,
 )
 from kvstore.protocol.message import Message, Packable
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Failure, Flags, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
@@ -94,7 +94,7 @@ class ClientProtocol:
         found: int = flag
         return found if is_plain and not payload_bytes and magic == MAGIC and version == VERSION else None
 
-    def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
+    def answer(self, header: FrameHeader, body: memoryview, kind: type[M]) -> M | KVStoreError:
         """What this frame answers to the request: the message, or the peer's typed error.
 
         Raises ProtocolError for any other frame, and the error of a peer that could not read us and hangs up.
@@ -124,7 +124,7 @@ class ClientProtocol:
         """The error of a stream that ends here."""
         return ConnectionResetError(0, "the peer closed the connection" + (" within a payload" if self.payload_left else ""))
 
-    def wrong_descriptors(self, slabs: SlabFds, count: int) -> ProtocolError | None:
+    def wrong_descriptors(self, slabs: MapSlabsReply, count: int) -> ProtocolError | None:
         """The error of an answer with which `count` descriptors came, unless that is one for each slab that is there."""
         if count == sum(map(bool, slabs.sizes)):
             return None
@@ -164,7 +164,7 @@ class BaseChannel(ABC):
         """A master that has what is read much copied to further nodes answered."""
         return self._protocol.spreads_reads
 
-    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
+    def _answered(self, frame: tuple[FrameHeader, memoryview], answer: type[M]) -> M:
         """What a whole frame says. Raises the peer's typed error, ProtocolError."""
         try:
             reply = self._protocol.answer(frame[0], frame[1], answer)

@@ -1,6 +1,7 @@
 """Connection pool of a blocking client: the only place that opens its channels, says Hello and drops broken ones.
 
-`pool_state.py` is the bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_connection_pool.py` lends
+`pool_state.py` is the bookkeeping, without locks or sockets; `ConnectionPool` lends blocking channels to threads;
+`async_connection_pool.py` lends
 to tasks.
 """
 
@@ -16,7 +17,7 @@ from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.pool_state import Closable, Shelf, Turn, Waiter
+from kvstore.rpc.client.pool_state import ChannelTurn, Closable, PoolState, Waiter
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.descriptors import max_open_files
 from kvstore.rpc.gil_contention import GilContention
@@ -46,7 +47,7 @@ class PoolSettings(Protocol):
     def busy_poll_us(self) -> int: ...
 
 
-class Loan(Generic[Lent]):
+class ConnectionLease(Generic[Lent]):
     """A channel in one caller's hands until `give_back`, or the end of a `with` block."""
 
     __slots__ = ("_give_back", "channel", "reused")
@@ -71,7 +72,7 @@ class Loan(Generic[Lent]):
         self.channel.close()
         self.give_back()
 
-    def __enter__(self) -> "Loan[Lent]":
+    def __enter__(self) -> "ConnectionLease[Lent]":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -92,7 +93,7 @@ def connect_failed(error: DeadlineExceeded, address: Address, deadline: Deadline
     return Unavailable(f"{address} does not answer")
 
 
-class Pool:
+class ConnectionPool:
     """Blocking channels for threads. Thread-safe. A connection introduces itself with `hello`, or as `take` says."""
 
     def __init__(
@@ -107,7 +108,7 @@ class Pool:
         self._hello = hello
         self._tls = tls
         # The other half of the descriptors are the program's.
-        self._shelf: Shelf[Channel] = Shelf(
+        self._shelf: PoolState[Channel] = PoolState(
             max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
         )
         self._settings = settings
@@ -115,7 +116,7 @@ class Pool:
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
 
-    def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[Channel]:
+    def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> ConnectionLease[Channel]:
         """Lend a channel to `address`, opening one if none is idle; waits in turn while no more may be open. A new one says `hello`, where
         that is given.
 
@@ -124,7 +125,7 @@ class Pool:
         while True:
             turn, channel = self._next(address, deadline)
             if channel is not None:
-                return Loan(channel, partial(self.give_back, turn), reused=True)
+                return ConnectionLease(channel, partial(self.give_back, turn), reused=True)
             try:
                 opened = self._open(address, deadline, hello or self._hello)
                 self._shelf.opened(opened, turn)
@@ -138,24 +139,24 @@ class Pool:
                     self._shelf.not_opened(address, turn)
                 raise
             else:
-                return Loan(opened, partial(self.give_back, turn), reused=False)
+                return ConnectionLease(opened, partial(self.give_back, turn), reused=False)
 
-    def take_idle(self, address: Address) -> Loan[Channel] | None:
+    def take_idle(self, address: Address) -> ConnectionLease[Channel] | None:
         """Lend a channel that is open already; None: there is none. Raises Closed."""
         borrowed = self.borrow(address)
         return self.lent(*borrowed) if borrowed is not None else None
 
-    def borrow(self, address: Address) -> tuple[Turn, Channel] | None:
+    def borrow(self, address: Address) -> tuple[ChannelTurn, Channel] | None:
         """As `take_idle`, without the loan: the caller gives it back with `give_back`, or by a loan that `lent` makes of it."""
         with self._lock:
             turn, channel = self._shelf.lend(address, opens=False)
         return (turn, channel) if turn is not None and channel is not None else None
 
-    def lent(self, turn: Turn, channel: Channel) -> Loan[Channel]:
+    def lent(self, turn: ChannelTurn, channel: Channel) -> ConnectionLease[Channel]:
         """What `borrow` gave, as a loan: of a call that came to no good end."""
-        return Loan(channel, partial(self.give_back, turn), reused=True)
+        return ConnectionLease(channel, partial(self.give_back, turn), reused=True)
 
-    def _next(self, address: Address, deadline: Deadline) -> tuple[Turn, Channel | None]:
+    def _next(self, address: Address, deadline: Deadline) -> tuple[ChannelTurn, Channel | None]:
         with self._lock:
             turn, channel = self._shelf.lend(address)
         if turn is not None:
@@ -181,7 +182,7 @@ class Pool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def give_back(self, turn: Turn, channel: Channel) -> None:
+    def give_back(self, turn: ChannelTurn, channel: Channel) -> None:
         """The channel is between calls, or closed."""
         with self._lock:
             self._shelf.give_back(channel, turn, self._clock_ns())

@@ -94,7 +94,7 @@ class Masters:
         return address
 
 
-class Round:
+class OwnerSearchRound:
     """Masters are asked in turn whether they own the catalog, each once at most. Whom one names is asked next."""
 
     def __init__(self, masters: Masters, *, besides: Address | None = None) -> None:
@@ -209,7 +209,7 @@ def find_owner(
 
     Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
     """
-    asking = Round(masters, besides=besides)
+    asking = OwnerSearchRound(masters, besides=besides)
     try:
         while deadline.up_to_s(attempt_s) and (address := asking.next()) is not None:
             patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))

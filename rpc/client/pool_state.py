@@ -24,7 +24,7 @@ MIN_CHANNELS: Final = 4
 RETRY_NS: Final = 1_000_000_000
 """No further channel is opened for so long to an address where one could not be."""
 
-_shelves: "weakref.WeakSet[Shelf[Any]]" = weakref.WeakSet()
+_shelves: "weakref.WeakSet[PoolState[Any]]" = weakref.WeakSet()
 """All of this process, for a child that is forked from it."""
 
 
@@ -45,7 +45,7 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
-class Turn:
+class ChannelTurn:
     """The right to one channel of an address. It ends when it is given back, or with the object: an interrupted caller, whom a signal
     can keep from giving back anything, drops it all the same, and the channel with it."""
 
@@ -58,7 +58,7 @@ class Waiter(ABC, Generic[C]):
     __slots__ = ("__weakref__", "channel", "turn")
 
     def __init__(self) -> None:
-        self.turn: Turn | None = None
+        self.turn: ChannelTurn | None = None
         """With `channel`: handed over, and not taken yet."""
         self.channel: C | None = None
 
@@ -74,7 +74,7 @@ class _Endpoint(Generic[C]):
 
     def __init__(self, max_channels: int) -> None:
         self.idle: deque[tuple[int, C]] = deque()
-        self.lent: dict[weakref.ref[Turn], C | None] = {}
+        self.lent: dict[weakref.ref[ChannelTurn], C | None] = {}
         self.waiting: dict[weakref.ref[Waiter[C]], None] = {}
         """Longest first."""
         self.max_channels = max_channels
@@ -85,7 +85,7 @@ class _Endpoint(Generic[C]):
         """The last hand-over."""
 
 
-class Shelf(Generic[C]):
+class PoolState(Generic[C]):
     """See the module. Not thread-safe; time is passed in."""
 
     def __init__(self, *, max_channels: int, max_open: int, idle_ttl_s: float) -> None:
@@ -100,7 +100,7 @@ class Shelf(Generic[C]):
 
     # --- lending ---
 
-    def lend(self, address: Address, *, opens: bool = True) -> tuple[Turn | None, C | None]:
+    def lend(self, address: Address, *, opens: bool = True) -> tuple[ChannelTurn | None, C | None]:
         """A turn and its channel, None if the caller must open it. (None, None): the limit is reached, or no channel is idle and the caller
         `opens` none.
 
@@ -118,7 +118,7 @@ class Shelf(Generic[C]):
             return None, None
         return self._lent(endpoint, channel), channel
 
-    def lend_or_queue(self, address: Address, waiter: Waiter[C]) -> tuple[Turn | None, C | None]:
+    def lend_or_queue(self, address: Address, waiter: Waiter[C]) -> tuple[ChannelTurn | None, C | None]:
         """As `lend`. (None, None): `waiter` waits at the place that it has, and looks again once it is woken; `leave` has to follow."""
         if waiter.turn is not None:
             handed, waiter.turn = (waiter.turn, waiter.channel), None
@@ -140,17 +140,17 @@ class Shelf(Generic[C]):
             self.give_back(channel, turn, now_ns)
         self._wake(endpoint)
 
-    def opened(self, channel: C, turn: Turn) -> None:
+    def opened(self, channel: C, turn: ChannelTurn) -> None:
         """The channel that `turn` lacked."""
         self._endpoints[channel.address].lent[weakref.ref(turn)] = channel
 
-    def not_opened(self, address: Address, turn: Turn) -> None:
+    def not_opened(self, address: Address, turn: ChannelTurn) -> None:
         """The channel of `turn` could not be opened."""
         endpoint = self._endpoints[address]
         endpoint.lent.pop(weakref.ref(turn), None)
         self._wake(endpoint)
 
-    def exhausted(self, address: Address, turn: Turn, now_ns: int) -> bool:
+    def exhausted(self, address: Address, turn: ChannelTurn, now_ns: int) -> bool:
         """As `not_opened`, for want of a descriptor at either end. True: others have channels to this address, for one of which the caller
         may wait; no more are opened for RETRY_NS. False: there is none to wait for."""
         endpoint = self._endpoints[address]
@@ -161,7 +161,7 @@ class Shelf(Generic[C]):
         self._wake(endpoint)
         return count > 0
 
-    def give_back(self, channel: C, turn: Turn, now_ns: int) -> None:
+    def give_back(self, channel: C, turn: ChannelTurn, now_ns: int) -> None:
         """Hand `channel` over if the longest wait is due its turn, else keep it for the next caller; drop it if it broke."""
         endpoint = self._endpoints[channel.address]
         endpoint.lent.pop(weakref.ref(turn), None)
@@ -184,8 +184,8 @@ class Shelf(Generic[C]):
             endpoint = self._endpoints[address] = _Endpoint(self._max_channels)
         return endpoint
 
-    def _lent(self, endpoint: _Endpoint[C], channel: C | None) -> Turn:
-        turn = Turn()
+    def _lent(self, endpoint: _Endpoint[C], channel: C | None) -> ChannelTurn:
+        turn = ChannelTurn()
         endpoint.lent[weakref.ref(turn, endpoint.lent.pop)] = channel  # as the callback of `lend_or_queue`
         return turn
 

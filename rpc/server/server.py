@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, TooManyConnections, Unauthorized, Unavailable
-from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
+from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, FrameHeader, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.address import Address, listening_socket
 from kvstore.rpc.descriptors import RefusalLog, SpareDescriptor, described_limit, max_accepted, max_open_files
@@ -193,7 +193,7 @@ class Server:
             except OSError:  # gone already
                 return
         try:
-            session = Session(self._reactor, sock, _Tracked(self), self._send_limits, self._observer, self.tracer)
+            session = Session(self._reactor, sock, _TrackedSession(self), self._send_limits, self._observer, self.tracer)
         except (MemoryError, OSError):
             self._turn_away(sock, "the server has no memory for another connection")
             return
@@ -273,29 +273,29 @@ class Server:
             session.close(reason)
 
 
-class Nobody:
+class NullHandler:
     """Serves no one: the first handler of a server that listens before its daemon is whole. Connections wait in the backlog meanwhile."""
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         raise Unavailable("this server is starting")
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise Unavailable("this server is starting")
 
     def closed(self, session: Session) -> None:
         return
 
 
-class _Tracked:
+class _TrackedSession:
     """The daemon's handler for one session, with the server's sets kept. Once the peer is known, its frames go there straight."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._is_stranger = True
-        self.frame: Callable[[Session, Header, memoryview], None] = self._first_frame
+        self.frame: Callable[[Session, FrameHeader, memoryview], None] = self._first_frame
         self.payload = server.handler.payload
 
-    def _first_frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def _first_frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         self._server.handler.frame(session, header, body)
         if session.context is not None and self._is_stranger:
             self.frame = self._server.handler_of(session).frame

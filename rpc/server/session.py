@@ -13,7 +13,7 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, Header, kind_of, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, FrameHeader, kind_of, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import NO_REQUESTS
 from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
@@ -22,8 +22,8 @@ from kvstore.rpc.frame_reader import FrameReader, PayloadReader
 from kvstore.rpc.frame_writer import FrameWriter, PendingRequests, Reply, SendLimits
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor
 from kvstore.rpc.server.tenant_loads import InFlight, TenantLoad
-from kvstore.rpc.server.tls_session import Encrypted
-from kvstore.rpc.tracing import CALL, Observer, Span, Stopwatch, TracedStopwatch, Tracer
+from kvstore.rpc.server.tls_session import TlsSession
+from kvstore.rpc.tracing import CALL, Observer, Stopwatch, TracedStopwatch, Tracer, TraceSpan
 from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
@@ -48,10 +48,10 @@ class Handler(Protocol):
     the peer told of an internal error.
     """
 
-    def frame(self, session: "Session", header: Header, body: memoryview) -> None:
+    def frame(self, session: "Session", header: FrameHeader, body: memoryview) -> None:
         """A whole request has arrived (its payload is in the memory that `payload` named). `body` is valid during the call only."""
 
-    def payload(self, session: "Session", header: Header, body: memoryview) -> "list[memoryview] | None":
+    def payload(self, session: "Session", header: FrameHeader, body: memoryview) -> "list[memoryview] | None":
         """Where shall this request's payload go? Writable views that add up to it, or None: `session.accept_payload` will tell later,
         and `body` then is no longer valid; or the request has been served (`session.take_payload`). Raising refuses the request; its
         payload is read and thrown away."""
@@ -85,7 +85,7 @@ class Session:
         """The handler's own state for this connection."""
         self._in_flight = InFlight()
         self._sock = sock
-        self._tls = Encrypted(sock) if isinstance(sock, TlsSocket) else None
+        self._tls = TlsSession(sock) if isinstance(sock, TlsSocket) else None
         self._fd = sock.fileno()
         self._handler = handler
         self._reader = FrameReader()
@@ -216,7 +216,7 @@ class Session:
                 observer.slow(self, kind_of(room), elapsed_ns)
         return True
 
-    def count(self, header: Header) -> None:
+    def count(self, header: FrameHeader) -> None:
         """Of a request that `at_once` is shown and that may get its answer later: it is counted and timed as any."""
         self._is_counted = True
         if self._stopwatch is not None:
@@ -278,7 +278,7 @@ class Session:
         if self.is_open and self._may_read():
             self._on_tls_ready(READABLE)
 
-    def _dispatch(self, header: Header, body: memoryview) -> None:
+    def _dispatch(self, header: FrameHeader, body: memoryview) -> None:
         if header.type in NO_REQUESTS:
             if header.type != Trace.TYPE:
                 self._on_response(header, body)
@@ -296,13 +296,13 @@ class Session:
         except Exception as error:
             self.fail(header.request_id, error)
 
-    def _on_response(self, header: Header, body: memoryview) -> None:
+    def _on_response(self, header: FrameHeader, body: memoryview) -> None:
         """Raises ProtocolError: it cannot be understood."""
         failure = Failure.unpack(body) if header.type == Failure.TYPE else None
         if not self._pending.respond(header, body, failure) and failure is not None and not header.request_id:
             self.close(failure.text)  # the peer could not read us and hangs up
 
-    def _begin(self, header: Header) -> None:
+    def _begin(self, header: FrameHeader) -> None:
         """Count a request. Raises QuotaExceeded."""
         self._in_flight.begin(header)
         if self._in_flight.is_full:
@@ -314,7 +314,7 @@ class Session:
 
     # --- payloads ---
 
-    def _begin_payload(self, header: Header, body: memoryview) -> None:
+    def _begin_payload(self, header: FrameHeader, body: memoryview) -> None:
         if header.type in NO_REQUESTS:
             raise ProtocolError(f"a message of type {header.type}, which is no request, carries values that nobody asked for")
         pending = self._payload
@@ -418,7 +418,7 @@ class Session:
             does = (TAKES_TRACES if self.traces is not None else 0) | (SPREADS_READS if spreads_reads else 0)
             self._writer.send_message(message, request_id, does)
 
-    def span(self, request_id: int) -> Span | None:
+    def span(self, request_id: int) -> TraceSpan | None:
         """Of a request that has no answer yet, for what takes its time; None: it is not traced."""
         return self.traces.span(request_id) if self.traces is not None else None
 

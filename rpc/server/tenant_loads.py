@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from kvstore.protocol.errors import ProtocolError, QuotaExceeded
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.messages import NOTICES
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
 
@@ -139,14 +139,14 @@ class InFlight:
             self._held_bytes = 0
         self._load = load
 
-    def check(self, header: Header) -> None:
+    def check(self, header: FrameHeader) -> None:
         """Raises ProtocolError for a request whose end nobody could be told, so that it would count nowhere: it has no number though it
         wants an answer, or that of another one that waits."""
         number = header.request_id
         if self._load is not None and (number in self._bytes or not (number or header.type in NOTICES)):
             raise ProtocolError(f"a request has a number of its own, from 1 on, until it is answered: {number} is none")
 
-    def begin(self, header: Header) -> None:
+    def begin(self, header: FrameHeader) -> None:
         """One that was checked. Raises QuotaExceeded; then it is not counted."""
         load = self._load
         if load is not None and header.type not in NOTICES:

@@ -16,7 +16,7 @@ MAX_REFUSED_BYTES: Final = 256 << 10
 log = logging.getLogger("kvstore.transfer")
 
 
-class Encrypted:
+class TlsSession:
     """See the module. Not thread-safe: its session is the only caller."""
 
     def __init__(self, sock: TlsSocket) -> None:

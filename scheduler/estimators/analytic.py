@@ -83,7 +83,7 @@ def find_gpu(name: str) -> GpuFacts:
     return find_facts(SHORT_NAMES.get(name.lower(), name), GPUS, GpuFacts, noun="GPU")
 
 
-class Operation(NamedTuple):
+class StepOperation(NamedTuple):
     """One operation of a step, of all layers together."""
 
     name: str
@@ -182,7 +182,7 @@ class AnalyticModel:
         compute_s, matrix_s, vector_s = self._logits.seconds
         return seconds + max(compute_s * sequences, matrix_s + vector_s * sequences)
 
-    def operations(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> tuple[Operation, ...]:
+    def operations(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> tuple[StepOperation, ...]:
         """The parts of step_s, in the order of OPERATIONS; none if there is nothing to do."""
         tokens, sequences = new_tokens + batch, batch + (new_tokens > 0)
         if not tokens:
@@ -196,7 +196,7 @@ class AnalyticModel:
             self._logits.counts(sequences),
         )
         return tuple(
-            Operation(name, flops, load_bytes, self._bound_s(flops, load_bytes))
+            StepOperation(name, flops, load_bytes, self._bound_s(flops, load_bytes))
             for name, (flops, load_bytes) in zip(OPERATIONS, counts, strict=True)
         )
 

@@ -109,7 +109,7 @@ def _mac(body: bytes, secret: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _TicketKey:
     secret: bytes = field(repr=False)
     born_ns: int
     """On this node's clock: as if the key had been made at the moment at which the node was given it, less the age it had then."""
@@ -117,7 +117,7 @@ class _Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class TicketClaims:
     """A good ticket: until when it is, on this node's clock, and which master issued it."""
 
     ticket: Ticket
@@ -129,16 +129,16 @@ class Keyring:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[int, _Key] = OrderedDict()
+        self._keys: OrderedDict[int, _TicketKey] = OrderedDict()
 
     def add(self, key_id: int, secret: bytes, *, age_ms: int, issuer: str, now_ns: int) -> None:
         """A key that the master `issuer` made `age_ms` ago. Those before stay, for the tickets that were issued under them."""
         self._keys.pop(key_id, None)
-        self._keys[key_id] = _Key(secret, now_ns - age_ms * 1_000_000, issuer)
+        self._keys[key_id] = _TicketKey(secret, now_ns - age_ms * 1_000_000, issuer)
         if len(self._keys) > MAX_KEYS:
             self._keys.popitem(last=False)
 
-    def check(self, data: bytes, *, node_id: int, now_ns: int) -> Admission:
+    def check(self, data: bytes, *, node_id: int, now_ns: int) -> TicketClaims:
         """Raises InvalidTicket: it is under no key of this node, was changed, is another node's, or has ended."""
         key = self._keys.get(key_id_of(data))
         if key is None:
@@ -149,4 +149,4 @@ class Keyring:
         until_ns = key.born_ns + ticket.ends_ms * 1_000_000
         if now_ns >= until_ns:
             raise InvalidTicket("this ticket has ended: ask the master for another one")
-        return Admission(ticket, until_ns, key.issuer)
+        return TicketClaims(ticket, until_ns, key.issuer)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 
 CA_CERT: Final = "ca.pem"
 CA_KEY: Final = "ca.key"
@@ -29,14 +29,14 @@ CA_DAYS: Final = 3650
 
 
 @dataclass(frozen=True, slots=True)
-class Validity:
+class ValidityPeriod:
     """From when to when, both in UTC."""
 
     begin: datetime.datetime
     end: datetime.datetime
 
     @classmethod
-    def from_now(cls, days: float) -> "Validity":
+    def from_now(cls, days: float) -> "ValidityPeriod":
         now = datetime.datetime.now(datetime.UTC)
         return cls(now - EARLIER, now + datetime.timedelta(days=days))
 
@@ -45,7 +45,7 @@ def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
     """Make ca.pem and ca.key in `folder`, which is made too. Raises ConfigError: one of them is there already, or cannot be written."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kvstore authority")])
-    valid = Validity.from_now(days)
+    valid = ValidityPeriod.from_now(days)
     usage = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=True,
@@ -71,7 +71,7 @@ def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
 
 
 def issue(
-    folder: Path, file: str, subjects: Sequence[Subject], hosts: Sequence[str] = (), *, valid: Validity | None = None
+    folder: Path, file: str, subjects: Sequence[CertificateSubject], hosts: Sequence[str] = (), *, valid: ValidityPeriod | None = None
 ) -> tuple[Path, Path]:
     """Make FILE.pem and FILE.key in `folder`, signed by its authority: for `subjects`, reached by `hosts` (names and addresses; with none
     it can only connect). Returns both paths. Raises ConfigError: no authority there, or one of them is there already; InvalidArgument: a
@@ -84,7 +84,7 @@ def issue(
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     names = [*(x509.UniformResourceIdentifier(_uri(subject)) for subject in subjects), *map(_host, hosts)]
     made = (
-        _builder(authority.subject, name, key, valid or Validity.from_now(DEFAULT_DAYS))
+        _builder(authority.subject, name, key, valid or ValidityPeriod.from_now(DEFAULT_DAYS))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -96,7 +96,7 @@ def issue(
     return cert, private
 
 
-def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: Validity) -> x509.CertificateBuilder:
+def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: ValidityPeriod) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)
@@ -120,7 +120,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     return made, key
 
 
-def _uri(subject: Subject) -> str:
+def _uri(subject: CertificateSubject) -> str:
     uri = subject.uri()
     if len(uri) > MAX_URI:
         raise InvalidArgument(f"a name of {len(subject.name)} characters is too long for a certificate")

@@ -19,7 +19,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own_certificate import OwnRole, check_role, own_certificate
 from kvstore.security.tls.pem_files import load_pair, read_revoked
-from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
+from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertificateSubject, CertifiedPeer, check_has
 from kvstore.security.tls.tls_socket import Check, TlsSocket
 
 SERVERS: Final = (MASTER, NODE)
@@ -116,7 +116,7 @@ class Certificates:
         return self._requires
 
     @property
-    def subjects(self) -> tuple[Subject, ...]:
+    def subjects(self) -> tuple[CertificateSubject, ...]:
         """What the certificate of a program that connects and serves is for."""
         own = self._now().own
         assert own is not None, "this program does not both connect and serve"

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.refusals import refusal
-from kvstore.security.tls.subjects import CertifiedPeer, Subject, names_of, peer_of
+from kvstore.security.tls.subjects import CertificateSubject, CertifiedPeer, names_of, peer_of
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRole:
     """What the certificate of a program has to say: what the program is, and each host by which others reach it."""
 
-    subject: Subject
+    subject: CertificateSubject
     hosts: tuple[str, ...] = ()
 
 

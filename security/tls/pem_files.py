@@ -84,14 +84,14 @@ def _fingerprint(path: str, number: int, line: str) -> bytes:
     return found
 
 
-class Validity(NamedTuple):
+class CertificateValidity(NamedTuple):
     """A certificate is valid in [begin, end]."""
 
     begin: datetime
     end: datetime
 
 
-def validities(file: str) -> list[Validity]:
+def validities(file: str) -> list[CertificateValidity]:
     """Of each certificate in the file, in order; at least one. Raises ConfigError: it cannot be read, or is no certificate's."""
     try:
         data = Path(file).read_bytes()[:MAX_PEM_BYTES]
@@ -130,7 +130,7 @@ class CertificateEnds:
         return end_s
 
 
-def _validity(der: bytes) -> Validity:
+def _validity(der: bytes) -> CertificateValidity:
     """Raises ValueError, IndexError."""
     [(_tag, certificate)] = _parts(der)
     _tag, to_be_signed = next(_parts(certificate))
@@ -139,7 +139,7 @@ def _validity(der: bytes) -> Validity:
     if [tag for tag, _ in fields[:4]] != [_INTEGER, _SEQUENCE, _SEQUENCE, _SEQUENCE]:
         raise ValueError("not a certificate of RFC 5280")
     begin, end = (_time(tag, content) for tag, content in _parts(fields[3][1]))
-    return Validity(begin, end)
+    return CertificateValidity(begin, end)
 
 
 def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import STRANGER, Identity, Kind, Role
+from kvstore.security.identity import STRANGER, Identity, IdentityKind, Role
 
 SCHEME: Final = "kvstore://"
 MASTER: Final = "master"
@@ -24,7 +24,7 @@ CLIENT: Final = "client"
 ANY: Final = "*"
 
 
-class Subject(NamedTuple):
+class CertificateSubject(NamedTuple):
     """One of them: `kind` is MASTER, NODE or CLIENT, `name` a node's or a tenant's, ANY for all of them."""
 
     kind: str
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
 class CertifiedPeer:
     """The other end of a TLS connection, as its certificate has it."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[CertificateSubject, ...]
     fingerprint: bytes = field(default=b"", compare=False, repr=False)
     """Of the certificate (pem_files.py); b"" where nobody has shown one."""
 
@@ -65,18 +65,18 @@ def peer_of(names: Iterable[str], fingerprint: bytes = b"") -> CertifiedPeer:
     return CertifiedPeer(tuple(subject for name in names if (subject := _subject(name)) is not None), fingerprint)
 
 
-def _subject(uri: str) -> Subject | None:
+def _subject(uri: str) -> CertificateSubject | None:
     kind, slash, name = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or (kind == MASTER) == bool(slash) or kind not in (MASTER, NODE, CLIENT):
         return None
     meant = unquote(name)
-    return Subject(kind, meant) if meant != ANY or name == ANY else None  # an encoded * is no wildcard
+    return CertificateSubject(kind, meant) if meant != ANY or name == ANY else None  # an encoded * is no wildcard
 
 
 def check_has(peer: CertifiedPeer, kinds: Iterable[str], who: str) -> None:
     """Raises Untrusted unless the certificate is for one of these kinds. `who` shows it, in the error."""
     if not any(peer.has(kind) for kind in kinds):
-        expected = " or ".join(Subject(kind, "NAME").uri() for kind in kinds)
+        expected = " or ".join(CertificateSubject(kind, "NAME").uri() for kind in kinds)
         raise Untrusted(f"the certificate of {who} is for {peer}, and one for {expected} is needed: make it with `kvstore certs`")
 
 
@@ -107,12 +107,12 @@ def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity |
     no tenant."""
     if peer is None or not peer.is_a(CLIENT, tenant) or (token and not tenant):
         return None
-    return Identity(Kind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
+    return Identity(IdentityKind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
 
 
 def of_node(peer: CertifiedPeer | None, name: str) -> Identity | None:
     """For a node that says that it is the one of this name."""
-    return Identity(Kind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
+    return Identity(IdentityKind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
 
 
 def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
@@ -131,21 +131,21 @@ def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
         if names:
             name = "" if ANY in names else names[0]
             role = Role.NONE if kind == NODE else _role(peer)
-            return Identity(Kind.NODE if kind == NODE else Kind.TENANT, role, name, certificate=peer.fingerprint)
+            return Identity(IdentityKind.NODE if kind == NODE else IdentityKind.TENANT, role, name, certificate=peer.fingerprint)
     return STRANGER
 
 
 def _role(peer: CertifiedPeer) -> Role:
-    return Role.ADMIN if Subject(CLIENT, ANY) in peer.subjects else Role.WRITE
+    return Role.ADMIN if CertificateSubject(CLIENT, ANY) in peer.subjects else Role.WRITE
 
 
 def both(shown: Identity, certificate: Identity | None) -> Identity:
     """Who showed a token and a certificate, or what is in force in their place. Raises Denied: they are of different nodes."""
     if certificate is None:
         return shown
-    if shown.kind is Kind.EVERYBODY:
+    if shown.kind is IdentityKind.EVERYBODY:
         return certificate
-    if shown.kind is Kind.NODE and certificate.kind is Kind.NODE and certificate.name:
+    if shown.kind is IdentityKind.NODE and certificate.kind is IdentityKind.NODE and certificate.name:
         if not shown.goes_by(certificate.name):
             raise Denied(f"the certificate is of {certificate}, the token of {shown}")
         return replace(shown, name=certificate.name)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from kvstore.store.block_table.block import Block, Columns
+from kvstore.store.block_table.block import Block, BlockColumns
 
 MAX_TENANTS: Final = 64
 """Told apart in the counts of hits; those with the fewest go together under OTHERS."""
@@ -104,7 +104,7 @@ class AccessClock:
         return max(0, now_ns - self._times_ns[at]) if self._times_ns else 0
 
 
-class NamespaceRead(NamedTuple):
+class NamespaceAccess(NamedTuple):
     tenant: str
     namespace: str
     age_s: float
@@ -114,7 +114,7 @@ class NamespaceReads:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self) -> None:
-        self._noted: set[Columns] = set()
+        self._noted: set[BlockColumns] = set()
         self._last_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
         """By tenant and namespace, the one read last behind the others."""
 
@@ -131,9 +131,9 @@ class NamespaceReads:
         while len(self._last_ns) > MAX_TOLD:
             self._last_ns.popitem(last=False)
 
-    def told(self, now_ns: int) -> Iterator[NamespaceRead]:
+    def told(self, now_ns: int) -> Iterator[NamespaceAccess]:
         """The namespaces that were read, the last one first."""
-        return (NamespaceRead(*name, max(0, now_ns - last_ns) / 1e9) for name, last_ns in reversed(self._last_ns.items()))
+        return (NamespaceAccess(*name, max(0, now_ns - last_ns) / 1e9) for name, last_ns in reversed(self._last_ns.items()))
 
 
 class BlockReads(NamedTuple):

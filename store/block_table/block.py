@@ -28,7 +28,7 @@ STAYS_RAW: Final = 8
 GUEST: Final = 16
 
 ON_HOLD: Final = (32, 64, 128)
-"""Bits of `Columns.states`; the last ones by tier, for the copy that a hold keeps there (holds.py)."""
+"""Bits of `BlockColumns.states`; the last ones by tier, for the copy that a hold keeps there (holds.py)."""
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """Tier indexes from the fastest down; a block's `slots` and the table's tiers are in this order."""
@@ -72,7 +72,7 @@ class Loss(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Others:
+class RareFields:
     """What few blocks have."""
 
     hbm: Slot | None = None
@@ -80,7 +80,7 @@ class Others:
     leaving: int | None = None
 
 
-class Columns:
+class BlockColumns:
     """The columns, and a tenant and namespace whose blocks they are: `named` gives the same columns for others. A number by row each.
 
     `held` has a bit a tier for the copies that there are. Of that in DRAM `places`, `slot_generations` and `groups` are what its Slot is,
@@ -123,10 +123,10 @@ class Columns:
         self.parents: list[bytes] = []
         self.policy_states: list[Any] = []
         self.nvme: list[Slot | None] = []
-        self.others: dict[int, Others] = {}
+        self.others: dict[int, RareFields] = {}
         self.free: list[int] = []
 
-    def named(self, tenant: str, namespace: str) -> "Columns":
+    def named(self, tenant: str, namespace: str) -> "BlockColumns":
         """The same columns, of blocks of these."""
         found = copy(self)
         found.tenant, found.namespace = tenant, namespace
@@ -149,7 +149,7 @@ class Columns:
         return len(self.sizes)
 
 
-_NOTHING: Final = Others()
+_NOTHING: Final = RareFields()
 
 
 class Block(int):
@@ -169,7 +169,7 @@ class Block(int):
 
     __slots__ = ()
 
-    columns: ClassVar[Columns]
+    columns: ClassVar[BlockColumns]
     tenant: ClassVar[str]
     namespace: ClassVar[str]
     key: bytes
@@ -326,14 +326,14 @@ class Block(int):
         else:
             self.columns.states[self] &= ~bit
 
-    def _known_others(self) -> Others:
+    def _known_others(self) -> RareFields:
         """To look at only."""
         others = self.columns.others
         return others.get(self, _NOTHING) if others else _NOTHING
 
-    def _others(self) -> Others:
+    def _others(self) -> RareFields:
         """To change."""
-        return self.columns.others.setdefault(int(self), Others())
+        return self.columns.others.setdefault(int(self), RareFields())
 
     # --- what its copies give ---
 
@@ -373,7 +373,7 @@ class Block(int):
         self._others().lossy = tuple(known) if any(known) else ()
 
 
-def block_type(columns: Columns) -> type[Block]:
+def block_type(columns: BlockColumns) -> type[Block]:
     """The class of the blocks of these columns. Its fields are the columns' own methods: Python's take three times as long."""
     fields: dict[str, Any] = {
         "key": columns.keys,

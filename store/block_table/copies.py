@@ -1,7 +1,7 @@
 """The copies of blocks in the tiers: how they come to be seen, how they leave, and when the slot of one that left may hold another value.
 
 Not before nobody reads it: a reader that asked has the block acquired, a copy to another tier has it `moving`, and a client of this host
-that looks at shared memory unasked is known to `Showing`. Until then the slot is quarantined.
+that looks at shared memory unasked is known to `SharedIndex`. Until then the slot is quarantined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.block_table.block import DRAM, GONE, HELD, MOVING, Block
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.rows import have_gone, have_left, read, rows_of, slots_of
-from kvstore.store.block_table.tier_view import Level
-from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided
+from kvstore.store.block_table.tier_view import TierView
+from kvstore.store.block_table.uncommitted import UNDECIDED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.tiers.tier import Slot
 
@@ -26,7 +26,7 @@ Emit = Callable[[int, Block], None]
 """Called with (EVENT_..., block) for everything the master must hear, in order."""
 
 
-class Showing(Protocol):
+class SharedIndex(Protocol):
     """See store/shared_index/index_writer.py, which is one."""
 
     def show(self, block: Block, place: Place | None = None) -> None:
@@ -55,17 +55,17 @@ class Showing(Protocol):
         """Release a quarantined DRAM slot when nobody looks at it any more."""
 
 
-class Copies:
+class BlockCopies:
     """A part of the block table, which owns what this works on."""
 
     def __init__(
         self,
         visible: VisibleBlocks,
-        levels: Mapping[int, Level],
+        levels: Mapping[int, TierView],
         *,
-        undecided: Undecided,
-        showing: Showing,
-        events: EventLog,
+        undecided: UncommittedBlocks,
+        showing: SharedIndex,
+        events: BlockEventLog,
         emit: Emit,
     ) -> None:
         self._visible = visible
@@ -77,7 +77,7 @@ class Copies:
 
     # --- coming ---
 
-    def show(self, block: Block, level: Level) -> None:
+    def show(self, block: Block, level: TierView) -> None:
         """Make a block visible whose only copy is at `level`."""
         self._visible.add(block)
         level.add(block)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kvstore.protocol.errors import InvalidArgument, Unavailable
-from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, Events
+from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, FetchEvents
 from kvstore.store.block_table.access_counts import BlockReads, HotBlocks
 from kvstore.store.block_table.block import Block
 
@@ -60,7 +60,7 @@ class _Ring:
         return found
 
 
-class EventLog:
+class BlockEventLog:
     """See the module. Give it only batches of blocks of one tenant."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
@@ -96,7 +96,7 @@ class EventLog:
         if ring is not None and blocks:
             ring.append(kind, self._now_us(), blocks)
 
-    def answer(self, asker: object, tenant: str, message: Events) -> EventBatch:
+    def answer(self, asker: object, tenant: str, message: FetchEvents) -> EventBatch:
         """What happened since. Raises InvalidArgument for a cursor that this asker was not given, Unavailable for a tenant too many."""
         ring = self._rings.get(tenant)
         if message.cursor == 0:

@@ -31,7 +31,7 @@ MAX_RETIRED_ASKED: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _OrderGroup:
     """The order of a group's keys. The policy knows keys and no blocks: a block that comes back is a new Block and the same key. Whose they
     are says the tenant's table of visible blocks. `retired` are those of the policy's keys whose namespaces were retired
     (retired_blocks.py), in the order in which they were put: the last leaves first, so that the beginning of a prompt stays longest."""
@@ -65,7 +65,7 @@ class EvictionOrder:
         self._is_of_dram = is_of_dram
         self.remembered = 0
         """Blocks that left and that the policies of groups that are there remember."""
-        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        self._groups: OrderedDict[int, _OrderGroup] = OrderedDict()
         self._groups_of: dict[str, OrderedDict[int, None]] = {}
         """By tenant, its groups. None of them empty."""
         self._debts: dict[int, tuple[int, int]] = {}
@@ -109,7 +109,7 @@ class EvictionOrder:
             members.retired[block.key] = None
 
     @staticmethod
-    def _insert(members: _Group, block: Block) -> None:
+    def _insert(members: _OrderGroup, block: Block) -> None:
         key, label = block.key, block.namespace
         whole = block_of_value(label, key) if is_of_values(label) else None
         if whole is None:
@@ -120,13 +120,13 @@ class EvictionOrder:
         above = block_of_value(label, block.parent) if block.parent else None
         members.policy.insert_value(key, whole, above)
 
-    def _group_for(self, block: Block, group: int) -> _Group:
+    def _group_for(self, block: Block, group: int) -> _OrderGroup:
         members = self._groups.get(group)
         if members is None:
             policy = self._make_policy()
             if self._is_of_dram:
                 policy.keep_in(BlockStates(group, self._blocks_of(block.tenant), block.columns))
-            members = self._groups[group] = _Group(policy, block.tenant)
+            members = self._groups[group] = _OrderGroup(policy, block.tenant)
             self._groups_of.setdefault(block.tenant, OrderedDict())[group] = None
         return members
 
@@ -222,14 +222,14 @@ class EvictionOrder:
         members = self._groups.get(group)
         return self._retired_in(members, evictable) if members is not None else None
 
-    def _victim(self, members: _Group, evictable: Callable[[Block], bool]) -> Block | None:
+    def _victim(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
         if (retired := self._retired_in(members, evictable)) is not None:
             return retired
         blocks = self._blocks_of(members.tenant)
         key = members.policy.victim(lambda key: evictable(blocks[key]))
         return blocks[key] if key is not None else None
 
-    def _retired_in(self, members: _Group, evictable: Callable[[Block], bool]) -> Block | None:
+    def _retired_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
         """A retired block of the group that may leave. Those whose namespace is used again are retired no more; those that may not leave
         are looked at again last."""
         retired, is_retired = members.retired, self.is_retired

@@ -11,10 +11,10 @@ from itertools import islice
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.copies import Copies
+from kvstore.store.block_table.copies import BlockCopies
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import read, rows_of
-from kvstore.store.block_table.tier_view import Level
+from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
@@ -54,13 +54,13 @@ class TierMove:
     encoding: Encoding | None = None
 
 
-class Room:
+class Evictor:
     """See the module. The node's loop is the only caller."""
 
     def __init__(
         self,
-        levels: Mapping[int, Level],
-        copies: Copies,
+        levels: Mapping[int, TierView],
+        copies: BlockCopies,
         encoding_of: Callable[[Block], Encoding | None] | None,
         holds: Holds,
     ) -> None:
@@ -80,7 +80,7 @@ class Room:
         self._is_cut_short = False
         """Somebody wanted more in this turn."""
 
-    def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True, may_drop: bool = False) -> Slot | None:
+    def make(self, level: TierView, size_bytes: int, tenant: str, *, may_wait: bool = True, may_drop: bool = False) -> Slot | None:
         """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
         leave at once (demotions may have been planned), or enough has left in this turn.
 
@@ -112,7 +112,7 @@ class Room:
             if still_here:
                 return None
 
-    def holds_give_way(self, level: Level, tenant: str | None) -> bool:
+    def holds_give_way(self, level: TierView, tenant: str | None) -> bool:
         """Whether holds, of the tenant or of all, have ended for a newcomer for which nothing else can leave: it is worth another search.
         Not while something is on its way down, which makes room without that."""
         return not level.leaving_blocks and self._holds.give_way(level.index, tenant)
@@ -130,7 +130,7 @@ class Room:
         is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, EXTRA_BLOCKS
         return is_cut_short
 
-    def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int, *, may_drop: bool = False) -> bool:
+    def free_at_once(self, level: TierView, size_bytes: int, tenant: str, count: int, *, may_drop: bool = False) -> bool:
         """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
         be copied first. False: none has left. `may_drop` is as for `make`: one look passes by all that are on their way down."""
         if level.lacks_quota(size_bytes, tenant):
@@ -154,7 +154,7 @@ class Room:
                 break
         return has_left
 
-    def _free_coldest(self, level: Level, group: int, tenant: str, count: int) -> int:
+    def _free_coldest(self, level: TierView, group: int, tenant: str, count: int) -> int:
         """Have the group's coldest blocks leave the node, up to `count`, as far as each would be the next victim; how many have left."""
         left = 0
         while left < count:
@@ -166,14 +166,14 @@ class Room:
             left += len(blocks)
         return left
 
-    def _drop_coldest(self, level: Level, group: int, count: int) -> int:
+    def _drop_coldest(self, level: TierView, group: int, count: int) -> int:
         """As `_free_coldest`, where they could go down and no time is left for it."""
         blocks = level.coldest_of_all(group, count)
         for block in blocks:
             self.evict(block, level, is_dropped=True)
         return len(blocks)
 
-    def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
+    def _free_own(self, level: TierView, size_bytes: int, tenant: str, count: int) -> bool:
         """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
         has_left, due = False, count
         while level.within_limit(tenant, size_bytes, count) < count:
@@ -187,7 +187,7 @@ class Room:
                 has_left |= self.evict(block, level, for_quota=True)
         return has_left
 
-    def evict(self, block: Block, level: Level, *, for_quota: bool = False, is_dropped: bool = False) -> bool:
+    def evict(self, block: Block, level: TierView, *, for_quota: bool = False, is_dropped: bool = False) -> bool:
         """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first; with `is_dropped` it
         leaves the node instead. `for_quota`: for its tenant has all that its quota gives it."""
         if block.is_also_outside(level.index):
@@ -252,7 +252,7 @@ class Room:
         moves, self._moves = self._moves, []
         return moves
 
-    def _relieve(self, level: Level) -> None:
+    def _relieve(self, level: TierView) -> None:
         if level.leaving_blocks >= MAX_LEAVING:
             return
         level.is_relieved = False
@@ -272,7 +272,7 @@ class Room:
                     return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
             level.is_relieved = is_too_full()
 
-    def _next_to_leave(self, level: Level, is_wanted: Callable[[], bool], tenant: str | None = None) -> Iterator[Block]:
+    def _next_to_leave(self, level: TierView, is_wanted: Callable[[], bool], tenant: str | None = None) -> Iterator[Block]:
         """The coldest blocks, of that tenant or of all, each when the one before has left or is on its way down: while more are wanted, and
         as many as one turn may take. Twice as many are looked for each time, for each look passes by all that are on their way; but once a
         block has left, the policy has another order."""
@@ -298,7 +298,7 @@ class Room:
                 if not is_wanted():
                     return
 
-    def _take_surplus(self, level: Level) -> None:
+    def _take_surplus(self, level: TierView) -> None:
         """The coldest blocks of tenants above their limit leave, SURPLUS_BLOCKS at most; the others by the next calls."""
         limits, left = level.limits, SURPLUS_BLOCKS
         for tenant in list(limits.surplus):
@@ -309,7 +309,7 @@ class Room:
                 if not (self.evict(block, level, for_quota=True) or block.moving):
                     break
 
-    def _take_surplus_slabs(self, level: Level) -> None:
+    def _take_surplus_slabs(self, level: TierView) -> None:
         """The coldest slabs of tenants that have more than they may are emptied, at least one and then up to SURPLUS_BLOCKS blocks; none
         while something of the tenant is being copied down: its slab may be empty then."""
         limits, left = level.slab_limits, SURPLUS_BLOCKS
@@ -329,7 +329,7 @@ class Room:
             if not limits.is_above(tenant):
                 limits.surplus.discard(tenant)
 
-    def _plan_move(self, block: Block, source: Level, target: Level, *, stays: bool = False) -> bool:
+    def _plan_move(self, block: Block, source: TierView, target: TierView, *, stays: bool = False) -> bool:
         """`stays`: the copy is to make no room in the source."""
         if block.generation == UNDECIDED:
             return False  # what a durable tier holds comes back with the next process, and must have the generation it was granted
@@ -352,15 +352,15 @@ class Room:
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
 
-    def _can_leave_now(self, block: Block, level: Level) -> bool:
+    def _can_leave_now(self, block: Block, level: TierView) -> bool:
         return block.is_also_outside(level.index) or self._lower(level.index) is None
 
-    def _lower(self, index: int) -> Level | None:
+    def _lower(self, index: int) -> TierView | None:
         """The next lower tier that takes values."""
         levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
         return next((level for level in levels if level.takes_values), None)
 
 
-def _has_surplus(level: Level, tenant: str) -> bool:
+def _has_surplus(level: TierView, tenant: str) -> bool:
     """Whether the tenant has more there than it may, without what is leaving."""
     return -(level.limits.left(tenant) or 0) > level.limits.leaving_bytes(tenant)

@@ -18,9 +18,9 @@ from typing import Final, Protocol
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
-from kvstore.store.block_table.evictor import Room
-from kvstore.store.block_table.quotas import Crowding
-from kvstore.store.block_table.tier_view import Level
+from kvstore.store.block_table.evictor import Evictor
+from kvstore.store.block_table.quotas import BlockLimit
+from kvstore.store.block_table.tier_view import TierView
 from kvstore.tiers.tier import Slot, TierFull
 
 IDLE_NS: Final = 1_000_000_000
@@ -32,7 +32,7 @@ MAX_SHARE: Final = 16
 class FreeSlots:
     """See the module."""
 
-    def __init__(self, landing: Level, crowding: Crowding, room: Room, *, is_lowest: bool) -> None:
+    def __init__(self, landing: TierView, crowding: BlockLimit, room: Evictor, *, is_lowest: bool) -> None:
         """`landing` is DRAM; `is_lowest`: what leaves there leaves the node."""
         self._landing = landing
         self._crowding = crowding
@@ -66,7 +66,7 @@ class FreeSlots:
 
     def free_slots(self, tenant: str, size_bytes: int, count: int, *, may_drop: bool = False) -> list[Slot]:
         """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other. `may_drop`:
-        see `Room.make`."""
+        see `Evictor.make`."""
         found = self.spare_slots(tenant, size_bytes, count)
         while len(found) < count and self._room.free_at_once(self._landing, size_bytes, tenant, count - len(found), may_drop=may_drop):
             more = self.spare_slots(tenant, size_bytes, count - len(found))

@@ -11,7 +11,7 @@ MIN_STALE_ENTRIES = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class ReadLease:
     """`owner`'s right to read the blocks' slots until `until_ns`."""
 
     lease_id: int
@@ -25,14 +25,14 @@ class Leases:
 
     def __init__(self, give_back: Callable[[Block], None]) -> None:
         self._give_back = give_back
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, ReadLease] = {}
         self._by_owner: dict[object, set[int]] = {}
         self._expiry: list[tuple[int, int]] = []
         self._next_id = 1
 
     def grant(self, owner: object, blocks: Sequence[Block], until_ns: int) -> int:
         """The new lease's id, never 0."""
-        lease = Lease(self._next_id, owner, blocks, until_ns)
+        lease = ReadLease(self._next_id, owner, blocks, until_ns)
         self._next_id += 1
         self._leases[lease.lease_id] = lease
         self._by_owner.setdefault(owner, set()).add(lease.lease_id)
@@ -59,7 +59,7 @@ class Leases:
                 count += 1
         return count
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: ReadLease) -> None:
         del self._leases[lease.lease_id]
         mine = self._by_owner[lease.owner]
         mine.discard(lease.lease_id)

@@ -25,7 +25,7 @@ MAX_ENDED: Final = 2048
 """Puts of writers who are gone that end at once: some 10 ms of the loop. The others do in the next turns."""
 
 
-class Grant(Protocol):
+class WritePermission(Protocol):
     """Leave to write a slot from another host, by the transfer engine."""
 
     def revoke(self) -> bool:
@@ -44,7 +44,7 @@ class OpenPut:
     block: Block
     owner: object
     expires_ns: int
-    grant: Grant | None = None
+    grant: WritePermission | None = None
     is_named: bool = False
 
     @property

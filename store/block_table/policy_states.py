@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
 
-from kvstore.store.block_table.block import Block, Columns
+from kvstore.store.block_table.block import Block, BlockColumns
 from kvstore.store.block_table.rows import FIRST_ROW
 
 
@@ -18,7 +18,7 @@ class BlockStates:
 
     __slots__ = ("_blocks", "_column", "_count", "_others", "get")
 
-    def __init__(self, group: int, blocks: Mapping[bytes, Block], columns: Columns) -> None:
+    def __init__(self, group: int, blocks: Mapping[bytes, Block], columns: BlockColumns) -> None:
         """`blocks` are the tenant's visible ones, of these columns."""
         self._blocks = blocks
         self._column = columns.policy_states
@@ -76,7 +76,7 @@ class BlockStates:
         return not any(self.found(list(keys))) and self._others.keys().isdisjoint(keys)
 
 
-def _getter(group: int, blocks: Mapping[bytes, Block], columns: Columns, others: Mapping[bytes, Any]) -> Callable[[bytes], Any]:
+def _getter(group: int, blocks: Mapping[bytes, Block], columns: BlockColumns, others: Mapping[bytes, Any]) -> Callable[[bytes], Any]:
     """A function, for a policy asks it several times a block: a method would take half as long again."""
     find, column, groups = blocks.get, columns.policy_states, columns.groups
 

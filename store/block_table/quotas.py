@@ -13,10 +13,10 @@ from kvstore.protocol.errors import QuotaExceeded
 from kvstore.protocol.settings import format_size
 from kvstore.security.quotas.quota import SLABS, UNLIMITED, Quotas
 from kvstore.store.block_table.block import DRAM, TIERS, Block
-from kvstore.store.block_table.evictor import SURPLUS_BLOCKS, Room
+from kvstore.store.block_table.evictor import SURPLUS_BLOCKS, Evictor
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import OpenPuts
-from kvstore.store.block_table.tier_view import Level
+from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 
 TABLE_BYTES: Final = 470
@@ -34,7 +34,7 @@ REMEMBERED_SHARE: Final = 0.25
 """Of the table's memory, for these: a policy remembers several times as many as are there."""
 
 
-class Use(NamedTuple):
+class TenantUsage(NamedTuple):
     """Of one tenant: bytes by tier, from HBM down, blocks, open puts among them, and slabs of HBM and DRAM."""
 
     tiers: tuple[int, int, int] = (0, 0, 0)
@@ -42,13 +42,13 @@ class Use(NamedTuple):
     slabs: tuple[int, int] = (0, 0)
 
 
-NO_USE: Final = Use()
+NO_USE: Final = TenantUsage()
 
 
 class BlockQuotas:
     """See the module. A part of the block table."""
 
-    def __init__(self, visible: VisibleBlocks, puts: OpenPuts, levels: Mapping[int, Level], holds: Holds) -> None:
+    def __init__(self, visible: VisibleBlocks, puts: OpenPuts, levels: Mapping[int, TierView], holds: Holds) -> None:
         self._holds = holds
         self._visible = visible
         self._puts = puts
@@ -114,13 +114,13 @@ class BlockQuotas:
             "deadline: let some go, or have the operator raise it"
         )
 
-    def use(self) -> dict[str, Use]:
+    def use(self) -> dict[str, TenantUsage]:
         """Of each tenant that has something here."""
         tiers = [self._levels[index].tier.tenant_bytes if index in self._levels else {} for index in range(len(TIERS))]
         names = self._visible.tenants() | self._puts.tenants() | {name for used in tiers for name in used}
         slabs = [self._levels[index].slab_limits.held() if index in self._levels else {} for index in range(len(SLABS))]
         return {
-            name: Use(
+            name: TenantUsage(
                 (tiers[0].get(name, 0), tiers[1].get(name, 0), tiers[2].get(name, 0)),
                 self._blocks_of(name),
                 (slabs[0].get(name, 0), slabs[1].get(name, 0)),
@@ -132,17 +132,17 @@ class BlockQuotas:
         return self._visible.count_of(tenant) + self._puts.count_of(tenant)
 
 
-class Crowding:
+class BlockLimit:
     """See the module."""
 
     def __init__(
         self,
         visible: VisibleBlocks,
         puts: OpenPuts,
-        levels: Mapping[int, Level],
+        levels: Mapping[int, TierView],
         quotas: BlockQuotas,
         drop: Callable[[Block], None],
-        room: Room,
+        room: Evictor,
         *,
         max_blocks: int | None,
     ) -> None:
@@ -194,7 +194,7 @@ class Crowding:
     def _evict_of(self, tenant: str) -> bool:
         return self._evict(lambda level: level.order.coldest_of(tenant, level.may_leave_now()), for_quota=True)
 
-    def _evict(self, coldest: Callable[[Level], Block | None], *, for_quota: bool) -> bool:
+    def _evict(self, coldest: Callable[[TierView], Block | None], *, for_quota: bool) -> bool:
         """Have the block leave that `coldest` gives of the lowest tier where there is one. False: there is none."""
         for level in self._lowest_first:
             block = coldest(level)

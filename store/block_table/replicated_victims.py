@@ -23,7 +23,7 @@ MAX_AGE_NS: Final = 10_000_000_000
 
 
 @dataclass(slots=True)
-class _Group:
+class _VictimGroup:
     """`spares` are blocks with their last access when they were asked about, coldest first."""
 
     spares: deque[tuple[Block, int]] = field(default_factory=deque)
@@ -33,13 +33,13 @@ class _Group:
     until_ns: int = 0
 
 
-class Spares:
+class ReplicatedVictims:
     """Of one tier. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self, index: int) -> None:
         """`index` is the tier's."""
         self._index = index
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _VictimGroup] = {}
         self._due: set[int] = set()
 
     def __len__(self) -> int:
@@ -61,10 +61,10 @@ class Spares:
         if count:
             self._leaving(group, count)
 
-    def _leaving(self, group: int, count: int) -> _Group:
+    def _leaving(self, group: int, count: int) -> _VictimGroup:
         state = self._groups.get(group)
         if state is None:
-            state = self._groups[group] = _Group()
+            state = self._groups[group] = _VictimGroup()
         state.due_in -= count
         if state.due_in <= 0 and not state.is_asked:
             self._due.add(group)
@@ -77,7 +77,7 @@ class Spares:
 
     def begin_asking(self, group: int) -> bool:
         """The group is asked about ahead of its evictions: `told` follows, or `forget`. False: it is being asked about already."""
-        state = self._groups.setdefault(group, _Group())
+        state = self._groups.setdefault(group, _VictimGroup())
         if state.is_asked:
             return False
         state.is_asked = True

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.tier_view import Level
+from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 
 WALKED: Final = 4096
@@ -18,7 +18,7 @@ WALKED: Final = 4096
 class RetiredBlocks:
     """A part of the block table. The node's loop is the only caller."""
 
-    def __init__(self, visible: VisibleBlocks, levels: Mapping[int, Level]) -> None:
+    def __init__(self, visible: VisibleBlocks, levels: Mapping[int, TierView]) -> None:
         self._visible = visible
         self._levels = levels
         self._namespaces: Mapping[str, frozenset[str]] = {}

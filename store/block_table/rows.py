@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, Columns, block_type
+from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, BlockColumns, block_type
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.tiers.slabs import new_slot
 from kvstore.tiers.tier import Slot
@@ -36,7 +36,7 @@ class BlockRows:
     """See the module."""
 
     def __init__(self) -> None:
-        self.columns = Columns()
+        self.columns = BlockColumns()
         """Of all blocks, whoever's."""
         self.columns.lengthen(FIRST_ROW)
         self._named: dict[tuple[str, str], type[Block]] = {}
@@ -151,7 +151,7 @@ def write(column: "array[int]", rows: Numbers, values: Values) -> None:
     np.frombuffer(column, np.uint64)[rows] = values
 
 
-def places_in(columns: Columns, rows: Numbers) -> Numbers:
+def places_in(columns: BlockColumns, rows: Numbers) -> Numbers:
     """The indexes of the slots in DRAM, of blocks that have one there."""
     assert (np.frombuffer(columns.held, np.uint8)[rows] & HELD[DRAM]).all()
     return np.frombuffer(columns.places, np.int64)[rows]
@@ -169,12 +169,12 @@ def slots_of(blocks: Sequence[Block]) -> list[Slot]:
     return list(map(new_slot, zip(*(column.tolist() for column in words), strict=True)))
 
 
-def groups_in(columns: Columns, rows: Numbers) -> npt.NDArray[np.uint32]:
+def groups_in(columns: BlockColumns, rows: Numbers) -> npt.NDArray[np.uint32]:
     """The groups of the slots in DRAM."""
     return np.frombuffer(columns.groups, np.uint32)[rows]
 
 
-def tier_masks(columns: Columns, rows: Numbers) -> npt.NDArray[np.uint8]:
+def tier_masks(columns: BlockColumns, rows: Numbers) -> npt.NDArray[np.uint8]:
     """What `tier_mask` of each block is; 0 of one that is gone."""
     is_gone = np.frombuffer(columns.states, np.uint8)[rows] & GONE != 0
     return np.where(is_gone, np.uint8(0), _TIER_MASKS[np.frombuffer(columns.held, np.uint8)[rows]])
@@ -185,7 +185,7 @@ def decided(blocks: Sequence[Block]) -> list[Block]:
     return list(compress(blocks, (read(blocks[0].columns.generations, rows_of(blocks)) != UNDECIDED).tolist()))
 
 
-def is_in(columns: Columns, rows: Numbers, tier: int) -> npt.NDArray[np.bool_]:
+def is_in(columns: BlockColumns, rows: Numbers, tier: int) -> npt.NDArray[np.bool_]:
     """Whether there is a copy of it in that tier, of each."""
     found: npt.NDArray[np.bool_] = np.frombuffer(columns.held, np.uint8)[rows] & HELD[tier] != 0
     return found
@@ -197,11 +197,11 @@ def are_any_gone(blocks: Sequence[Block]) -> bool:
     return bool((states & GONE).any())
 
 
-def have_gone(columns: Columns, rows: Numbers) -> None:
+def have_gone(columns: BlockColumns, rows: Numbers) -> None:
     """All of them are gone."""
     np.frombuffer(columns.states, np.uint8)[rows] |= GONE
 
 
-def have_left(columns: Columns, rows: Numbers, tier: int) -> None:
+def have_left(columns: BlockColumns, rows: Numbers, tier: int) -> None:
     """None of them has a copy in that tier any more."""
     np.frombuffer(columns.held, np.uint8)[rows] &= ~HELD[tier] & 0xFF

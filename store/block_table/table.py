@@ -17,19 +17,19 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
 from kvstore.store.block_table.access_counts import NamespaceReads, TierCounts
 from kvstore.store.block_table.block import DRAM, IN_USE, NVME, ON_HOLD, Block, Loss
-from kvstore.store.block_table.copies import Copies, Emit, IsLookedAt, Showing
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.copies import BlockCopies, Emit, IsLookedAt, SharedIndex
+from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.eviction_order import EvictionOrder
-from kvstore.store.block_table.evictor import PROMOTE_AT_HITS, Room
+from kvstore.store.block_table.evictor import PROMOTE_AT_HITS, Evictor
 from kvstore.store.block_table.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
 from kvstore.store.block_table.partitioning import Partitioning
-from kvstore.store.block_table.quotas import BlockQuotas, Crowding, most_blocks, most_remembered, table_bytes
+from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
-from kvstore.store.block_table.tier_view import EncodedTotals, Level, MayLeave, evictable_in
-from kvstore.store.block_table.uncommitted import Undecided
+from kvstore.store.block_table.tier_view import EncodedTotals, MayLeave, TierView, evictable_in
+from kvstore.store.block_table.uncommitted import UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier
@@ -68,8 +68,8 @@ class BlockTable:
         rules: TableRules,
         *,
         emit: Emit,
-        events: EventLog,
-        showing: Showing,
+        events: BlockEventLog,
+        showing: SharedIndex,
         partitioning: Partitioning,
         holds: Holds,
     ) -> None:
@@ -89,7 +89,7 @@ class BlockTable:
         evictable = {index: evictable_in(index) for index in tiers}
         self._evictable_in_dram = evictable[DRAM]
         self._levels = {
-            index: Level(
+            index: TierView(
                 index,
                 tier,
                 EvictionOrder(rules.make_policy, self._visible.by_key, max_remembered=max_remembered, is_of_dram=index == DRAM),
@@ -105,20 +105,20 @@ class BlockTable:
         """What leaves this tier leaves the node."""
         self._emit = emit
         self.events = events
-        self.undecided = Undecided(partitioning)
+        self.undecided = UncommittedBlocks(partitioning)
         self._showing = showing
         self._looks_of: str | None = None
         """The tenant of which the search under way for blocks that may leave DRAM asked last at what its clients look, and the answer."""
         self._is_looked_at: IsLookedAt | None = None
-        self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
+        self.copies = BlockCopies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
         self.holds = holds
-        self.room = Room(self._levels, self.copies, rules.encoding_of, self.holds)
+        self.room = Evictor(self._levels, self.copies, rules.encoding_of, self.holds)
         self.puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
         """Those at work."""
         self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
         self.retired = RetiredBlocks(self._visible, self._levels)
-        self._crowding = Crowding(self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
+        self._crowding = BlockLimit(self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
         self._ended = EndedPuts(self.puts, self._landing.tier)
         self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
         self.ahead = SlotsAhead(self.slots, capacity_bytes=self._landing.tier.capacity_bytes)
@@ -131,8 +131,8 @@ class BlockTable:
     def open(self, block: Block, owner: object, *, now_ns: int, may_drop: bool = False) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
-        None when there is no room now: room is being made if it can be (see `Room.make`, as for `may_drop`), ask again when a move has
-        finished, or in the next turn (`Room.next_turn`).
+        None when there is no room now: room is being made if it can be (see `Evictor.make`, as for `may_drop`), ask again when a move has
+        finished, or in the next turn (`Evictor.next_turn`).
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self.puts.of_key(block.tenant, block.key) is None
@@ -140,7 +140,8 @@ class BlockTable:
 
     def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
-        `Copies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table is asked anything else. None
+        `BlockCopies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table
+        is asked anything else. None
         and errors as of `open`; None, too, while somebody writes the key."""
         tenant = block.tenant
         if self.puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
@@ -300,7 +301,7 @@ class BlockTable:
         return slot
 
     def staging_slot(self, block: Block) -> Slot | None:
-        """A DRAM slot to read the block into for one reader, for `Copies.stage`. None: there is none at once, or more than STAGED_SHARE of
+        """A DRAM slot to read the block into for one reader, for `BlockCopies.stage`. None: there is none at once, or more than STAGED_SHARE of
         DRAM would be in quarantine."""
         tier = self._landing.tier
         if tier.quarantined_bytes + block.size_bytes > tier.capacity_bytes // STAGED_SHARE:
@@ -333,7 +334,7 @@ class BlockTable:
         return self.room.goes_down(index)
 
     def relieve(self) -> None:
-        """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have. To be called in each
+        """Make room ahead of need, see `Evictor.relieve`; and have blocks leave that are more than their tenant may have. To be called in each
         turn of the loop."""
         self._ended.go_on()
         self.room.relieve()

@@ -8,10 +8,10 @@ from itertools import islice, takewhile
 from typing import Final
 
 from kvstore.store.block_table.access_counts import TierCounts
-from kvstore.store.block_table.block import DRAM, HELD, IN_USE, Block, Columns, Loss
+from kvstore.store.block_table.block import DRAM, HELD, IN_USE, Block, BlockColumns, Loss
 from kvstore.store.block_table.eviction_order import EvictionOrder
 from kvstore.store.block_table.limits import SlabLimits, TierLimits
-from kvstore.store.block_table.replicated_victims import LOOK_AHEAD, Spares
+from kvstore.store.block_table.replicated_victims import LOOK_AHEAD, ReplicatedVictims
 from kvstore.store.block_table.rows import Numbers, groups_in, places_in, read
 from kvstore.store.block_table.slab_index import SlabIndex
 from kvstore.store.block_table.uncommitted import UNDECIDED
@@ -57,7 +57,7 @@ class EncodedTotals:
         self.elements += times * loss.encoding.elements
 
 
-class Level:
+class TierView:
     """See the module. It frees and copies nothing. The block table is the only caller."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Level:
         self.high_bytes, self.low_bytes = (tier.capacity_bytes * share for share in watermarks)
         self.counts = TierCounts()
         self.order = order
-        self.spares = Spares(index)
+        self.spares = ReplicatedVictims(index)
         """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
@@ -164,7 +164,7 @@ class Level:
         if self._slabs is not None:
             self._by_slot.remove_all(places_in(blocks[0].columns, rows))
 
-    def free_all(self, columns: Columns, rows: Numbers) -> None:
+    def free_all(self, columns: BlockColumns, rows: Numbers) -> None:
         """Free the slots in DRAM of blocks that nobody uses any more."""
         assert self._slabs is not None, "DRAM is made of slabs"
         self._slabs.free_places(places_in(columns, rows), read(columns.slot_generations, rows))

@@ -12,7 +12,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from kvstore.rpc.tracing import MAX_LINKS, Span
+from kvstore.rpc.tracing import MAX_LINKS, TraceSpan
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
 
@@ -38,7 +38,7 @@ class _Wait(NamedTuple):
     is_over: Callable[[], bool]
 
 
-class Undecided:
+class UncommittedBlocks:
     """See the module."""
 
     def __init__(self, partitioning: Partitioning) -> None:
@@ -56,7 +56,7 @@ class Undecided:
         self._due: list[Callable[[], None]] = []
         self.last_number = 0
         """Of the newest block."""
-        self._causes: deque[tuple[str, str | None, Span]] = deque(maxlen=MAX_LINKS + 1)
+        self._causes: deque[tuple[str, str | None, TraceSpan]] = deque(maxlen=MAX_LINKS + 1)
         """Traced requests that the next claims are for, with tenant and namespace; None: whatever it is. The latest ones."""
 
     def __len__(self) -> int:
@@ -187,17 +187,17 @@ class Undecided:
                 return taken
         return []
 
-    def put_by(self, tenant: str, namespace: str | None, span: Span | None) -> None:
+    def put_by(self, tenant: str, namespace: str | None, span: TraceSpan | None) -> None:
         """A request put what is to be claimed of that namespace, or waits for all claims of the tenant (None); nothing where it is not
         traced."""
         if span is not None:
             self._causes.append((tenant, namespace, span))
 
-    def claimed_for(self, block: Block) -> list[Span]:
+    def claimed_for(self, block: Block) -> list[TraceSpan]:
         """The traced requests that a claim of blocks of that one's tenant and namespace is for; each is given once."""
         if not self._causes:
             return []
-        left, found = list[tuple[str, str | None, Span]](), list[Span]()
+        left, found = list[tuple[str, str | None, TraceSpan]](), list[TraceSpan]()
         for cause in self._causes:
             tenant, namespace, span = cause
             if tenant == block.tenant and namespace in (None, block.namespace):

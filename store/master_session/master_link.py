@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heard
+from kvstore.protocol.catalog_messages import HeartbeatResponse
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import ConfigError, Fenced, KVStoreError, StaleEpoch
 from kvstore.protocol.partitions import as_metadata as of_partition
@@ -32,7 +32,7 @@ from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.store.config import NodeSettings
-from kvstore.store.identity import Identity
+from kvstore.store.identity import NodeIdentity
 from kvstore.store.master_session.owner_search import OwnerSearch
 from kvstore.telemetry.logs import named
 
@@ -45,7 +45,7 @@ stay away for long are not asked all the time."""
 log = logging.getLogger("kvstore.store")
 
 
-class Report(NamedTuple):
+class HeartbeatReport(NamedTuple):
     """What a heartbeat reports, besides what the link knows itself. `slow` is None where the master has `slow_version`."""
 
     tiers: Sequence[pb.TierStatus]
@@ -58,14 +58,14 @@ class Report(NamedTuple):
     slow_version: int = 0
 
 
-class Member(Protocol):
+class LinkedNode(Protocol):
     """A node as its connections to masters see it. Its methods are called in the node's loop but where they say otherwise."""
 
     @property
     def reactor(self) -> Reactor: ...
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> NodeIdentity: ...
 
     def join_token(self) -> str:
         """The token as it is now. For any thread. Raises ConfigError."""
@@ -76,7 +76,7 @@ class Member(Protocol):
     def node_id(self, partition: int) -> int:
         """By which id the partition's master is to know the node; 0: it chooses one. For any thread."""
 
-    def report(self, hot_blocks: int, slow_version: int) -> Report:
+    def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
         """With the `hot_blocks` that are read most, and slow requests unless they are those of `slow_version`."""
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
@@ -89,13 +89,13 @@ class Member(Protocol):
         """No master takes the node, which was never registered, and has been refused for `refused_s`."""
 
 
-class Connection(Protocol):
+class MasterConnection(Protocol):
     """The node's end of the connection for frames. For the node's loop."""
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         """A registered connection, whose socket is given away, to a master that takes Trace messages or does not."""
 
-    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat; `answered` is called once."""
 
 
@@ -104,9 +104,9 @@ class MasterLink:
 
     def __init__(
         self,
-        node: Member,
+        node: LinkedNode,
         masters: Sequence[Address],
-        connection: Connection,
+        connection: MasterConnection,
         settings: NodeSettings,
         *,
         needs_tickets: bool,
@@ -317,7 +317,7 @@ class MasterLink:
     def _beat(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
         future: Future[pb.HeartbeatReply] = Future()
 
-        def answered(heard: Heard | KVStoreError) -> None:
+        def answered(heard: HeartbeatResponse | KVStoreError) -> None:
             if isinstance(heard, KVStoreError):
                 future.set_exception(heard)
             else:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heard, Heartbeat, Publish
+from kvstore.protocol.catalog_messages import CommitBlocks, CopyResult, Digests, Heartbeat, HeartbeatResponse, Publish, QueryVictims
 from kvstore.protocol.errors import KVStoreError, Unavailable
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.keepalive import notice_vanished_host
 from kvstore.rpc.reactor import Reactor
@@ -23,13 +23,13 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.master_requests import ask
 from kvstore.store.master_session.master_link import MasterLink
 from kvstore.store.node_service import NodeService
-from kvstore.store.session_authenticator import Admission
+from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
 
 log = logging.getLogger("kvstore.store")
 
 
-class Owner(Protocol):
+class SessionOwner(Protocol):
     """The node, as the session reports to it."""
 
     @property
@@ -47,10 +47,10 @@ class MasterSession:
 
     def __init__(
         self,
-        node: Owner,
+        node: SessionOwner,
         storage: Storage,
         service: NodeService,
-        admission: Admission,
+        admission: SessionAuthenticator,
         settings: NodeSettings,
         partition: int = 0,
         *,
@@ -95,7 +95,7 @@ class MasterSession:
             key = registration.ticket_key
             self._admission.add_key(key.key_id, key.secret, age_ms=key.age_ms, partition=self._partition)
         self._service.link_up(session, registration.registration_epoch, partition)
-        link = _Link(session)
+        link = _PartitionConnection(session)
         self._copies.link_up(link.report, registration.registration_epoch, partition)
         self._last_copies.link_down(partition)
         share = registration.spill_at_share
@@ -110,12 +110,12 @@ class MasterSession:
         )
         self._deciding.link_up(link.claim, registration.registration_epoch, partition)
 
-    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat over the connection; `answered` is called once."""
         if self._session is None:
             answered(Unavailable("there is no link to the master"))
         else:
-            ask(self._session, Heartbeat(request), Heard, answered, deadline_s=deadline_s)
+            ask(self._session, Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
 
     def stopping(self, answered: Callable[[], None], deadline_s: float) -> None:
         """Announce to the master that this process ends; `answered` is called once, also where it is not reached."""
@@ -148,7 +148,7 @@ class MasterSession:
             self._session.close("the node stops")
 
 
-class _Link:
+class _PartitionConnection:
     """What is asked over one connection."""
 
     def __init__(self, session: Session) -> None:
@@ -168,13 +168,13 @@ class _Link:
 
         ask(self._session, message, Flags, on_reply)
 
-    def claim(self, message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
-        ask(self._session, message, Grants, decided)
+    def claim(self, message: CommitBlocks, decided: Callable[[ReserveReply | KVStoreError], None]) -> None:
+        ask(self._session, message, ReserveReply, decided)
 
-    def coldest(self, message: Coldest, answered: Callable[[Flags | KVStoreError], None]) -> None:
+    def coldest(self, message: QueryVictims, answered: Callable[[Flags | KVStoreError], None]) -> None:
         ask(self._session, message, Flags, answered)
 
-    def report(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
+    def report(self, message: CopyResult, decided: Callable[[Flags | KVStoreError], None]) -> None:
         ask(self._session, message, Flags, decided)
 
 
@@ -187,7 +187,7 @@ class _Commands:
         self.closed = on_lost
 
 
-class Links:
+class MasterConnections:
     """`describe` may be called from any thread; the rest is for the node's loop."""
 
     def __init__(

@@ -19,7 +19,7 @@ def charge_of(size_bytes: int) -> int:
     return size_bytes + OVERHEAD_BYTES
 
 
-class ReadTurns:
+class ReadLimiter:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self, *, node_bytes: int, peer_bytes: int) -> None:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.session_authenticator import Caller
@@ -60,7 +60,7 @@ class ReadRequest:
         "sent_bytes", "session", "sizes", "slabs", "slow", "statuses", "tiers",
     )  # fmt: skip
 
-    def __init__(self, session: Session, header: Header, caller: Caller, message: Read, *, is_reachable: bool) -> None:
+    def __init__(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks, *, is_reachable: bool) -> None:
         """`is_reachable`: this reader reaches the node's DRAM itself, over its mapping or with the transfer engine."""
         count = len(message.keys)
         self.session = session
@@ -80,7 +80,7 @@ class ReadRequest:
         self.slow: deque[SlowEntry] = deque()
         self.sent_bytes = 0
         self.charge = 0
-        self.fetching: Span | None = None
+        self.fetching: TraceSpan | None = None
         """The time that slower tiers take, where the request is traced."""
         self.is_cut = False
         """A value that would have to be sent did not fit: no later one is tried, for the order is the reader's."""
@@ -133,9 +133,9 @@ class ReadRequest:
         self.sizes[index] = block.size_bytes
         self.checksums[index] = block.checksum_in(tier) if block.lossy else block.checksum
 
-    def answer(self, *, lease: int = 0, until_ns: int = 0, lease_ms: int = 0) -> tuple[Blocks, Sequence[memoryview]]:
+    def answer(self, *, lease: int = 0, until_ns: int = 0, lease_ms: int = 0) -> tuple[ReadBlocksReply, Sequence[memoryview]]:
         """The message, and the values that go with it."""
-        blocks = Blocks(
+        blocks = ReadBlocksReply(
             lease,
             until_ns,
             lease_ms,

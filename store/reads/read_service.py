@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.protocol.errors import Corrupt, DeadlineExceeded
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Release
+from kvstore.protocol.node_messages import INLINE, LATER, ReadBlocks, ReadBlocksReply, ReleaseLeases
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.leases import Leases
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.config import NodeSettings
-from kvstore.store.reads.read_limiter import ReadTurns, charge_of, trim_heap
+from kvstore.store.reads.read_limiter import ReadLimiter, charge_of, trim_heap
 from kvstore.store.reads.read_request import ReadRequest, SlowEntry, stage
 from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.tiering.mover import SlowRead, TierMover
-from kvstore.store.wait_queue import Waiting, WaitingRoom, begin_part, until_ns
+from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
 
 log = logging.getLogger("kvstore.store")
@@ -50,8 +50,8 @@ class ReadService:
         self._dram = dram
         self._mover = mover
         self._leases = leases
-        self._turns = ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
-        self._waiting = WaitingRoom(max_of_owner=settings.peer_requests)
+        self._turns = ReadLimiter(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
+        self._waiting = WaitQueue(max_of_owner=settings.peer_requests)
         """Reads that wait for their turn."""
         self._max_lease_ns = int(settings.max_lease_s * 1e9)
         self._answer_bytes = settings.peer_bytes
@@ -59,7 +59,7 @@ class ReadService:
         self._has_engine = has_engine
         self.out_bytes = 0
 
-    def read(self, session: Session, header: Header, message: Read) -> None:
+    def read(self, session: Session, header: FrameHeader, message: ReadBlocks) -> None:
         """Answer with what is here, once all of it can be pointed at or sent."""
         caller = peer_of(session)
         if caller.blocks is not None:
@@ -70,7 +70,7 @@ class ReadService:
         if is_behind or not self.attempt(session, header, caller, message):
             self._waiting.add(_WaitingRead(self, session, header, caller, message))
 
-    def _send_one(self, session: Session, header: Header, caller: Caller, message: Read) -> bool:
+    def _send_one(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> bool:
         """Answer with a single value that lies in DRAM and goes along, as `attempt` would, in a third of the time: somebody waits for it.
         So the access is counted once the answer is on its way; but what is recorded has its time before that, for the reader may be at
         another node a moment later. False: it is another kind of read."""
@@ -83,7 +83,7 @@ class ReadService:
         if size_bytes > message.inline_bytes and (session.is_local or (message.engine and self._has_engine)):
             return False
         value = self._dram.view(slot)
-        blocks = Blocks(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
+        blocks = ReadBlocksReply(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
         table.copies.acquire(block)  # for the answer
         table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
         try:
@@ -97,7 +97,7 @@ class ReadService:
             table.copies.release(block)
         return True
 
-    def attempt(self, session: Session, header: Header, caller: Caller, message: Read) -> bool:
+    def attempt(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> bool:
         """False: nothing of it can be given before another value has gone. Whatever it raises, no block is held then."""
         is_reachable = session.is_local or (bool(message.engine) and self._has_engine)
         request = ReadRequest(session, header, caller, message, is_reachable=is_reachable)
@@ -271,18 +271,18 @@ class ReadService:
         if self._turns.is_over():
             self._mover.do_aside(trim_heap)
 
-    def release(self, session: Session, message: Release) -> None:
+    def release(self, session: Session, message: ReleaseLeases) -> None:
         """The reader is done with these leases; those that are over or not its own are ignored."""
         for lease in message.leases:
             self._leases.release(session, lease)
 
 
-class _WaitingRead(Waiting):
+class _WaitingRead(WaitingRequest):
     """A Read whose turn has not come."""
 
     __slots__ = ("_caller", "_header", "_message", "_reads", "_session", "_wait")
 
-    def __init__(self, reads: ReadService, session: Session, header: Header, caller: Caller, message: Read) -> None:
+    def __init__(self, reads: ReadService, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> None:
         super().__init__(session, session, until_ns(session, header))
         self._reads = reads
         self._session = session

@@ -28,12 +28,12 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
-from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.rows import decided
 from kvstore.store.block_table.uncommitted import SPARE, never
-from kvstore.store.replication.inventory_comparison import Comparison, Soon
+from kvstore.store.replication.inventory_comparison import InventoryComparison, Soon
 from kvstore.store.replication.inventory_comparison import Send as Compare
 
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
@@ -77,7 +77,7 @@ class _Waiter(NamedTuple):
     """Nobody needs the callback any more."""
 
 
-class Publisher:
+class EventReplicator:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Publisher:
         `compare_from_blocks`."""
         self._compare_from_blocks = compare_from_blocks
         self._soon = soon
-        self._comparison: Comparison | None = None
+        self._comparison: InventoryComparison | None = None
         """While it is under way it is not known which blocks are to be named."""
         self._parts = parts
         self._later = later
@@ -127,7 +127,7 @@ class Publisher:
         self._next_waiter = 0
         self._unsaid_gone: dict[tuple[str, bytes], int] = {}
         """By tenant and key, the newest event in the queue that says that a block of it is gone."""
-        self._causes: list[tuple[int, Span]] = []
+        self._causes: list[tuple[int, TraceSpan]] = []
         """Traced requests that wait for events which are not said yet, by these events."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
         """Called when the master refuses a message, or a part of the inventory is lost: the link must be made anew."""
@@ -170,7 +170,7 @@ class Publisher:
         self,
         newest: int,
         callback: Published,
-        span: Span | None = None,
+        span: TraceSpan | None = None,
         *,
         oldest: int | None = None,
         blocks: Sequence[Block] = (),
@@ -208,7 +208,7 @@ class Publisher:
         self._say(PHASE_SYNC_BEGIN, [], 0)
         self._say_anew()
         if self._compare_from_blocks <= known_blocks and compare is not None and self._soon is not None and self._send is not None:
-            self._comparison = Comparison(
+            self._comparison = InventoryComparison(
                 parts, epoch=epoch, send=compare, soon=self._soon, then=self._compared, max_blocks=2 * known_blocks
             )
         self.flush()
@@ -351,7 +351,7 @@ class Publisher:
 
         on_behalf(self._said_for(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
 
-    def _said_for(self, seq: int) -> list[Span]:
+    def _said_for(self, seq: int) -> list[TraceSpan]:
         """The traced requests that wait for events up to that one; each is given once."""
         found = [span for awaited_seq, span in self._causes if awaited_seq <= seq]
         self._causes = [cause for cause in self._causes if cause[0] > seq]
@@ -411,11 +411,11 @@ def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:
     )
 
 
-Make = Callable[[Parts], Publisher]
+Make = Callable[[Parts], EventReplicator]
 """Makes the publisher of the blocks that are told, in parts, when asked for."""
 
 
-class Publishers:
+class EventReplicators:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self, blocks: Callable[[], Iterable[Block]], partitioning: Partitioning, make: Make) -> None:
@@ -425,7 +425,7 @@ class Publishers:
         self._make = make
         self._each = [make(self._of(0))]
 
-    def __getitem__(self, partition: int) -> Publisher:
+    def __getitem__(self, partition: int) -> EventReplicator:
         return self._each[partition]
 
     def cut(self) -> None:
@@ -452,7 +452,7 @@ class Publishers:
         self._each[self._partitioning.of(block.key)].emit(kind, block)
 
     def when_published(
-        self, blocks: Sequence[Block], callback: Published, span: Span | None = None, *, is_over: Callable[[], bool] = never
+        self, blocks: Sequence[Block], callback: Published, span: TraceSpan | None = None, *, is_over: Callable[[], bool] = never
     ) -> None:
         """Call back when the newest events of these blocks are durable at their masters; at once if they are. See
         Publisher.when_published."""

@@ -33,7 +33,7 @@ Differs = Callable[[list[Block] | KVStoreError | None], None]
 log = logging.getLogger("kvstore.store")
 
 
-class Comparison:
+class InventoryComparison:
     """Of the blocks that come in these parts, begun when it is made. `then` is called once, in a later turn: with those that are to be
     named, what the master has against it, or None where it failed, as for want of memory: all are to be named then, read anew, for the
     parts may have been read in half; not after `end`."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Coldest
+from kvstore.protocol.catalog_messages import QueryVictims
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
-from kvstore.store.block_table.tier_view import Level
+from kvstore.store.block_table.tier_view import TierView
 
 AHEAD_BLOCKS: Final = 1024
 """So many of the coldest are to be at others at once: what leaves while copies are made, at thousands of puts a second."""
@@ -29,14 +29,14 @@ MAX_PAUSE_NS: Final = 10_000_000_000
 """The same at most: doubled with each answer that says nothing new. With a full cluster of 1,000 nodes the master is asked about 100,000
 keys a second."""
 
-Ask = Callable[[Coldest, Callable[[Flags | KVStoreError], None]], None]
+Ask = Callable[[QueryVictims, Callable[[Flags | KVStoreError], None]], None]
 """Sends a Coldest to the master and calls back once with its answer or an error."""
 
 
-class Spilling:
+class VictimSpiller:
     """Of one tier. Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, lowest: Level, *, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, lowest: TierView, *, clock_ns: Callable[[], int]) -> None:
         self._lowest = lowest
         self._clock_ns = clock_ns
         self._at_share = 0.0
@@ -83,14 +83,14 @@ class Spilling:
         self._elsewhere = elsewhere
 
 
-class LastCopies:
+class LastReplicaQueries:
     """Of the node's lowest tier. Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, lowest: Level, partitioning: Partitioning, *, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, lowest: TierView, partitioning: Partitioning, *, clock_ns: Callable[[], int]) -> None:
         self._lowest = lowest
         self._partitioning = partitioning
         self._clock_ns = clock_ns
-        self._spilling = Spilling(lowest, clock_ns=clock_ns)
+        self._spilling = VictimSpiller(lowest, clock_ns=clock_ns)
         self._links: dict[int, tuple[Ask, int]] = {}
         """To the masters of partitions that answer this, with the registration's epoch."""
         self._round = 0
@@ -158,6 +158,6 @@ class LastCopies:
         for partition, (ask, epoch) in links.items():
             of = places[partition]
             spill = bytes(offered[at] for at in of) if offered else b""
-            ask(Coldest(epoch, blocks[0].tenant, [blocks[at].key for at in of], spill), partial(answered, of))
+            ask(QueryVictims(epoch, blocks[0].tenant, [blocks[at].key for at in of], spill), partial(answered, of))
         if not links:
             told()

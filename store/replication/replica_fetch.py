@@ -25,7 +25,17 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import MAX_RATES
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read, RegionList, Regions, Release
+from kvstore.protocol.node_messages import (
+    INLINE,
+    LATER,
+    MAPPED,
+    MISS,
+    ExportSlabs,
+    ExportSlabsReply,
+    ReadBlocks,
+    ReadBlocksReply,
+    ReleaseLeases,
+)
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_here, parse_address
 from kvstore.rpc.client.channel import Channel
@@ -34,7 +44,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.tiers.value_codec import is_raw_tensor
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Copy, Span
-from kvstore.transfer.paths.path_chooser import Measured
+from kvstore.transfer.paths.path_chooser import MeasuredRate
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.transfers import Priority
 
@@ -48,7 +58,7 @@ log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceNode:
     """A node as the master tells of it: `unix` ("" for none) works where it is the socket that `host_id` tells of."""
 
     node_id: int
@@ -59,7 +69,7 @@ class Source:
     """How its transfer engine is reached; b"" for none."""
 
 
-class Wanted(NamedTuple):
+class ReplicaBlock(NamedTuple):
     """A block of one generation, its checksum as it was put, and `size_bytes` of memory for it, which stays the caller's."""
 
     key: bytes
@@ -69,9 +79,9 @@ class Wanted(NamedTuple):
 
 
 def fetch(
-    source: Source,
+    source: SourceNode,
     hello: Hello,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ReplicaBlock],
     deadline: Deadline,
     engine: TransferEngine | None = None,
     tls: Certificates | None = None,
@@ -101,7 +111,7 @@ def fetch(
                         raise
                     log.warning("blocks of node %d come by message: %s", source.node_id, error)
                     by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([LATER]))
-                channel.post(Release([blocks.lease]))
+                channel.post(ReleaseLeases([blocks.lease]))
             for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
                 said[index] = status, served
     finally:
@@ -109,20 +119,27 @@ def fetch(
     return [_verdict(source, one, status, served) for one, (status, served) in zip(wanted, said, strict=True)]
 
 
-def _ask(channel: Channel, source: Source, wanted: Sequence[Wanted], deadline: Deadline, *, by_engine: bool) -> Blocks:
+def _ask(channel: Channel, source: SourceNode, wanted: Sequence[ReplicaBlock], deadline: Deadline, *, by_engine: bool) -> ReadBlocksReply:
     """One Read, and the values that come with its answer."""
     keys, generations = [one.key for one in wanted], [one.generation for one in wanted]
     if by_engine:
-        message = Read(keys, generations, 0, int(deadline.left_s() * 1000) + 1, 1)
+        message = ReadBlocks(keys, generations, 0, int(deadline.left_s() * 1000) + 1, 1)
     else:
-        message = Read(keys, generations, MAX_VALUE_BYTES, 0)
-    blocks = channel.call(message, Blocks, deadline)
+        message = ReadBlocks(keys, generations, MAX_VALUE_BYTES, 0)
+    blocks = channel.call(message, ReadBlocksReply, deadline)
     _check(source, blocks, wanted, by_engine=by_engine)
     channel.read_into([one.destination for one, status in zip(wanted, blocks.statuses, strict=True) if status == INLINE], deadline)
     return blocks
 
 
-def _move(channel: Channel, source: Source, blocks: Blocks, wanted: Sequence[Wanted], deadline: Deadline, engine: TransferEngine) -> None:
+def _move(
+    channel: Channel,
+    source: SourceNode,
+    blocks: ReadBlocksReply,
+    wanted: Sequence[ReplicaBlock],
+    deadline: Deadline,
+    engine: TransferEngine,
+) -> None:
     """Have the engine read what the answer points at. Raises as TransferEngine.connect, import_region and transfer do, StaleHandle for a
     slab that is gone."""
     places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
@@ -130,7 +147,7 @@ def _move(channel: Channel, source: Source, blocks: Blocks, wanted: Sequence[Wan
     peer, regions = engine.connect(source.transfer), dict[int, PeerRegion]()
     for start in range(0, len(slabs), MAX_REGIONS):
         part = slabs[start : start + MAX_REGIONS]
-        shown = channel.call(Regions(part), RegionList, deadline).regions
+        shown = channel.call(ExportSlabs(part), ExportSlabsReply, deadline).regions
         if len(shown) != len(part) or not all(shown):
             raise StaleHandle(f"node {source.node_id} named a slab that it does not have")
         regions.update((slab, engine.import_region(peer, region)) for slab, region in zip(part, shown, strict=True))
@@ -140,7 +157,7 @@ def _move(channel: Channel, source: Source, blocks: Blocks, wanted: Sequence[Wan
     engine.transfer(copies, deadline_s=deadline.left_s(), priority=Priority.BACKGROUND)
 
 
-def _open(source: Source, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
+def _open(source: SourceNode, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
     if is_here(source.unix, source.host_id):
         try:
             return _open_at(Address(unix=source.unix), source, hello, deadline, None)
@@ -149,7 +166,7 @@ def _open(source: Source, hello: Hello, deadline: Deadline, tls: Certificates | 
     return _open_at(parse_address(source.tcp), source, hello, deadline, tls)
 
 
-def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
+def _open_at(address: Address, source: SourceNode, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
     """Raises Unavailable too when it is not the source that answers: its node id is unique under the master that both obey."""
     channel = Channel.open(address, hello, deadline, tls=tls)
     if (channel.welcome.server, channel.welcome.node_id) != (SERVER_NODE, source.node_id):
@@ -158,7 +175,7 @@ def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline,
     return channel
 
 
-def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted], *, by_engine: bool) -> None:
+def _check(source: SourceNode, blocks: ReadBlocksReply, wanted: Sequence[ReplicaBlock], *, by_engine: bool) -> None:
     """Raises ProtocolError unless the values that follow are those asked for: their bytes go where a value of another size has no room."""
     expected = {INLINE, MISS, LATER, MAPPED} if by_engine else {INLINE, MISS, LATER}
     if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= expected:
@@ -168,7 +185,7 @@ def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted], *, by_engin
             raise ProtocolError(f"node {source.node_id} has {size_bytes} bytes for a block of {len(one.destination)}")
 
 
-def _verdict(source: Source, one: Wanted, status: int, served: int) -> int | KVStoreError:
+def _verdict(source: SourceNode, one: ReplicaBlock, status: int, served: int) -> int | KVStoreError:
     """`served` is what the source says of the bytes: it counts against the checksum wanted only where a codec may have changed them."""
     if status == MISS:
         return StaleHandle(f"node {source.node_id} does not have the block in this generation any more")
@@ -182,9 +199,9 @@ class SourceRates:
     """The newest measurement of each of the MAX_RATES sources measured last. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self) -> None:
-        self._rates: dict[int, Measured] = {}
+        self._rates: dict[int, MeasuredRate] = {}
 
-    def note(self, node_id: int, measured: Measured | None) -> None:
+    def note(self, node_id: int, measured: MeasuredRate | None) -> None:
         """Blocks of that node have come; None: nothing was measured by that."""
         if measured is None:
             return

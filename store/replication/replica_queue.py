@@ -13,32 +13,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Copied, Copy
+from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
 from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.thread_pools import started
-from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.block_table.block import DRAM, Block, Loss
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.config import NodeSettings
-from kvstore.store.replication.replica_fetch import Source, SourceRates, Wanted, fetch
-from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.replication.replica_fetch import ReplicaBlock, SourceNode, SourceRates, fetch
+from kvstore.store.wait_queue import WaitQueue
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.path_chooser import Measured
+from kvstore.transfer.paths.path_chooser import MeasuredRate
 
 BATCH_BLOCKS: Final = 1024
 """Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""
 ROOM_WAIT_NS: Final = 1_000_000_000
 """How long an order waits for room before it is given up."""
 
-Ask = Callable[[Copied, Callable[[Flags | KVStoreError], None]], None]
+Ask = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None]
 """Sends a Copied to the master and calls back once with its answer or an error."""
 
 log = logging.getLogger("kvstore.store")
@@ -48,12 +48,12 @@ log = logging.getLogger("kvstore.store")
 class _CopyOrder:
     """What the blocks of one Copy have in common. `epoch` is the registration under which it came, `span` that of a Copy that is traced."""
 
-    source: Source
+    source: SourceNode
     hello: Hello
     namespace: str
     epoch: int
     are_guests: bool = False
-    span: Span | None = None
+    span: TraceSpan | None = None
     partition: int = 0
     """Whose master ordered it."""
 
@@ -71,14 +71,14 @@ class _Item:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _CopyBatch:
     """Blocks of one order that are fetched together, and the owner of their puts. A block without a put is lost, for one of `errors`."""
 
     order: _CopyOrder
     items: list[_Item] = field(default_factory=list)
     puts: list[OpenPut | None] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
     """From its begin to the master's last word, if its order is traced: one, or none."""
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class ReplicaQueue:
         reactor: Reactor,
         table: BlockTable,
         dram: DramTier,
-        waiting: WaitingRoom,
+        waiting: WaitQueue,
         *,
         settings: NodeSettings,
         engine: TransferEngine | None = None,
@@ -122,7 +122,7 @@ class ReplicaQueue:
         self._queue: deque[_Item] = deque()
         self._put_off = 0
         """Blocks that are queued once those of their keys here are decided."""
-        self._batch: _Batch | None = None
+        self._batch: _CopyBatch | None = None
         self._stuck_ns = 0
         """Since when the first in the queue lacks room; 0: it does not."""
         self._links: dict[int, tuple[Ask, int]] = {}
@@ -164,14 +164,14 @@ class ReplicaQueue:
         ask, epoch = self._links.get(order.partition, (None, 0))
         return ask if epoch == order.epoch else None
 
-    def take(self, message: Copy, hello: Hello, span: Span | None = None) -> bytes:
+    def take(self, message: CopyBlocks, hello: Hello, span: TraceSpan | None = None) -> bytes:
         """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`; `span` is the
         order's, if it is traced.
 
         What was put here and is undecided is taken on, too, and queued once it is decided: the cluster may have another version. To refuse
         it would have the master take this node for a full one.
         """
-        source = Source(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
+        source = SourceNode(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         _ask, epoch = self._links.get(hello.partition, (None, 0))
         order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.guests), span, hello.partition)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
@@ -223,11 +223,11 @@ class ReplicaQueue:
 
     # --- a batch ---
 
-    def _begin(self, batch: _Batch) -> None:
+    def _begin(self, batch: _CopyBatch) -> None:
         """Have it fetched; one of which nothing could be opened is reported at once."""
         batch.begin()
         wanted = [
-            Wanted(item.key, item.generation, item.checksum, self._dram.view(put.slot))
+            ReplicaBlock(item.key, item.generation, item.checksum, self._dram.view(put.slot))
             for item, put in zip(batch.items, batch.puts, strict=True)
             if put is not None
         ]
@@ -236,11 +236,11 @@ class ReplicaQueue:
         else:
             self._report(batch)
 
-    def _next_batch(self) -> _Batch | None:
+    def _next_batch(self) -> _CopyBatch | None:
         """The first blocks of the queue, with their slots. None: there is no room for the first, or puts of its tenant wait for room."""
         if self._waiting.has(self._queue[0].order.hello.tenant):
             return None
-        batch, left_bytes = _Batch(self._queue[0].order), self._batch_bytes
+        batch, left_bytes = _CopyBatch(self._queue[0].order), self._batch_bytes
         while self._queue and self._queue[0].order is batch.order and len(batch.items) < BATCH_BLOCKS:
             item = self._queue[0]
             if batch.items and item.size_bytes > left_bytes:
@@ -258,7 +258,7 @@ class ReplicaQueue:
             left_bytes -= item.size_bytes
         return batch if batch.items else None
 
-    def _open(self, item: _Item, batch: _Batch) -> OpenPut | None:
+    def _open(self, item: _Item, batch: _CopyBatch) -> OpenPut | None:
         """A put for the block; None: no room now. Raises StaleHandle: it has come by another way, QuotaExceeded: its tenant has all that it
         may, and waits for room with its puts only, and whatever else the table has against it."""
         tenant = item.order.hello.tenant
@@ -272,7 +272,7 @@ class ReplicaQueue:
             raise exceeded
         return put
 
-    def _open_guest(self, block: Block, batch: _Batch) -> OpenPut:
+    def _open_guest(self, block: Block, batch: _CopyBatch) -> OpenPut:
         """A put for which nobody leaves. Raises Full: there is no slot to spare, or its tenant's quota leaves none."""
         slot = self._table.slots.guest_slot(block.tenant, block.size_bytes)
         if slot is None:
@@ -280,15 +280,15 @@ class ReplicaQueue:
         block.is_guest = True
         return self._table.open_at(block, slot, batch, now_ns=self._reactor.now_ns())
 
-    def _give_up(self) -> _Batch:
+    def _give_up(self) -> _CopyBatch:
         """What is left of the first order: a batch without puts."""
-        batch = _Batch(self._queue[0].order)
+        batch = _CopyBatch(self._queue[0].order)
         while self._queue and self._queue[0].order is batch.order:
             batch.add(self._queue.popleft(), None)
         batch.errors.append(Full(f"no room was freed within {ROOM_WAIT_NS / 1e9:g} s"))
         return batch
 
-    def _work(self, batch: _Batch, wanted: Sequence[Wanted]) -> None:
+    def _work(self, batch: _CopyBatch, wanted: Sequence[ReplicaBlock]) -> None:
         """In the thread."""
         results: list[int | KVStoreError]
         try:
@@ -303,7 +303,7 @@ class ReplicaQueue:
         measured = self._measured(batch.order.source)
         self._reactor.call_soon(lambda: self._fetched(batch, results, measured))
 
-    def _measured(self, source: Source) -> Measured | None:
+    def _measured(self, source: SourceNode) -> MeasuredRate | None:
         """What the engine knows of the way to a source; None too where all came by message."""
         if self._engine is None or not source.transfer:
             return None
@@ -312,7 +312,7 @@ class ReplicaQueue:
         except ProtocolError:  # nor can it be reached so
             return None
 
-    def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError], measured: Measured | None) -> None:
+    def _fetched(self, batch: _CopyBatch, results: Sequence[int | KVStoreError], measured: MeasuredRate | None) -> None:
         self.rates.note(batch.order.source.node_id, measured)
         try:
             self._sort_out(batch, results)
@@ -320,13 +320,13 @@ class ReplicaQueue:
         except Exception as error:
             self._failed(batch, error)
 
-    def _failed(self, batch: _Batch, error: Exception) -> None:
+    def _failed(self, batch: _CopyBatch, error: Exception) -> None:
         """By a fault of ours, which must not hold up the queue."""
         log.error("a batch of copies failed", exc_info=error)
         if self._batch is batch:
             self._decided(batch, Unavailable(f"internal error: {type(error).__name__}: {error}"))
 
-    def _sort_out(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
+    def _sort_out(self, batch: _CopyBatch, results: Sequence[int | KVStoreError]) -> None:
         """Forget what has not arrived."""
         opened = [index for index, put in enumerate(batch.puts) if put is not None]
         for index, result in zip(opened, results, strict=True):
@@ -341,7 +341,7 @@ class ReplicaQueue:
             elif result != batch.items[index].checksum:
                 put.block.set_loss(DRAM, Loss(result))
 
-    def _report(self, batch: _Batch) -> None:
+    def _report(self, batch: _CopyBatch) -> None:
         """Tell the master what has arrived, and what has not."""
         items, order = batch.items, batch.order
         if batch.errors:
@@ -352,10 +352,10 @@ class ReplicaQueue:
             self._decided(batch, Unavailable("the link over which the copies were ordered is gone"))
             return
         arrived = bytes(put is not None for put in batch.puts)
-        message = Copied(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
+        message = CopyResult(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
         on_behalf(batch.spans, ask, message, lambda reply: self._decided(batch, reply))
 
-    def _decided(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
+    def _decided(self, batch: _CopyBatch, reply: Flags | KVStoreError) -> None:
         """Show what the master says may be seen, and forget the rest; whatever is raised, the next batch can begin."""
         try:
             self._settle(batch, reply)
@@ -369,7 +369,7 @@ class ReplicaQueue:
         self._waiting.retry()
         self._reactor.call_soon(self.step)  # not now: a link that has just ended answers at once, and each answer would stand on the last
 
-    def _settle(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
+    def _settle(self, batch: _CopyBatch, reply: Flags | KVStoreError) -> None:
         if isinstance(reply, Flags) and len(reply.flags) != len(batch.items):
             reply = ProtocolError("the master answered a Copied for other keys")
         flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))

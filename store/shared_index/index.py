@@ -72,7 +72,7 @@ _NO_TAG: Final = bytes(TAG_BYTES)
 _ROUND_UP: Final = TAG_BYTES - 1
 
 
-class ShownIndex:
+class SharedIndexTable:
     """See the module. It never grows: store/shared_index/index_growth.py fills a larger one. Pages of it that show nothing take no
     memory."""
 

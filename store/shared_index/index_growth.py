@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvstore.store.block_table.block import NOT_SHOWN, Block
-from kvstore.store.shared_index.index import Places, ShownIndex
+from kvstore.store.shared_index.index import Places, SharedIndexTable
 
 PART_ENTRIES: Final = 512
 """Entries that are copied or emptied at a time, a part of a page: nearly as many blocks, 0.6 ms with the pages that are touched for the
@@ -22,17 +22,17 @@ FOURFOLD_SETS: Final = 2048
 twofold, for one that has just grown takes more memory a block then."""
 
 
-class Growth:
+class IndexGrowth:
     """See the module. `index` is the one that clients are given. The node's loop is the only caller."""
 
-    def __init__(self, old: ShownIndex, key_words: int = 0) -> None:
+    def __init__(self, old: SharedIndexTable, key_words: int = 0) -> None:
         """For longer keys it is as large as before, where it is not full. Raises TierFailed: there is no memory for a larger one. The old
         one goes on as it is."""
         self.old = old
         self.index = old
         is_larger = key_words <= old.key_words or old.is_full
         sets = old.sets * ((4 if old.sets <= FOURFOLD_SETS else 2) if is_larger else 1)
-        self._new = ShownIndex(sets, key_words=max(key_words, old.key_words), number=old.number + 1, is_ordered=old.is_ordered)
+        self._new = SharedIndexTable(sets, key_words=max(key_words, old.key_words), number=old.number + 1, is_ordered=old.is_ordered)
         self._next = 0
         """The first entry of the old one that is not copied, or not emptied, yet."""
 
@@ -46,7 +46,7 @@ class Growth:
         return self._new.max_key_bytes
 
     def show(self, block: Block, offset: int, checksum: int, slot: int) -> None:
-        """As ShownIndex.show."""
+        """As SharedIndexTable.show."""
         if len(block.key) > self.max_key_bytes:
             self.index.leave_out(block)
             return
@@ -59,13 +59,13 @@ class Growth:
             left.shown = self.old.entry_of(left)
 
     def show_all(self, blocks: Sequence[Block], offsets: Places, slots: Places) -> list[int]:
-        """As ShownIndex.show_all. What has a place in one of them only is shown there."""
+        """As SharedIndexTable.show_all. What has a place in one of them only is shown there."""
         is_in_old = not self._is_copied and len(blocks[0].key) <= self.old.max_key_bytes
         left: Collection[int] = set(self.old.show_all(blocks, offsets, slots)) if is_in_old else range(len(blocks))
         return [number for number in self._new.show_all(blocks, offsets, slots) if number in left]
 
     def hide(self, block: Block) -> None:
-        """As ShownIndex.hide, for whoever reads either of them."""
+        """As SharedIndexTable.hide, for whoever reads either of them."""
         entry = block.shown
         if self._is_in_new(block):
             self._new.clear(entry)
@@ -78,11 +78,11 @@ class Growth:
         return self._new.block_at(block.shown) is block
 
     def accessed(self, word: int) -> Block | None:
-        """As ShownIndex.accessed, of clients of either."""
+        """As SharedIndexTable.accessed, of clients of either."""
         return self.index.accessed(word) or self.old.accessed(word)
 
     def all_accessed(self, words: Sequence[int]) -> list[Block]:
-        """As ShownIndex.all_accessed, of clients of either."""
+        """As SharedIndexTable.all_accessed, of clients of either."""
         return [block for word in words if (block := self.accessed(word)) is not None]
 
     def go_on(self) -> bool:

@@ -15,15 +15,15 @@ from typing import Final
 import numpy as np
 
 from kvstore.protocol.errors import TierFailed
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.shared_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
 from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, Block
 from kvstore.store.block_table.copies import IsLookedAt, Place
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import keys_of, places_of, rows_of
-from kvstore.store.shared_index.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
-from kvstore.store.shared_index.index_growth import Growth
-from kvstore.store.shared_index.reader_slots import Desk, slot_of
+from kvstore.store.shared_index.index import FIRST_SETS, FULL_SHARE, MAX_SETS, SharedIndexTable
+from kvstore.store.shared_index.index_growth import IndexGrowth
+from kvstore.store.shared_index.reader_slots import ReaderSlots, slot_of
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 
@@ -49,20 +49,20 @@ TURNS_OF_A_RING: Final = ACCESSES // TAKEN_A_TURN + 1
 class _Tenant:
     """`left` are blocks that its new index does not show yet. `growth` is set while it grows: blocks are shown and hidden there then."""
 
-    index: ShownIndex
+    index: SharedIndexTable
     """The one that clients are given."""
-    growth: Growth | None = None
+    growth: IndexGrowth | None = None
     shown: int = 0
     """Blocks shown while it grew."""
-    desks: dict[object, Desk] = field(default_factory=dict)
+    desks: dict[object, ReaderSlots] = field(default_factory=dict)
     left: deque[Block] = field(default_factory=deque)
 
 
-_Look = tuple[object, Desk, int]
+_Look = tuple[object, ReaderSlots, int]
 """By owner, desk and word."""
 
 
-class Showing:
+class SharedIndexWriter:
     """See the module. The node's loop is the only caller."""
 
     def __init__(self, dram: DramTier, holds: Holds, *, max_look_ns: int, hang_up: Callable[[object], None] = lambda owner: None) -> None:
@@ -110,7 +110,7 @@ class Showing:
             for block in left:
                 self.show(block)
 
-    def _show_part(self, index: ShownIndex | Growth, blocks: Sequence[Block]) -> Sequence[Block]:
+    def _show_part(self, index: SharedIndexTable | IndexGrowth, blocks: Sequence[Block]) -> Sequence[Block]:
         """Those that cannot be shown with the others in one go."""
         lengths = [len(block.key) for block in blocks] if len(blocks) >= MIN_SHOWN_AT_ONCE else [0]
         if lengths.count(lengths[0]) < len(blocks) or lengths[0] > index.max_key_bytes:
@@ -144,7 +144,7 @@ class Showing:
         is_too_long = tenant.index.max_key_bytes < key_bytes <= MAX_KEY_BYTES
         if is_too_long or tenant.index.is_full:
             with suppress(TierFailed):  # it shows what it can
-                tenant.growth = Growth(tenant.index, key_words_for(key_bytes) if is_too_long else 0)
+                tenant.growth = IndexGrowth(tenant.index, key_words_for(key_bytes) if is_too_long else 0)
 
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go."""
@@ -215,7 +215,7 @@ class Showing:
 
     # --- clients ---
 
-    def attach(self, owner: object, tenant: str, blocks: Callable[[], list[Block]]) -> tuple[SlabFds, list[int]]:
+    def attach(self, owner: object, tenant: str, blocks: Callable[[], list[Block]]) -> tuple[MapSlabsReply, list[int]]:
         """Give a client the tenant's index and its own desk: their sizes and descriptors, which the caller closes.
 
         `blocks` gives all of the tenant's, for its first client. Raises TierFailed: the system has no memory or descriptor left.
@@ -223,21 +223,21 @@ class Showing:
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
             known = blocks()
-            of_tenant = _Tenant(ShownIndex(_sets_for(_count_to_show(known)), key_words=_key_words_of(known)), left=deque(known))
+            of_tenant = _Tenant(SharedIndexTable(_sets_for(_count_to_show(known)), key_words=_key_words_of(known)), left=deque(known))
             of_tenant.index.beat(self._now_ns)
             of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
             self._tenants[tenant] = of_tenant
             self._show_more(of_tenant)
         desk = of_tenant.desks.get(owner)
         if desk is None:
-            desk = of_tenant.desks[owner] = Desk()
+            desk = of_tenant.desks[owner] = ReaderSlots()
         fds = [of_tenant.index.export()]
         try:
             fds.append(desk.export())
         except OSError as refusal:
             os.close(fds[0])
             raise TierFailed(f"no descriptor is left for a client's desk: {refusal}") from refusal
-        return SlabFds([of_tenant.index.size_bytes, DESK_BYTES]), fds
+        return MapSlabsReply([of_tenant.index.size_bytes, DESK_BYTES]), fds
 
     def forget_owner(self, owner: object) -> None:
         """A connection is gone, and with it what its client looked at."""
@@ -275,7 +275,7 @@ class Showing:
                 if desk.has_holds:
                     self._take_holds(tenant, of_tenant, owner, desk)
 
-    def _take_holds(self, tenant: str, of_tenant: _Tenant, owner: object, desk: Desk) -> None:
+    def _take_holds(self, tenant: str, of_tenant: _Tenant, owner: object, desk: ReaderSlots) -> None:
         index = of_tenant.growth or of_tenant.index
         for number, until_ns, words in desk.hold_records():
             if not until_ns:
@@ -294,7 +294,7 @@ class Showing:
             for _ in range(TURNS_OF_A_RING):  # no more: its client may go on writing there
                 self._take(name, desk, note)
 
-    def _take(self, tenant: str, desk: Desk, note: Callable[[str, list[Block], int], None]) -> None:
+    def _take(self, tenant: str, desk: ReaderSlots, note: Callable[[str, list[Block], int], None]) -> None:
         index = self._tenants[tenant].growth or self._tenants[tenant].index
         found = [index.accessed(word) for word in desk.accesses(TAKEN_A_TURN)]
         note(tenant, [block for block in found if block is not None], desk.newly_lost())
@@ -337,7 +337,7 @@ class Showing:
             self._show(of_tenant, block)
         self.show_all([block for block in wanted if block.shown == NOT_SHOWN] if lossy else wanted)
 
-    def _grow(self, of_tenant: _Tenant, growth: Growth) -> None:
+    def _grow(self, of_tenant: _Tenant, growth: IndexGrowth) -> None:
         """Do the next part."""
         if not growth.go_on():
             of_tenant.growth = None

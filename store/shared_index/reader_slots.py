@@ -49,7 +49,7 @@ def slot_of(word: int) -> int:
     return (word & _SLOT_MASK) - 1
 
 
-class Desk:
+class ReaderSlots:
     """See the module. Belongs to a connection. The node's loop is the only caller."""
 
     def __init__(self) -> None:

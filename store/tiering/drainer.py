@@ -15,7 +15,7 @@ import numpy as np
 from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
-from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, Columns
+from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, BlockColumns
 from kvstore.store.block_table.rows import Numbers, is_in, read, rows_of
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
@@ -33,7 +33,7 @@ WALK_SHARE: Final = 20
 log = logging.getLogger("kvstore.store")
 
 
-class Saver:
+class NvmeSaver:
     """See the module. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Saver:
         sizes = read(columns.sizes, rows[~is_in(columns, rows, NVME)])
         return len(sizes), int(sizes.sum())
 
-    def _all(self) -> tuple[list[Block], Columns, Numbers]:
+    def _all(self) -> tuple[list[Block], BlockColumns, Numbers]:
         """All visible blocks, their columns and rows."""
         blocks = list(self._table.blocks())
         return blocks, self._table.rows.columns, rows_of(blocks)
@@ -143,10 +143,10 @@ class Saver:
             self.saved_bytes += block.size_bytes
 
 
-class Leaving:
+class Drainer:
     """See the module. Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, saver: Saver, *, has_nvme: bool, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, saver: NvmeSaver, *, has_nvme: bool, clock_ns: Callable[[], int]) -> None:
         self._saver = saver
         self._has_nvme = has_nvme
         self._clock_ns = clock_ns

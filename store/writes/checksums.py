@@ -29,7 +29,7 @@ class _Reading:
         return self.is_over
 
 
-class Checker:
+class ChecksumVerifier:
     """Owns the threads. The node's loop is the only caller."""
 
     def __init__(self, reactor: Reactor) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim
+from kvstore.protocol.catalog_messages import CommitBlocks
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, typed
-from kvstore.protocol.frames import MAX_BATCH, Header
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.frames import MAX_BATCH, FrameHeader
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY
-from kvstore.protocol.node_messages import Flush
+from kvstore.protocol.node_messages import WaitCommitted
 from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import on_behalf
@@ -26,9 +26,9 @@ from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.rows import are_any_gone, keys_of, read, rows_of
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.store.replication.event_replicator import Publishers
+from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import peer_of
-from kvstore.store.writes.commit_requests import Answers, Ask
+from kvstore.store.writes.commit_requests import Ask, CommitWaits
 
 MAX_IN_FLIGHT: Final = 4
 """Claims that may wait for their answer: what comes meanwhile makes the next ones larger."""
@@ -40,7 +40,7 @@ log = logging.getLogger("kvstore.store")
 
 
 @dataclass(slots=True)
-class _Link:
+class _PartitionBatch:
     """To the master of one partition."""
 
     ask: Ask
@@ -48,15 +48,15 @@ class _Link:
     in_flight: int = 0
 
 
-class Deciding:
+class CommitBatcher:
     """See the module. `link_up` and `link_down` follow the node's connection to its master."""
 
     def __init__(
         self,
         reactor: Reactor,
         table: BlockTable,
-        publishers: Publishers,
-        answers: Answers,
+        publishers: EventReplicators,
+        answers: CommitWaits,
         *,
         interval_s: float,
         on_room: Callable[[], None],
@@ -74,7 +74,7 @@ class Deciding:
         self._undecided = table.undecided
         self._publishers = publishers
         self._answers = answers
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _PartitionBatch] = {}
         """By partition."""
         self._pause_s = FIRST_PAUSE_S
         self._timer: Timer | None = None
@@ -82,7 +82,7 @@ class Deciding:
     def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
         """There is a new link, under this registration: everything undecided of the partition is claimed over it."""
         self.link_down(partition)
-        self._links[partition] = _Link(ask, epoch)
+        self._links[partition] = _PartitionBatch(ask, epoch)
         self._again()
 
     def link_down(self, partition: int = 0) -> None:
@@ -138,7 +138,7 @@ class Deciding:
         self._due_timer = None
         self._is_due = True
 
-    def await_all(self, session: Session, header: Header, message: Flush) -> None:
+    def await_all(self, session: Session, header: FrameHeader, message: WaitCommitted) -> None:
         """Answer once the master has decided about all that this tenant has here now."""
         tenant = peer_of(session).tenant
         answer = self._answers.begin(session, header, bytearray())
@@ -146,10 +146,10 @@ class Deciding:
             self._undecided.put_by(tenant, None, session.span(header.request_id))
         self._undecided.when_decided(tenant, lambda: answer.give(None), is_over=answer.is_over)
 
-    def _claim(self, link: _Link, blocks: list[Block]) -> None:
-        def decided(reply: Grants | KVStoreError) -> None:
+    def _claim(self, link: _PartitionBatch, blocks: list[Block]) -> None:
+        def decided(reply: ReserveReply | KVStoreError) -> None:
             self._undecided.end(blocks)
-            if isinstance(reply, Grants) and len(reply.statuses) != len(blocks):
+            if isinstance(reply, ReserveReply) and len(reply.statuses) != len(blocks):
                 reply = ProtocolError("the master answered a Claim for other keys")
             link.in_flight -= 1
             try:
@@ -165,9 +165,9 @@ class Deciding:
         except Exception as error:
             decided(typed(error))
 
-    def _message(self, epoch: int, blocks: list[Block]) -> Claim:
+    def _message(self, epoch: int, blocks: list[Block]) -> CommitBlocks:
         columns, rows = blocks[0].columns, rows_of(blocks)
-        return Claim(
+        return CommitBlocks(
             epoch,
             blocks[0].tenant,
             blocks[0].namespace,
@@ -178,7 +178,7 @@ class Deciding:
             held=1,
         )
 
-    def _settle(self, blocks: list[Block], reply: Grants | KVStoreError) -> None:
+    def _settle(self, blocks: list[Block], reply: ReserveReply | KVStoreError) -> None:
         """Carry out the master's decision; what it has not decided about is claimed again after a pause."""
         if isinstance(reply, KVStoreError):
             if not isinstance(reply, Unavailable):  # else the link broke

@@ -10,26 +10,26 @@ from functools import partial
 from operator import itemgetter
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim
+from kvstore.protocol.catalog_messages import CommitBlocks
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, StaleEpoch, Unavailable
-from kvstore.protocol.frames import Header
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.replication.event_replicator import Publishers
+from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import PutFrame
 from kvstore.store.wait_queue import until_ns
 
 NOT_CONFIRMED: Final = "the put is not confirmed: the master has not recorded it within the deadline. It may be lost: put it again"
 
-Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
+Ask = Callable[[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]], None]
 """Sends a claim to the master and calls back once."""
 
 _Wanted = list[tuple[int, OpenPut]]
@@ -41,7 +41,7 @@ class PendingAnswer:
 
     __slots__ = ("_answers", "_request_id", "flags", "session", "until_ns")
 
-    def __init__(self, answers: "Answers", session: Session, header: Header, flags: bytearray) -> None:
+    def __init__(self, answers: "CommitWaits", session: Session, header: FrameHeader, flags: bytearray) -> None:
         self._answers = answers
         self.session = session
         self._request_id = header.request_id
@@ -62,7 +62,7 @@ class PendingAnswer:
             self.session.fail(self._request_id, error)
 
 
-class Answers:
+class CommitWaits:
     """The answers that wait for the master. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Answers:
         self._by_session: dict[Session, dict[PendingAnswer, None]] = {}
         """The same. None of them empty."""
 
-    def begin(self, session: Session, header: Header, flags: bytearray) -> PendingAnswer:
+    def begin(self, session: Session, header: FrameHeader, flags: bytearray) -> PendingAnswer:
         """The answer to the request, to be given later, or by `expire`."""
         answer = PendingAnswer(self, session, header, flags)
         self._pending[answer] = None
@@ -109,7 +109,7 @@ class Answers:
         return len(self._pending)
 
 
-class _UndecidedPut:
+class _UncommittedPut:
     """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
     __slots__ = (
@@ -127,7 +127,13 @@ class _UndecidedPut:
     )
 
     def __init__(
-        self, claims: "Claims", table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None
+        self,
+        claims: "CommitRequests",
+        table: BlockTable,
+        publishers: EventReplicators,
+        frame: PutFrame,
+        answer: PendingAnswer,
+        span: TraceSpan | None,
     ) -> None:
         self._claims = claims
         self._table = table
@@ -152,10 +158,10 @@ class _UndecidedPut:
         self._left = len(found)
         return found
 
-    def claim(self, wanted: _Wanted, epoch: int) -> Claim:
+    def claim(self, wanted: _Wanted, epoch: int) -> CommitBlocks:
         blocks = [put.block for _, put in wanted]
         self._table.undecided.begin(blocks)
-        return Claim(
+        return CommitBlocks(
             epoch,
             blocks[0].tenant,
             blocks[0].namespace,
@@ -165,12 +171,12 @@ class _UndecidedPut:
             [block.parent for block in blocks],
         )
 
-    def decided(self, wanted: _Wanted, reply: Grants | KVStoreError) -> None:
+    def decided(self, wanted: _Wanted, reply: ReserveReply | KVStoreError) -> None:
         """Carry out what a master has decided, at once: its next word may be that a block is removed which it takes to be here. Answer when
         all have decided. Whatever is raised is the answer then, and nothing undecided stays. Of a master that is gone, or no longer the
         owner, the writer hears nothing: it asks again, which the next owner answers."""
         self._table.undecided.end([put.block for _, put in wanted])
-        if isinstance(reply, Grants) and len(reply.statuses) != len(wanted):
+        if isinstance(reply, ReserveReply) and len(reply.statuses) != len(wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
             if isinstance(reply, Unavailable | StaleEpoch):
@@ -242,10 +248,10 @@ class _UndecidedPut:
         return ALREADY_THERE if status == PRESENT else ASK_AGAIN
 
 
-class Claims:
+class CommitRequests:
     """See the module. `link_up` and `link_down` follow the node's connection to a partition's master."""
 
-    def __init__(self, table: BlockTable, answers: Answers, publishers: Publishers, partitioning: Partitioning) -> None:
+    def __init__(self, table: BlockTable, answers: CommitWaits, publishers: EventReplicators, partitioning: Partitioning) -> None:
         self._table = table
         self._answers = answers
         self._publishers = publishers
@@ -261,13 +267,13 @@ class Claims:
     def link_down(self, partition: int = 0) -> None:
         self._links.pop(partition, None)
 
-    def claim(self, session: Session, header: Header, frame: PutFrame) -> None:
+    def claim(self, session: Session, header: FrameHeader, frame: PutFrame) -> None:
         """Answer the Put, one of whose puts is open, once its masters have decided. Without a master the writer is told to ask again, as it
         does until its deadline: another one takes over within seconds."""
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
-        undecided = _UndecidedPut(self, self._table, self._publishers, frame, answer, span)
+        undecided = _UncommittedPut(self, self._table, self._publishers, frame, answer, span)
         parts = undecided.parts(self._partitioning)
         for partition, wanted in parts.items():
             # Else the master may take this node for a holder of what has left since. To say that may be what shows that the link is gone.

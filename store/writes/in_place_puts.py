@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvstore.protocol.errors import InvalidArgument, TierFailed
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, Block
@@ -19,13 +19,13 @@ from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
 from kvstore.store.block_table.rows import places_of, read, rows_of
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.store.replication.event_replicator import Publishers
+from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import MAX_SLABS, Caller, peer_of
 from kvstore.store.shared_regions import SharedRegions
-from kvstore.store.writes.checksums import Checker
-from kvstore.store.writes.commit_requests import Answers
-from kvstore.store.writes.slot_requests import Opening, SlotRequest, Slots
-from kvstore.store.writes.slots_ahead import PutsAhead
+from kvstore.store.writes.checksums import ChecksumVerifier
+from kvstore.store.writes.commit_requests import CommitWaits
+from kvstore.store.writes.slot_requests import OpenResult, SlotAllocator, SlotRequest
+from kvstore.store.writes.slots_ahead import SlotsAheadService
 from kvstore.tiers.dram import DramTier
 
 
@@ -36,10 +36,10 @@ class InPlacePuts:
         self,
         table: BlockTable,
         dram: DramTier,
-        publishers: Publishers,
-        slots: Slots,
-        answers: Answers,
-        checker: Checker,
+        publishers: EventReplicators,
+        slots: SlotAllocator,
+        answers: CommitWaits,
+        checker: ChecksumVerifier,
         regions: SharedRegions | None,
     ) -> None:
         """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
@@ -50,7 +50,7 @@ class InPlacePuts:
         self._answers = answers
         self._checker = checker
         self._regions = regions
-        self.ahead = PutsAhead(table, dram, slots.waiting, self._slabs_ahead)
+        self.ahead = SlotsAheadService(table, dram, slots.waiting, self._slabs_ahead)
         """Those into slots that were opened before."""
         self._in_bytes = 0
 
@@ -59,7 +59,7 @@ class InPlacePuts:
         """Of values stored."""
         return self._in_bytes + self.ahead.in_bytes
 
-    def open(self, session: Session, header: Header, message: Open) -> None:
+    def open(self, session: Session, header: FrameHeader, message: OpenSlots) -> None:
         """Answer with slots for as many keys as there is room for, or wait."""
         request = _OpenRequest(self, self._slots, session, header, message)
         if message.engine and self._regions is None:
@@ -69,7 +69,7 @@ class InPlacePuts:
         self._slots.check(message, request.caller.tenant)
         request.begin()
 
-    def places(self, caller: Caller, opening: Opening) -> Opened:
+    def places(self, caller: Caller, opening: OpenResult) -> OpenSlotsReply:
         """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
         if opening.batch is not None:
             return self._places_of(caller, opening.batch)
@@ -84,17 +84,17 @@ class InPlacePuts:
         group_of_slab = {slab: slot.group for slab, slot in zip(slabs, slots, strict=True)}
         if len(opened) < len(puts):
             ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
-        return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
+        return OpenSlotsReply(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
-    def _places_of(self, caller: Caller, batch: OpenBatch) -> Opened:
+    def _places_of(self, caller: Caller, batch: OpenBatch) -> OpenSlotsReply:
         """As `places`, of slots of one group."""
         batch.is_named = True
         slabs, offsets = self._dram.locate_all(places_of(batch.blocks))
         ahead = self._slabs_ahead(caller, dict.fromkeys(slabs.tolist(), batch.blocks[0].group_in(DRAM)))
         columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
-        return Opened(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
+        return OpenSlotsReply(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
 
-    def regions(self, opening: Opening) -> Opened:
+    def regions(self, opening: OpenResult) -> OpenSlotsReply:
         """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
 
         Raises whatever the engine has against it."""
@@ -106,7 +106,7 @@ class InPlacePuts:
             if put is not None:
                 put.is_named = True
                 put.grant, regions[index] = self._regions.show_slot(put.slot)
-        return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
+        return OpenSlotsReply(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
         """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more. Those
@@ -119,7 +119,7 @@ class InPlacePuts:
                 ahead += self._dram.reserve_slabs(group, count + 1)
         return [slab for slab in ahead if self._dram.is_warm(slab)][:MAX_SLABS]
 
-    def commit(self, session: Session, header: Header, message: Commit) -> None:
+    def commit(self, session: Session, header: FrameHeader, message: CommitPuts) -> None:
         """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
         is verified first: once nobody writes it any more."""
         caller = peer_of(session)
@@ -139,7 +139,7 @@ class InPlacePuts:
 
         self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
 
-    def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
+    def _commit_whole(self, session: Session, header: FrameHeader, caller: Caller, message: CommitPuts) -> bool:
         """Commit the batch that the message names whole, if it does; else False, with nothing done."""
         batch = self._table.puts.get_batch(message.put_ids, session)
         if batch is None:
@@ -154,7 +154,7 @@ class InPlacePuts:
         session.reply(header.request_id, Flags(bytes((STORED,)) * len(blocks)))
         return True
 
-    def _commit(self, session: Session, header: Header, caller: Caller, message: Commit, found: Mapping[int, int]) -> None:
+    def _commit(self, session: Session, header: FrameHeader, caller: Caller, message: CommitPuts, found: Mapping[int, int]) -> None:
         """`found` is the checksum of each put by the engine that is whole, by its number."""
         flags = bytearray()
         stored: list[Block] = []
@@ -189,7 +189,7 @@ class InPlacePuts:
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 
-    def abort(self, session: Session, header: Header, message: Abort) -> None:
+    def abort(self, session: Session, header: FrameHeader, message: AbortPuts) -> None:
         """Forget these puts; what they held can be used again."""
         peer_of(session)
         for put_id in message.put_ids:
@@ -213,12 +213,12 @@ class _OpenRequest(SlotRequest):
 
     __slots__ = ("_puts",)
 
-    def __init__(self, puts: InPlacePuts, slots: Slots, session: Session, header: Header, message: Open) -> None:
+    def __init__(self, puts: InPlacePuts, slots: SlotAllocator, session: Session, header: FrameHeader, message: OpenSlots) -> None:
         super().__init__(slots, session, header, message)
         self._puts = puts
 
-    def opened(self, opening: Opening) -> None:
-        by_engine = isinstance(self.message, Open) and self.message.engine
+    def opened(self, opening: OpenResult) -> None:
+        by_engine = isinstance(self.message, OpenSlots) and self.message.engine
         self.session.reply(self.header.request_id, self._puts.regions(opening) if by_engine else self._puts.places(self.caller, opening))
 
     def fail(self, error: Exception) -> None:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
-from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
+from kvstore.protocol.frames import MAX_VALUE_BYTES, FrameHeader
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, Open, Put
+from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, OpenSlots, Put
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.session_authenticator import Caller, peer_of
-from kvstore.store.wait_queue import Waiting, WaitingRoom, begin_part, until_ns
+from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_part, until_ns
 from kvstore.tiers.tier import Slot
 
 MIN_WHOLE = 16
@@ -29,7 +29,7 @@ MAX_NAMESPACE_BYTES = 255
 """What a column of texts in a Publish holds."""
 
 
-class Opening(NamedTuple):
+class OpenResult(NamedTuple):
     """What a request got: for each key GRANTED, PRESENT or BUSY, and the open put of a granted one; or a batch that was granted whole."""
 
     statuses: bytearray
@@ -37,16 +37,16 @@ class Opening(NamedTuple):
     batch: OpenBatch | None = None
 
 
-class Slots:
+class SlotAllocator:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, waiting: WaitingRoom, *, demotion_wait_s: float) -> None:
+    def __init__(self, table: BlockTable, waiting: WaitQueue, *, demotion_wait_s: float) -> None:
         """`demotion_wait_s` is how long a request waits at most before blocks may leave the node for it that no lower tier holds."""
         self.table = table
         self.waiting = waiting
         self.demotion_wait_s = demotion_wait_s
 
-    def check(self, message: Open | Put, tenant: str) -> None:
+    def check(self, message: OpenSlots | Put, tenant: str) -> None:
         """Raises InvalidArgument for what could never be stored, here or by the master; QuotaExceeded for what the tenant never may."""
         sizes = message.sizes
         if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
@@ -58,13 +58,13 @@ class Slots:
         if sizes:
             self.table.check_room(max(sizes), tenant)
 
-    def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool, may_drop: bool) -> Opening | None:
+    def open(self, session: Session, tenant: str, message: OpenSlots | Put, *, may_open: bool, may_drop: bool) -> OpenResult | None:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
 
         None: the request has to wait, and nothing is open. Without `may_open` no room is taken: others wait for it already. `may_drop`: see
         `Room.make`. Raises TierFailed when the system refuses memory; nothing is open then.
         """
-        opening = Opening(bytearray(), [])
+        opening = OpenResult(bytearray(), [])
         statuses, puts = opening.statuses, opening.puts
         if may_open and (whole := self._open_whole(session, tenant, message, may_drop=may_drop)) is not None:
             return whole
@@ -105,12 +105,12 @@ class Slots:
             return opening
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
-    def exceeded(self, tenant: str, message: Open | Put) -> QuotaExceeded | None:
+    def exceeded(self, tenant: str, message: OpenSlots | Put) -> QuotaExceeded | None:
         """What a put fails with that was given no room, where it is for the tenant's quota."""
         sizes = sorted(set(message.sizes), reverse=True)
         return next(filter(None, (self.table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
 
-    def _open_whole(self, session: Session, tenant: str, message: Open | Put, *, may_drop: bool) -> Opening | None:
+    def _open_whole(self, session: Session, tenant: str, message: OpenSlots | Put, *, may_drop: bool) -> OpenResult | None:
         """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
         block opened; those that would leave for them may have left."""
         table, keys, sizes = self.table, message.keys, message.sizes
@@ -125,9 +125,9 @@ class Slots:
             return None
         blocks = table.rows.make_all(tenant, keys, sizes[0], message.generations, message.namespace, message.parents, slots)
         statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
-        if isinstance(message, Open) and not message.engine and not any(message.generations):
-            return Opening(statuses, [], table.puts.add_batch(blocks, session, now_ns=now_ns))
-        return Opening(statuses, list(table.puts.add_all(blocks, session, now_ns=now_ns)))
+        if isinstance(message, OpenSlots) and not message.engine and not any(message.generations):
+            return OpenResult(statuses, [], table.puts.add_batch(blocks, session, now_ns=now_ns))
+        return OpenResult(statuses, list(table.puts.add_all(blocks, session, now_ns=now_ns)))
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
         """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is
@@ -141,7 +141,7 @@ class Slots:
             for key in busy
         )
 
-    def _is_at_work(self, tenant: str, key: bytes, message: Open | Put, generation: int) -> bool:
+    def _is_at_work(self, tenant: str, key: bytes, message: OpenSlots | Put, generation: int) -> bool:
         """Another writer is at the key; or the master is just deciding about a block of it that has left, which a put that it is asked
         about, too, must not overtake."""
         table = self.table
@@ -184,17 +184,17 @@ class _SpareSlots:
         self._slots = []
 
 
-def is_kept(message: Open | Put, generation: int) -> bool:
+def is_kept(message: OpenSlots | Put, generation: int) -> bool:
     """Whether a put is answered once this node holds the block, whatever the master knows."""
     return message.ack in KEPT_ACKS if isinstance(message, Put) else generation == UNDECIDED
 
 
-class SlotRequest(Waiting):
+class SlotRequest(WaitingRequest):
     """An Open or a Put that wants slots: it gets them at once or in its turn, and is told so by `opened`."""
 
     __slots__ = ("caller", "drops_from_ns", "header", "is_waiting", "message", "session", "slots", "wait")
 
-    def __init__(self, slots: Slots, session: Session, header: Header, message: Open | Put) -> None:
+    def __init__(self, slots: SlotAllocator, session: Session, header: FrameHeader, message: OpenSlots | Put) -> None:
         """Raises Unauthorized for a connection that has not introduced itself."""
         self.caller: Caller = peer_of(session)
         super().__init__(self.caller.tenant, session, 0)
@@ -205,7 +205,7 @@ class SlotRequest(Waiting):
         self.is_waiting = False
         self.drops_from_ns = session.reactor.now_ns() + int(slots.demotion_wait_s * 1e9)
         """From then on copies to NVMe are not waited for."""
-        self.wait: Span | None = None
+        self.wait: TraceSpan | None = None
         """For room, where the request is traced."""
 
     def begin(self) -> None:
@@ -237,7 +237,7 @@ class SlotRequest(Waiting):
         return True
 
     @abstractmethod
-    def opened(self, opening: Opening) -> None:
+    def opened(self, opening: OpenResult) -> None:
         """These are open now. Whatever it raises ends them."""
 
     def give_up(self) -> None:

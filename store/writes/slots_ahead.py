@@ -12,8 +12,8 @@ from typing import Final
 
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, FrameHeader
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, MapSlabsReply, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import (
     AT_NUMBER,
@@ -34,12 +34,12 @@ from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.shared_memory import close_all, make_shared_memory
-from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.wait_queue import WaitQueue
 from kvstore.store.writes.socket_puts import answer_of
 from kvstore.tiers.dram import DramTier
 
 _SLOT: Final = struct.Struct("<QQ")
-"""What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
+"""What a PutFromSlot has before the body of a Put: the slot's number, and the size of the next one."""
 
 
 class WriterPage:
@@ -82,11 +82,11 @@ def make_page() -> tuple[WriterPage, int]:
     return WriterPage(memory), fd
 
 
-class PutsAhead:
+class SlotsAheadService:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
-        self, table: BlockTable, dram: DramTier, waiting: WaitingRoom, slabs_ahead: Callable[[Caller, dict[int, int]], list[int]]
+        self, table: BlockTable, dram: DramTier, waiting: WaitQueue, slabs_ahead: Callable[[Caller, dict[int, int]], list[int]]
     ) -> None:
         """`slabs_ahead` has slabs for a writer to map meanwhile, given the slab that it comes to with its group."""
         self._slabs_ahead = slabs_ahead
@@ -97,26 +97,26 @@ class PutsAhead:
         self.puts = 0
         self.in_bytes = 0
 
-    def open(self, session: Session, header: Header, message: OpenAhead) -> None:
+    def open(self, session: Session, header: FrameHeader, message: OpenSlotAhead) -> None:
         """Open a slot for the connection's next put, where there is room, and answer with the page if it is new."""
         caller = peer_of(session)
         if not session.is_local:
-            raise InvalidArgument("OpenAhead needs shared memory: connect to the node's Unix socket, or use Put")
+            raise InvalidArgument("OpenSlotAhead needs shared memory: connect to the node's Unix socket, or use Put")
         fds: list[int] = []
         if caller.page is None:
             caller.page, fd = make_page()
             fds.append(fd)
         self._open_next(session, caller, caller.page, message.size_bytes)
-        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=lambda: close_all(fds))
+        session.reply(header.request_id, MapSlabsReply([PAGE_BYTES if fds else 0]), fds=fds, on_sent=lambda: close_all(fds))
 
     def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
-        """Serve these bytes, all that has arrived on the connection, if they are one PutAhead. False: they are to be read as ever."""
+        """Serve these bytes, all that has arrived on the connection, if they are one PutFromSlot. False: they are to be read as ever."""
         at = HEADER_BYTES + _SLOT.size
         if len(frame) <= at:
             return False
         magic, version, kind, request_id, _, body_bytes, payload_bytes = HEADER.unpack_from(frame)
         is_alone = HEADER_BYTES + body_bytes == len(frame) and not payload_bytes and magic == MAGIC and version == VERSION
-        put = self._form.unpack(frame[at:]) if is_alone and kind == PutAhead.TYPE and request_id else None
+        put = self._form.unpack(frame[at:]) if is_alone and kind == PutFromSlot.TYPE and request_id else None
         caller = session.context
         if put is None or put.ack != ACK_NODE or not isinstance(caller, Caller):
             return False
@@ -131,12 +131,12 @@ class PutsAhead:
             session.send_whole(unsent)
         return True
 
-    def put(self, session: Session, header: Header, message: PutAhead) -> None:
+    def put(self, session: Session, header: FrameHeader, message: PutFromSlot) -> None:
         """As `frame`, of a message that has been read. Raises InvalidArgument: it is not about one unreserved block."""
         caller = peer_of(session)
         columns = (message.keys, message.sizes, message.generations, message.checksums, message.parents)
         if any(len(column) != 1 for column in columns) or message.generations[0] or message.ack != ACK_NODE:
-            raise InvalidArgument("PutAhead is about one block that was not reserved, with ack 1: use Put or Open")
+            raise InvalidArgument("PutFromSlot is about one block that was not reserved, with ack 1: use Put or Open")
         put = OnePut(message.ack, message.namespace, message.keys[0], message.sizes[0], message.checksums[0], message.parents[0])
         flag, block = self._show(session, caller, put, message.number, message.next_bytes)
         if block is not None:

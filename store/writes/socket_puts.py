@@ -15,7 +15,7 @@ import xxhash
 
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, VERSION, Header
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, VERSION, FrameHeader
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, KEPT_ACKS, STORED, Put
 from kvstore.protocol.session_messages import Flags
@@ -24,12 +24,12 @@ from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.store.replication.event_replicator import Publishers
+from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import Caller, PutFrame, peer_of
-from kvstore.store.wait_queue import WaitingRoom
-from kvstore.store.writes.checksums import Checker
-from kvstore.store.writes.commit_requests import Answers, Claims
-from kvstore.store.writes.slot_requests import Opening, SlotRequest, Slots
+from kvstore.store.wait_queue import WaitQueue
+from kvstore.store.writes.checksums import ChecksumVerifier
+from kvstore.store.writes.commit_requests import CommitRequests, CommitWaits
+from kvstore.store.writes.slot_requests import OpenResult, SlotAllocator, SlotRequest
 from kvstore.tiers.dram import DramTier
 
 _ANSWER: Final = struct.Struct(HEADER.format + "IB")
@@ -40,10 +40,10 @@ _ANSWER_BODY: Final = struct.calcsize("<IB")
 DISCARD_BYTES = 1 << 20
 
 
-class PutsAtOnce:
+class InlinePuts:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, dram: DramTier, waiting: WaitingRoom, claims: Claims) -> None:
+    def __init__(self, table: BlockTable, dram: DramTier, waiting: WaitQueue, claims: CommitRequests) -> None:
         self._table = table
         self._dram = dram
         self._waiting = waiting
@@ -66,7 +66,7 @@ class PutsAtOnce:
             return False
         value = frame[at:]
         if put.ack not in KEPT_ACKS:
-            header = Header(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
+            header = FrameHeader(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
             return self._claim(session, header, tenant, put, value, partial(session.count, header))
         if self._table.find(tenant, put.key) is not None:
             session.send_whole(answer_of(request_id, ALREADY_THERE))
@@ -82,7 +82,7 @@ class PutsAtOnce:
             session.send_whole(unsent)
         return True
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> bool:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> bool:
         """As `frame`, of a request whose message has been read, its value being there or not."""
         value, caller = session.arrived_payload(), session.context
         if value is None or not isinstance(caller, Caller) or (put := self._form.unpack(body)) is None:
@@ -138,7 +138,7 @@ class PutsAtOnce:
             table.events.stored(tenant, [block])
         self.in_bytes += block.size_bytes
 
-    def _claim(self, session: Session, header: Header, tenant: str, put: OnePut, value: memoryview, begin: Callable[[], None]) -> bool:
+    def _claim(self, session: Session, header: FrameHeader, tenant: str, put: OnePut, value: memoryview, begin: Callable[[], None]) -> bool:
         """Keep the value invisible, and have the master asked about its block, who answers the request: asked first, for its processor to
         be woken up while the value is copied. `begin` is called once the request is served here. False, too, where a former block of the
         key is being decided about."""
@@ -170,11 +170,18 @@ def answer_of(request_id: int, flag: int) -> bytes:
     return _ANSWER.pack(MAGIC, VERSION, Flags.TYPE, request_id, 0, _ANSWER_BODY, 0, 1, flag)
 
 
-class SentPuts:
+class SocketPuts:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
-        self, table: BlockTable, dram: DramTier, publishers: Publishers, slots: Slots, answers: Answers, claims: Claims, checker: Checker
+        self,
+        table: BlockTable,
+        dram: DramTier,
+        publishers: EventReplicators,
+        slots: SlotAllocator,
+        answers: CommitWaits,
+        claims: CommitRequests,
+        checker: ChecksumVerifier,
     ) -> None:
         self._table = table
         self._dram = dram
@@ -183,7 +190,7 @@ class SentPuts:
         self._answers = answers
         self._claims = claims
         self._checker = checker
-        self.at_once = PutsAtOnce(table, dram, slots.waiting, claims)
+        self.at_once = InlinePuts(table, dram, slots.waiting, claims)
         """Those that are served where they arrive."""
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self._in_bytes = 0
@@ -194,7 +201,7 @@ class SentPuts:
         """Of values stored."""
         return self._in_bytes + self.at_once.in_bytes + self._claims.in_bytes
 
-    def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads. None: told later."""
         request = _PutRequest(self, self._slots, session, header, message)
         self._slots.check(message, request.caller.tenant)
@@ -203,7 +210,7 @@ class SentPuts:
         request.begin()
         return request.views
 
-    def destinations(self, caller: Caller, message: Put, opening: Opening) -> list[memoryview]:
+    def destinations(self, caller: Caller, message: Put, opening: OpenResult) -> list[memoryview]:
         """Remember the put until its values are there, and say where they go."""
         statuses, puts = opening.statuses, opening.puts
         waits: list[Block] = []
@@ -237,7 +244,7 @@ class SentPuts:
             frame.give_up()
             self._slots.abort(puts)
 
-    def arrived(self, session: Session, header: Header) -> None:
+    def arrived(self, session: Session, header: FrameHeader) -> None:
         """The payload is whole: verify, make visible, answer at once or when published. Nothing stays open of a put that fails."""
         caller = peer_of(session)
         frame, caller.frame = caller.frame, None
@@ -252,7 +259,7 @@ class SentPuts:
         self._checker.check([put for put, _ in arrived], [value for value in frame.values if value is not None], checked)
 
     def _checked(
-        self, session: Session, header: Header, caller: Caller, frame: PutFrame, found: Iterable[tuple[tuple[OpenPut, int], int]]
+        self, session: Session, header: FrameHeader, caller: Caller, frame: PutFrame, found: Iterable[tuple[tuple[OpenPut, int], int]]
     ) -> None:
         """`found` has each put, the checksum that its writer told, and that of what has arrived."""
         try:
@@ -265,7 +272,7 @@ class SentPuts:
             self._slots.abort(frame.puts)
             session.fail(header.request_id, error)
 
-    def _commit(self, session: Session, header: Header, caller: Caller, frame: PutFrame) -> None:
+    def _commit(self, session: Session, header: FrameHeader, caller: Caller, frame: PutFrame) -> None:
         flags = bytearray()
         stored: list[Block] = []
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
@@ -303,12 +310,12 @@ class _PutRequest(SlotRequest):
 
     __slots__ = ("_puts", "views")
 
-    def __init__(self, puts: SentPuts, slots: Slots, session: Session, header: Header, message: Put) -> None:
+    def __init__(self, puts: SocketPuts, slots: SlotAllocator, session: Session, header: FrameHeader, message: Put) -> None:
         super().__init__(slots, session, header, message)
         self._puts = puts
         self.views: list[memoryview] | None = None
 
-    def opened(self, opening: Opening) -> None:
+    def opened(self, opening: OpenResult) -> None:
         assert isinstance(self.message, Put)
         self.views = self._puts.destinations(self.caller, self.message, opening)
         if self.is_waiting:

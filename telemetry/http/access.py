@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.errors import Denied as NotAllowed
 from kvstore.security.actor import HTTP, Actor, kind_of
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import digest_of
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind
+from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCHEME: Final = "bearer"
 UNKNOWN: Final = "That token is not known"
 EXPIRED: Final = "That token has expired; ask for a new one"
-OWNERS: Final = {Kind.TENANT: "a tenant", Kind.NODE: "a node", Kind.INSTANCE: "an engine"}
+OWNERS: Final = {IdentityKind.TENANT: "a tenant", IdentityKind.NODE: "a node", IdentityKind.INSTANCE: "an engine"}
 """Kinds of tokens that open no console."""
 Denied = Callable[[Actor, KVStoreError], None]
 """Told of a request whose token was refused, in the HTTP server's thread."""
@@ -35,7 +35,7 @@ Denied = Callable[[Actor, KVStoreError], None]
 log = logging.getLogger("kvstore.telemetry")
 
 
-class Access(enum.IntEnum):
+class AccessLevel(enum.IntEnum):
     """Each includes those before it."""
 
     NONE = 0
@@ -55,10 +55,10 @@ class LocalAccess:
     Methods are called in the HTTP server's thread; they neither block nor raise.
     """
 
-    def allowed(self, request: "web.Request") -> Access:
+    def allowed(self, request: "web.Request") -> AccessLevel:
         """Return what a request may do: ADMIN from the loopback, else NONE. A request by a foreign host name gets NONE as well: a page of
         that site, whose name was made to mean this host, could send it."""
-        return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
+        return AccessLevel.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else AccessLevel.NONE
 
     def explain(self, request: "web.Request") -> str:
         """Return why the credential of a refused request is not enough; "" for a request without one."""
@@ -100,23 +100,23 @@ class OperatorAccess(LocalAccess):
     """Access by the cluster's credentials: a token of [admins] may do all, every other request nothing, on this host too. The console shows
     what all tenants have, so a tenant's token is not enough. `denied` is called for each token that is refused."""
 
-    def __init__(self, guard: Guard, denied: Denied = lambda _actor, _error: None) -> None:
+    def __init__(self, guard: Authenticator, denied: Denied = lambda _actor, _error: None) -> None:
         self._guard, self._denied = guard, denied
 
-    def allowed(self, request: "web.Request") -> Access:
+    def allowed(self, request: "web.Request") -> AccessLevel:
         if self._guard.lets_everybody_in:
             return super().allowed(request)
         token = _bearer(request)
         if token is None:
-            return Access.NONE
+            return AccessLevel.NONE
         try:
             identity = self._guard.identify("", token)
             if identity.operates:
-                return Access.ADMIN
+                return AccessLevel.ADMIN
             raise NotAllowed(f"{kind_of(identity)} is no operator: the console and metrics need a token of [admins]")
         except KVStoreError as error:
             self._denied(Actor.of(STRANGER, peer=request.remote or "", via=HTTP), error)
-            return Access.NONE
+            return AccessLevel.NONE
 
     def explain(self, request: "web.Request") -> str:
         """Only who has a token learns whose it is."""
@@ -139,10 +139,10 @@ class TokenAccess(LocalAccess):
     def __init__(self, tokens: Iterable[str]) -> None:
         self._digests = frozenset(map(digest_of, tokens))
 
-    def allowed(self, request: "web.Request") -> Access:
+    def allowed(self, request: "web.Request") -> AccessLevel:
         token = _bearer(request)
         # What is looked up is a digest: how long that takes tells nothing of a token.
-        return Access.ADMIN if token is not None and digest_of(token) in self._digests else Access.NONE
+        return AccessLevel.ADMIN if token is not None and digest_of(token) in self._digests else AccessLevel.NONE
 
 
 class TokenFileAccess(TokenAccess):
@@ -154,7 +154,7 @@ class TokenFileAccess(TokenAccess):
         self._path, self._read = path, signature(path)
         super().__init__(_tokens(path))
 
-    def allowed(self, request: "web.Request") -> Access:
+    def allowed(self, request: "web.Request") -> AccessLevel:
         now = signature(self._path)
         if now != self._read:
             self._read = now

@@ -16,7 +16,7 @@ from aiohttp import web
 from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status, typed
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.access import Access, is_foreign
+from kvstore.telemetry.http.access import AccessLevel, is_foreign
 from kvstore.telemetry.http.listener import BACKLOG
 from kvstore.telemetry.http.server import Handler, HttpServer
 
@@ -41,7 +41,7 @@ STATUS: Final = {
 """Of HTTP, by the status of gRPC that an error of the tree has."""
 
 
-class Connections:
+class ConnectionFactory:
     """Makes the protocol of each connection of a runner that is set up. A stranger is one that has not been let in: there are half of
     `most` at most, and where there is no room the one that has been here longest goes. Of the server's loop."""
 
@@ -49,7 +49,7 @@ class Connections:
         assert runner.server is not None
         self._server = runner.server
         self._most = most
-        self._there: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._there: dict[asyncio.BaseProtocol, _HttpConnection] = {}
         """By aiohttp's own protocol; the one that has been here longest is the first."""
 
     def __call__(self) -> asyncio.Protocol:
@@ -58,7 +58,7 @@ class Connections:
         if strangers and (len(strangers) >= self._most // 2 or len(self._there) >= self._most):
             self._end(strangers[0])
         inner = self._server()
-        made = _Connection(inner, lambda: self._there.pop(inner, None))
+        made = _HttpConnection(inner, lambda: self._there.pop(inner, None))
         if len(self._there) >= self._most:
             made.end()
         else:
@@ -80,16 +80,16 @@ class Connections:
         if made is not None:
             made.is_let_in = True
 
-    def _look(self, made: "_Connection") -> None:
+    def _look(self, made: "_HttpConnection") -> None:
         if not made.has_asked:
             self._end(made)
 
-    def _end(self, made: "_Connection") -> None:
+    def _end(self, made: "_HttpConnection") -> None:
         self._there.pop(made.inner, None)
         made.end()
 
 
-class _Connection(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """aiohttp's protocol, and what is known of its connection. Of one whose handshake of TLS fails nobody is told."""
 
     def __init__(self, inner: asyncio.Protocol, gone: Callable[[], object]) -> None:
@@ -138,13 +138,13 @@ async def serve(
     server: HttpServer, listener: socket.socket, ending: asyncio.Event, *, stop_s: float, https: HttpsCertificate | None = None
 ) -> None:
     """Answer who connects to `listener` by the server's routes until `ending`, then give requests under way `stop_s` to end."""
-    guard = _Guard(server)
+    guard = _AccessMiddleware(server)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.guarded])
     for method, path, handler in server.routes:
         app.router.add_route(method, path, handler)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=stop_s, handle_signals=False)
     await runner.setup()
-    guard.connections = Connections(runner)
+    guard.connections = ConnectionFactory(runner)
     serving = await asyncio.get_running_loop().create_server(
         guard.connections,
         sock=listener,
@@ -167,13 +167,13 @@ async def _looking(https: HttpsCertificate, ending: asyncio.Event) -> None:
         https.look()
 
 
-class _Guard:
+class _AccessMiddleware:
     """Who may not is refused, and so is who comes when too many are served; errors have one form."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._requests = 0
-        self.connections: Connections | None = None
+        self.connections: ConnectionFactory | None = None
 
     @web.middleware
     async def guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,14 +183,14 @@ class _Guard:
             return refusal(503, f"{MAX_REQUESTS} requests are being served, which is the most")
         self._requests += 1
         try:
-            needs = self._server.needs.get(request.match_info.handler, Access.NONE)
-            if needs > Access.NONE and is_foreign(request):
+            needs = self._server.needs.get(request.match_info.handler, AccessLevel.NONE)
+            if needs > AccessLevel.NONE and is_foreign(request):
                 return refusal(403, "this is not for pages of other sites")
             access = self._server.access_control.allowed(request)
             if access < needs:
                 why = self._server.access_control.explain(request) or f"this needs a credential that may {needs.name.lower()}"
                 return refusal(401, why, {"WWW-Authenticate": "Bearer"})
-            if access > Access.NONE:
+            if access > AccessLevel.NONE:
                 self.connections.is_let_in(request)
             return await handler(request)
         except web.HTTPException as refused:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from kvstore.protocol.errors import Full
 from kvstore.security.actor import Actor
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.access import Access, LocalAccess, TokenFileAccess
+from kvstore.telemetry.http.access import AccessLevel, LocalAccess, TokenFileAccess
 from kvstore.telemetry.http.listener import host_port, listening, reached_at
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class HttpServer:
         self._later: list[Callable[[HttpServer], None]] = []
         self.routes: list[tuple[str, str, Handler]] = []
         """Method, path and handler of each."""
-        self.needs: dict[Handler, Access] = {}
+        self.needs: dict[Handler, AccessLevel] = {}
         self._ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
-    def add(self, method: str, path: str, handler: Handler, *, needs: Access) -> None:
+    def add(self, method: str, path: str, handler: Handler, *, needs: AccessLevel) -> None:
         """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up: wherever it answers."""
         assert self.needs.get(handler, needs) is needs, f"{path} would change who may ask elsewhere what this answers"
         self.needs[handler] = needs

@@ -11,17 +11,17 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kvstore.telemetry.metrics.histogram import Counts
-from kvstore.telemetry.metrics.metric import Kind, Metric, Reading, Readings
+from kvstore.telemetry.metrics.histogram import HistogramSnapshot
+from kvstore.telemetry.metrics.metric import Metric, MetricKind, Reading, Readings
 
 Read = Callable[[], Readings]
 """Gives what there is to tell now, of each metric or of some. Called in the thread that serves the answer."""
 
 
-FAMILIES: Final[dict[Kind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]]] = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
+FAMILIES: Final[dict[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]]] = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
 }
 
 
@@ -59,12 +59,12 @@ def _family(metric: Metric) -> Family:
     return FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels, unit=metric.unit)
 
 
-def _values(reading: Reading) -> Iterable[tuple[Sequence[str], float | Counts]]:
+def _values(reading: Reading) -> Iterable[tuple[Sequence[str], float | HistogramSnapshot]]:
     return reading.items() if isinstance(reading, Mapping) else [((), reading)]
 
 
-def _add(family: Family, labels: Sequence[str], value: float | Counts) -> None:
-    if isinstance(value, Counts):
+def _add(family: Family, labels: Sequence[str], value: float | HistogramSnapshot) -> None:
+    if isinstance(value, HistogramSnapshot):
         assert isinstance(family, HistogramMetricFamily)
         bounds = [*map(floatToGoString, value.bounds_s), "+Inf"]
         family.add_metric(labels, list(zip(bounds, accumulate(value.counts), strict=True)), sum_value=value.sum_s)

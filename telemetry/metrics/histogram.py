@@ -25,7 +25,7 @@ MAX_LOGGED: Final = 1000
 """Measurements in a log that `record` writes."""
 
 
-class Counts(NamedTuple):
+class HistogramSnapshot(NamedTuple):
     """A histogram as it was: how many measurements lie in each bucket (not cumulative; the last one has no bound), and their sum."""
 
     bounds_s: tuple[float, ...]
@@ -33,12 +33,12 @@ class Counts(NamedTuple):
     sum_s: float
 
 
-def sum_of(parts: Iterable[Counts]) -> Counts:
+def sum_of(parts: Iterable[HistogramSnapshot]) -> HistogramSnapshot:
     """All of them as one; at least one, and all with the same bounds."""
     first, *others = parts
     for one in others:
         assert one.bounds_s == first.bounds_s
-        first = Counts(first.bounds_s, tuple(map(add, first.counts, one.counts)), first.sum_s + one.sum_s)
+        first = HistogramSnapshot(first.bounds_s, tuple(map(add, first.counts, one.counts)), first.sum_s + one.sum_s)
     return first
 
 
@@ -93,9 +93,9 @@ class Histogram:
                     below = upto
                 self._counts[-1] += len(taken) - below
 
-    def counts(self) -> Counts:
+    def counts(self) -> HistogramSnapshot:
         self.fold()
-        return Counts(self._bounds_s, tuple(self._counts), self._sum_ns / 1e9)
+        return HistogramSnapshot(self._bounds_s, tuple(self._counts), self._sum_ns / 1e9)
 
     def slowest_ns(self) -> int:
         """Of what has been recorded since `forget_slowest`; 0: nothing."""
@@ -113,6 +113,6 @@ class Histograms(dict[str, Histogram]):
     def __missing__(self, name: str) -> Histogram:
         return self.setdefault(name, Histogram())
 
-    def read(self) -> dict[tuple[str, ...], Counts]:
+    def read(self) -> dict[tuple[str, ...], HistogramSnapshot]:
         """By the name, as the value of a label."""
         return {(name,): histogram.counts() for name, histogram in list(self.items())}

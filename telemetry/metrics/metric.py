@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.telemetry.metrics.histogram import Counts
+from kvstore.telemetry.metrics.histogram import HistogramSnapshot
 
 
-class Kind(enum.StrEnum):
+class MetricKind(enum.StrEnum):
     COUNTER = "counter"
     """Only grows, until the process begins anew; its name in the text ends in `_total`."""
     GAUGE = "gauge"
@@ -25,7 +25,7 @@ class Metric:
     """`name` is without `_total`; a unit is its last word: seconds or bytes. `labels` have few values, and none is a key's."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
 
@@ -36,17 +36,17 @@ class Metric:
     @property
     def shown_name(self) -> str:
         """As a query names it; of a histogram without `_bucket`, `_sum` and `_count`."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
-Value = float | Counts
+Value = float | HistogramSnapshot
 Reading = float | Mapping[tuple[str, ...], Value]
 """Of one metric: a number, or, of one with labels, a number or a histogram's counts by the labels' values."""
 Readings = Mapping[str, Reading]
 """By the metrics' names."""
 
 
-C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+C, G, H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 SPANS: Final = "Spans of traces: exported, failed (the collector did not take them), dropped (too many waited)."
 
 NODE: Final = (

@@ -14,8 +14,8 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.message import MAX_SLOW
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
-from kvstore.rpc.tracing import Peer
-from kvstore.telemetry.metrics.histogram import Counts, Histogram
+from kvstore.rpc.tracing import ObservedPeer
+from kvstore.telemetry.metrics.histogram import Histogram, HistogramSnapshot
 
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -37,12 +37,12 @@ OPERATIONS: Final = {number: in_words(message.__name__) for number, message in M
 
 
 TURN_S: Final = 1.0
-"""How often whoever owns a `Requests` turns it."""
+"""How often whoever owns a `RequestMetrics` turns it."""
 KEPT_TURNS: Final = 60
 """The slowest request of each kind is that of as many turns: of the last minute."""
 
 
-class Requests:
+class RequestMetrics:
     """An `rpc.observing.Observer`. The loop is the only writer."""
 
     def __init__(self, *, wall_s: Callable[[], float] = time.time) -> None:
@@ -55,11 +55,11 @@ class Requests:
         self._turns: deque[dict[int, int]] = deque(maxlen=KEPT_TURNS - 1)
         """What was slowest in each turn that is over, in ns."""
 
-    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+    def slow(self, peer: ObservedPeer, kind: int, elapsed_ns: int) -> None:
         """Keep it, of the tenant that the peer's context names."""
         if kind in OPERATIONS:
             tenant = getattr(peer.context, "tenant", "")
-            self.slowest.add(Slow(tenant, OPERATIONS[kind], elapsed_ns, self._wall_s(), peer.peer()))
+            self.slowest.add(SlowRequest(tenant, OPERATIONS[kind], elapsed_ns, self._wall_s(), peer.peer()))
             self.slow_ns = self.slowest.floor_ns
 
     def turn(self) -> None:
@@ -85,7 +85,7 @@ class Requests:
         name = in_words(type(error).__name__)
         self._refused[name] = self._refused.get(name, 0) + 1
 
-    def durations(self) -> dict[tuple[str, ...], Counts]:
+    def durations(self) -> dict[tuple[str, ...], HistogramSnapshot]:
         """By operation."""
         return {(OPERATIONS[kind],): histogram.counts() for kind, histogram in list(self._histograms.items())}
 
@@ -114,7 +114,7 @@ def _nobody_asks(_elapsed_ns: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowRequest:
     """`time_s` is Unix time of the answer."""
 
     tenant: str
@@ -128,14 +128,14 @@ class SlowRequests:
     """Of each tenant and operation the slowest in each window of a minute, for ten windows. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._windows: deque[dict[tuple[str, str], Slow]] = deque([{}], maxlen=MAX_WINDOWS)
+        self._windows: deque[dict[tuple[str, str], SlowRequest]] = deque([{}], maxlen=MAX_WINDOWS)
         self._ends_ns = 0
         self.floor_ns = MIN_SLOW_NS
         """Only requests that took at least so long are to be added."""
         self.version = 1
         """Rises with each change of `slowest`."""
 
-    def add(self, slow: Slow) -> None:
+    def add(self, slow: SlowRequest) -> None:
         """Keep the request if it is the slowest of its tenant and operation, and one of the MAX_KEPT slowest, in this window."""
         window, key = self._windows[-1], (slow.tenant, slow.operation)
         known = window.get(key)
@@ -162,7 +162,7 @@ class SlowRequests:
                 self.version += 1
             self._windows.append({})
 
-    def slowest(self) -> list[Slow]:
+    def slowest(self) -> list[SlowRequest]:
         """Of all windows, the slowest first, MAX_SLOW at most."""
         return sorted((slow for window in self._windows for slow in window.values()), key=lambda one: -one.duration_ns)[:MAX_SLOW]
 

@@ -25,7 +25,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, S
 
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.protocol.version import VERSION
-from kvstore.rpc.tracing import CALL, Call
+from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.telemetry.metrics.requests import OPERATIONS
 from kvstore.telemetry.tracing.config import TracingSettings
 
@@ -174,8 +174,8 @@ class RecordedCall:
     def __init__(self, span: trace.Span) -> None:
         self.span = span
         there = span.get_span_context()
-        self.call = Call(TraceParent(there.trace_id, there.span_id))
-        self._tokens: tuple[Token[Call | None], object] | None = None
+        self.call = SampledCall(TraceParent(there.trace_id, there.span_id))
+        self._tokens: tuple[Token[SampledCall | None], object] | None = None
 
     def __enter__(self) -> "RecordedCall":
         self._tokens = CALL.set(self.call), context.attach(trace.set_span_in_context(self.span))

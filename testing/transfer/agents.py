@@ -31,7 +31,7 @@ from kvstore.protocol.errors import (
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.peer import (
     MARK,
-    Pair,
+    AgentPair,
     PeerProcess,
     RegionAllocator,
     ask,
@@ -73,9 +73,9 @@ class AgentSuite:
             yield memory
 
     @pytest.fixture
-    def pair(self, memory: RegionAllocator) -> Iterator[Pair]:
+    def pair(self, memory: RegionAllocator) -> Iterator[AgentPair]:
         owner, user = self.make_agent("owner"), self.make_agent("user")
-        yield Pair(owner, user, memory)
+        yield AgentPair(owner, user, memory)
         user.close()
         owner.close()
 
@@ -89,7 +89,7 @@ class AgentSuite:
 class AgentMoves(AgentSuite):
     """Requests of every shape, one after another and at once, in both directions."""
 
-    def test_bytes_are_read_and_written(self, pair: Pair) -> None:
+    def test_bytes_are_read_and_written(self, pair: AgentPair) -> None:
         theirs, ours, remote = pair.regions(MIB)
         pair.move(Direction.READ, Piece(ours, 0, remote, 0, MIB))
         assert ours.memory == theirs.memory == pattern(1, MIB)
@@ -97,7 +97,7 @@ class AgentMoves(AgentSuite):
         pair.move(Direction.WRITE, Piece(ours, 0, remote, 0, MIB))
         assert ours.memory == theirs.memory == pattern(3, MIB)
 
-    def test_only_the_bytes_asked_for_are_touched(self, pair: Pair) -> None:
+    def test_only_the_bytes_asked_for_are_touched(self, pair: AgentPair) -> None:
         theirs, ours, remote = pair.regions(10_000)
         one, two = pattern(1, 10_000), pattern(2, 10_000)
         pair.move(Direction.READ, Piece(ours, 101, remote, 4999, 3001))
@@ -106,7 +106,7 @@ class AgentMoves(AgentSuite):
         assert theirs.memory == one[:1] + two[50:57] + one[8:]
 
     @both_directions
-    def test_thousands_of_scattered_pieces(self, pair: Pair, direction: Direction) -> None:
+    def test_thousands_of_scattered_pieces(self, pair: AgentPair, direction: Direction) -> None:
         size_bytes, count = 4096, 3000
         theirs, ours, remote = pair.regions(size_bytes * count)
         pieces = [Piece(ours, at * size_bytes, remote, at * 7 % (count + 1) * size_bytes, size_bytes) for at in range(count)]
@@ -121,7 +121,7 @@ class AgentMoves(AgentSuite):
             assert ours.part(piece.local_offset, size_bytes) == theirs.part(piece.remote_offset, size_bytes) == moved
 
     @both_directions
-    def test_pieces_of_odd_sizes_in_several_regions(self, pair: Pair, direction: Direction) -> None:
+    def test_pieces_of_odd_sizes_in_several_regions(self, pair: AgentPair, direction: Direction) -> None:
         sizes = [1, 3, 4095, 4097, 65_537, 2, 1_000_003, 31]
         regions = [pair.regions(size_bytes + 5) for size_bytes in sizes]
         pair.move(direction, *(Piece(ours, 5, remote, 3, ours.size_bytes - 5) for _, ours, remote in regions))
@@ -134,7 +134,7 @@ class AgentMoves(AgentSuite):
                 assert (bytes(theirs.memory[:3]), bytes(ours.memory)) == (pattern(1, size_bytes)[:3], pattern(2, size_bytes))
 
     @both_directions
-    def test_a_table_of_pieces_is_moved_as_a_list_is(self, pair: Pair, direction: Direction) -> None:
+    def test_a_table_of_pieces_is_moved_as_a_list_is(self, pair: AgentPair, direction: Direction) -> None:
         """The engine hands on what came as columns (`Runs`) as a PieceTable."""
         size_bytes, count = 300, 500
         regions = [pair.regions(2 * size_bytes * count) for _ in range(3)]
@@ -150,16 +150,16 @@ class AgentMoves(AgentSuite):
             assert regions[at % 2][0].part(piece.remote_offset, piece.size_bytes) == moved
 
     @both_directions
-    def test_one_piece_of_64_mib(self, pair: Pair, direction: Direction) -> None:
+    def test_one_piece_of_64_mib(self, pair: AgentPair, direction: Direction) -> None:
         theirs, ours, remote = pair.regions(64 * MIB)
         pair.move(direction, Piece(ours, 0, remote, 0, 64 * MIB))
         assert ours.memory == theirs.memory == pattern(1 if direction is Direction.READ else 2, 64 * MIB)
 
     @both_directions
-    def test_no_pieces_are_a_success(self, pair: Pair, direction: Direction) -> None:
+    def test_no_pieces_are_a_success(self, pair: AgentPair, direction: Direction) -> None:
         assert pair.failure(direction) is None
 
-    def test_requests_under_way_at_once_are_each_over_once(self, pair: Pair) -> None:
+    def test_requests_under_way_at_once_are_each_over_once(self, pair: AgentPair) -> None:
         size_bytes, count = 100_000, 100
         theirs, ours, remote = pair.regions(size_bytes * count)
         pieces = [Piece(ours, at, remote, at, size_bytes) for at in range(0, size_bytes * count, size_bytes)]
@@ -170,7 +170,7 @@ class AgentMoves(AgentSuite):
         assert [request.finish_count for request in requests] == [1] * count
         eventually(lambda: ours.users == 0, "the region is released")
 
-    def test_threads_share_an_agent(self, pair: Pair) -> None:
+    def test_threads_share_an_agent(self, pair: AgentPair) -> None:
         _, ours, remote = pair.regions(4 * MIB)
 
         def write_and_read_back(part: int) -> bool:
@@ -187,7 +187,7 @@ class AgentMoves(AgentSuite):
         workers = [in_background(partial(write_and_read_back, part)) for part in range(4)]
         assert [worker.result(PATIENCE_S) for worker in workers] == [True] * 4
 
-    def test_two_agents_serve_each_other_at_once(self, pair: Pair) -> None:
+    def test_two_agents_serve_each_other_at_once(self, pair: AgentPair) -> None:
         def write_to(mine: TransferAgent, peer: TransferAgent, seed: int) -> Region:
             source, target = pair.memory.allocate(MIB, pattern(seed, MIB)), pair.memory.allocate(MIB)
             remote, pieces = mine.load_remote(peer.metadata()), [Piece(source, 0, remote_region(peer, target), 0, MIB)]
@@ -199,7 +199,7 @@ class AgentMoves(AgentSuite):
         assert write_to(pair.user, pair.owner, 2).memory == pattern(2, MIB)
         assert other.result(PATIENCE_S).memory == pattern(1, MIB)
 
-    def test_a_peer_of_another_process(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_a_peer_of_another_process(self, pair: AgentPair, peer: PeerProcess) -> None:
         size_bytes = peer.region.size_bytes
         ours, pieces = whole(pair, peer)
         pair.move(Direction.READ, *pieces)
@@ -216,7 +216,7 @@ class AgentFences(AgentSuite):
 
     @both_directions
     @pytest.mark.parametrize(("local_offset", "remote_offset"), [(1, 0), (-1, 0), (0, 1), (0, -1), (0, 1 << 40)])
-    def test_bytes_outside_a_region_are_refused(self, pair: Pair, direction: Direction, local_offset: int, remote_offset: int) -> None:
+    def test_bytes_outside_a_region_are_refused(self, pair: AgentPair, direction: Direction, local_offset: int, remote_offset: int) -> None:
         theirs, ours, remote = pair.regions(4096)
         assert isinstance(pair.failure(direction, Piece(ours, local_offset, remote, remote_offset, 4096)), InvalidArgument)
         assert (bytes(theirs.memory), bytes(ours.memory)) == (pattern(1, 4096), pattern(2, 4096))
@@ -224,14 +224,14 @@ class AgentFences(AgentSuite):
         assert ours.memory == theirs.memory
 
     @both_directions
-    def test_a_region_said_to_be_larger_than_it_is(self, pair: Pair, direction: Direction) -> None:
+    def test_a_region_said_to_be_larger_than_it_is(self, pair: AgentPair, direction: Direction) -> None:
         self.needs_checks()
         _, ours, remote = pair.regions(4096)
         piece = Piece(ours, 0, remote._replace(size_bytes=MIB), 1, 4096)
         assert isinstance(pair.failure(direction, piece), InvalidArgument)
 
     @both_directions
-    def test_a_wrong_key_is_denied_also_after_the_right_one(self, pair: Pair, direction: Direction) -> None:
+    def test_a_wrong_key_is_denied_also_after_the_right_one(self, pair: AgentPair, direction: Direction) -> None:
         self.needs_checks()
         theirs, ours, remote = pair.regions(4096)
         wrong = Piece(ours, 0, remote._replace(key=remote.key ^ 1), 0, 4096)
@@ -241,7 +241,7 @@ class AgentFences(AgentSuite):
         assert theirs.memory == ours.memory
         assert isinstance(pair.failure(direction, wrong), Denied)
 
-    def test_the_read_key_lets_read_and_not_write(self, pair: Pair) -> None:
+    def test_the_read_key_lets_read_and_not_write(self, pair: AgentPair) -> None:
         self.needs_checks()
         theirs, ours, remote = pair.regions(4096)
         piece = Piece(ours, 0, remote._replace(key=theirs.read_key), 0, 4096)
@@ -252,14 +252,14 @@ class AgentFences(AgentSuite):
         assert theirs.memory == pattern(1, 4096)
 
     @both_directions
-    def test_a_region_closed_by_its_owner_is_refused(self, pair: Pair, direction: Direction) -> None:
+    def test_a_region_closed_by_its_owner_is_refused(self, pair: AgentPair, direction: Direction) -> None:
         self.needs_checks()
         theirs, ours, remote = pair.regions(4096)
         pair.move(direction, Piece(ours, 0, remote, 0, 4096))
         theirs.close()
         assert isinstance(pair.failure(direction, Piece(ours, 0, remote, 0, 4096)), (StaleHandle, Denied))
 
-    def test_no_byte_lands_in_a_region_after_its_close(self, pair: Pair) -> None:
+    def test_no_byte_lands_in_a_region_after_its_close(self, pair: AgentPair) -> None:
         self.needs_checks()
         if not self.fences_closed_regions:
             pytest.skip("this transport's peers copy by themselves")
@@ -281,24 +281,24 @@ class AgentFences(AgentSuite):
 class AgentConformance(AgentMoves, AgentFences):
     """What any transfer agent does."""
 
-    def test_descriptions_are_small(self, pair: Pair) -> None:
+    def test_descriptions_are_small(self, pair: AgentPair) -> None:
         assert 0 < len(pair.owner.metadata()) <= MAX_METADATA_BYTES
         _, _, remote = pair.regions(8 * MIB)
         assert len(remote.descriptors[pair.owner.transport]) <= MAX_METADATA_BYTES
 
     @pytest.mark.parametrize("metadata", GARBAGE, ids=range(len(GARBAGE)))
-    def test_garbage_for_metadata_is_refused(self, pair: Pair, metadata: bytes) -> None:
+    def test_garbage_for_metadata_is_refused(self, pair: AgentPair, metadata: bytes) -> None:
         with pytest.raises(ProtocolError):
             pair.user.load_remote(metadata)
 
-    def test_a_peer_that_closed_is_unreachable_and_others_are_served(self, pair: Pair) -> None:
+    def test_a_peer_that_closed_is_unreachable_and_others_are_served(self, pair: AgentPair) -> None:
         _, ours, remote = pair.regions(MIB)
         pair.move(Direction.READ, Piece(ours, 0, remote, 0, MIB))
         pair.owner.close()
         self.becomes_unreachable(pair, Piece(ours, 0, remote, 0, MIB))
         self.serves_others(pair)
 
-    def test_a_killed_peer_is_unreachable_and_others_are_served(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_a_killed_peer_is_unreachable_and_others_are_served(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         pair.move(Direction.WRITE, *pieces)
         under_way = ask(pair.user, Direction.READ, pair.remote, pieces)
@@ -310,7 +310,7 @@ class AgentConformance(AgentMoves, AgentFences):
         self.serves_others(pair)
 
     @both_directions
-    def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: Pair, peer: PeerProcess, direction: Direction) -> None:
+    def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: AgentPair, peer: PeerProcess, direction: Direction) -> None:
         ours, pieces = whole(pair, peer)
         pair.move(Direction.READ, *pieces)
         with peer.stopped():
@@ -323,14 +323,14 @@ class AgentConformance(AgentMoves, AgentFences):
         assert MARK not in bytes(check.memory)
         self.serves_others(pair)
 
-    def test_a_deadline_that_is_over_is_no_reason_to_wait(self, pair: Pair) -> None:
+    def test_a_deadline_that_is_over_is_no_reason_to_wait(self, pair: AgentPair) -> None:
         _, ours, remote = pair.regions(4096)
         request = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, remote, 0, 4096)], timeout_s=0.0)
         with within(0.0):
             assert isinstance(outcome(request), (DeadlineExceeded, type(None)))
 
     @both_directions
-    def test_a_cancelled_request_ends_and_leaves_memory_alone(self, pair: Pair, direction: Direction) -> None:
+    def test_a_cancelled_request_ends_and_leaves_memory_alone(self, pair: AgentPair, direction: Direction) -> None:
         theirs, ours, remote = pair.regions(64 * MIB)
         requests = [ask(pair.user, direction, pair.remote, [Piece(ours, 0, remote, 0, 64 * MIB)]) for _ in range(3)]
         for request in requests:
@@ -343,7 +343,7 @@ class AgentConformance(AgentMoves, AgentFences):
         assert MARK not in bytes(theirs.memory)
         assert [request.finish_count for request in requests] == [1, 1, 1]
 
-    def test_a_notification_comes_after_the_writes_before_it(self, pair: Pair) -> None:
+    def test_a_notification_comes_after_the_writes_before_it(self, pair: AgentPair) -> None:
         theirs, ours, remote = pair.regions(MIB)
         for number in range(1, 21):
             ours.memory[:] = bytes([number]) * MIB
@@ -352,14 +352,14 @@ class AgentConformance(AgentMoves, AgentFences):
             assert notifications(pair.owner, 1) == [("user", bytes([number]))]
             assert theirs.memory == bytes([number]) * MIB
 
-    def test_notifications_keep_their_order(self, pair: Pair) -> None:
+    def test_notifications_keep_their_order(self, pair: AgentPair) -> None:
         messages = [number.to_bytes(2) for number in range(200)] + [pattern(1, MAX_METADATA_BYTES)]
         for message in messages:
             pair.user.notify(pair.remote, message, Deadline(PATIENCE_S))
         assert notifications(pair.owner, len(messages)) == [("user", message) for message in messages]
         assert pair.owner.notifications() == []
 
-    def test_closing_ends_requests_under_way(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_closing_ends_requests_under_way(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         pair.move(Direction.READ, *pieces)
         with peer.stopped():
@@ -369,7 +369,7 @@ class AgentConformance(AgentMoves, AgentFences):
             assert all(isinstance(outcome(request), (Closed, type(None))) for request in requests)
         assert [request.finish_count for request in requests] == [1, 1, 1]
 
-    def test_a_closed_agent_says_so(self, pair: Pair) -> None:
+    def test_a_closed_agent_says_so(self, pair: AgentPair) -> None:
         _, ours, remote = pair.regions(4096)
         pair.user.close()
         pair.user.close()
@@ -379,7 +379,7 @@ class AgentConformance(AgentMoves, AgentFences):
         theirs, ours = memory.allocate(MIB), memory.allocate(MIB)
 
         def open_and_close() -> None:
-            pair = Pair(self.make_agent("owner"), self.make_agent("user"), memory)
+            pair = AgentPair(self.make_agent("owner"), self.make_agent("user"), memory)
             pair.move(Direction.WRITE, Piece(ours, 0, remote_region(pair.owner, theirs), 0, MIB))
             pair.user.notify(pair.remote, b"bye", Deadline(PATIENCE_S))
             pair.user.close()
@@ -388,7 +388,7 @@ class AgentConformance(AgentMoves, AgentFences):
         open_and_close()  # what a library makes once, at its first use, is not a leak
         assert_nothing_is_left(open_and_close)
 
-    def becomes_unreachable(self, pair: Pair, *pieces: Piece) -> None:
+    def becomes_unreachable(self, pair: AgentPair, *pieces: Piece) -> None:
         """Each request ends within its deadline, and soon they fail: an agent may need one to notice."""
         error = None
         with within(PATIENCE_S):
@@ -397,17 +397,17 @@ class AgentConformance(AgentMoves, AgentFences):
                     error = outcome(ask(pair.user, Direction.READ, pair.remote, pieces, timeout_s=1.0))
         assert isinstance(error, (Unreachable, DeadlineExceeded))
 
-    def serves_others(self, pair: Pair) -> None:
+    def serves_others(self, pair: AgentPair) -> None:
         other = self.make_agent("other")
         try:
-            others = Pair(other, pair.user, pair.memory)
+            others = AgentPair(other, pair.user, pair.memory)
             theirs, ours, remote = others.regions(MIB)
             others.move(Direction.READ, Piece(ours, 0, remote, 0, MIB))
             assert ours.memory == theirs.memory
         finally:
             other.close()
 
-    def succeeds_again(self, pair: Pair, *pieces: Piece) -> None:
+    def succeeds_again(self, pair: AgentPair, *pieces: Piece) -> None:
         """A peer that came back is reached, if not at once: the connection may have to be made anew."""
 
         def succeeds() -> bool:

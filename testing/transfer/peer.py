@@ -19,7 +19,7 @@ import numpy as np
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
-from kvstore.transfer.agent import Direction, Remote, Request, TransferAgent
+from kvstore.transfer.agent import AgentRequest, Direction, Remote, TransferAgent
 from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 
@@ -144,7 +144,7 @@ def load(source: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-class Pair:
+class AgentPair:
     """The usual scene: `owner`, whose regions are read and written, and `user`, which does it and knows the owner as `remote`."""
 
     def __init__(self, owner: TransferAgent, user: TransferAgent, memory: RegionAllocator) -> None:
@@ -165,7 +165,7 @@ class Pair:
         return outcome(ask(self.user, direction, self.remote, pieces))
 
 
-class CountedRequest(Request):
+class CountedRequest(AgentRequest):
     """Counts how often its agent says that it is over."""
 
     finish_count = 0
@@ -178,7 +178,7 @@ class CountedRequest(Request):
 def ask(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pieces, *, timeout_s: float = PATIENCE_S) -> CountedRequest:
     """Submit as the engine does: the regions are held until the request is over."""
 
-    def release(request: Request) -> None:
+    def release(request: AgentRequest) -> None:
         for piece in request.pieces:
             piece.local.release()
 
@@ -196,7 +196,7 @@ def move(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pie
     request.wait(Deadline(PATIENCE_S))
 
 
-def outcome(request: Request) -> KVStoreError | None:
+def outcome(request: AgentRequest) -> KVStoreError | None:
     """Wait until it is over: what it failed with, or None."""
     with suppress(KVStoreError):
         request.wait(Deadline(PATIENCE_S))
@@ -204,7 +204,7 @@ def outcome(request: Request) -> KVStoreError | None:
     return request.error
 
 
-def whole(pair: Pair, peer: PeerProcess) -> tuple[Region, list[Piece]]:
+def whole(pair: AgentPair, peer: PeerProcess) -> tuple[Region, list[Piece]]:
     """The pair's owner is the peer from now on: a region of the user's, and the piece that is all of the peer's."""
     pair.remote = pair.user.load_remote(peer.metadata)
     ours = pair.memory.allocate(peer.region.size_bytes)

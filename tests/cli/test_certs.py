@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from kvstore.cli.main import kvstore
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.security.tls.subjects import MASTER, NODE, Subject
+from kvstore.security.tls.subjects import MASTER, NODE, CertificateSubject
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -33,7 +33,7 @@ def test_certificates_are_made_for_each_role_and_keys_are_secret(folder: str) ->
     assert run("client", folder)[1].endswith("client.key, for kvstore://client/, for 90 days\n")
     assert run("client", folder, "red team")[1].endswith("client-red team.key, for kvstore://client/red%20team, for 90 days\n")
     assert {S_IMODE(key.stat().st_mode) for key in Path(folder).glob("*.key")} == {0o600}
-    for name, subject in (("master-master-1", Subject(MASTER)), ("node-any", Subject(NODE, "*"))):
+    for name, subject in (("master-master-1", CertificateSubject(MASTER)), ("node-any", CertificateSubject(NODE, "*"))):
         settings = ServerTlsSettings(tls_ca=f"{folder}/ca.pem", tls_cert=f"{folder}/{name}.pem", tls_key=f"{folder}/{name}.key")
         made = Certificates.of(settings)
         assert made is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.console import Outside
+from kvstore.cli.console import ConsoleClient
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
@@ -72,7 +72,7 @@ def test_a_cluster_that_does_not_answer_is_told(master: str) -> None:
 
 
 def test_a_source_from_outside_does_what_it_says(master: str) -> None:
-    source = Outside(ClientSettings(master=master))
+    source = ConsoleClient(ClientSettings(master=master))
     try:
         with Client(master) as client:
             client.put_batch([b"a", b"b"], [b"1", b"22"], namespace="n", ack="cluster")
@@ -101,7 +101,7 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
 
 
 def test_a_source_looks_for_the_owner_again_when_one_has_failed() -> None:
-    source = Outside(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", deadline_s=0.2))
+    source = ConsoleClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", deadline_s=0.2))
     for _ in range(2):
         with pytest.raises(Unavailable):
             source.look()

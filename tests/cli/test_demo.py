@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from kvstore.cli import demo as cli_demo
 from kvstore.cli.demo import best_prefix_hits
 from kvstore.cli.main import kvstore
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from tests.forked import Forked
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its daemons are forked: to start them as programs is for the tests of Cluster."""
-    monkeypatch.setattr(cli_demo, "Cluster", partial(Cluster, start=Forked))
+    monkeypatch.setattr(cli_demo, "LocalCluster", partial(LocalCluster, start=Forked))
 
 
 def test_it_needs_no_arguments_but_takes_a_number_of_prompts() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
-from kvstore.cli.tools.transport_checks import Verdict, examine
+from kvstore.cli.tools.transport_checks import CheckVerdict, examine
 from tests.ports import free_ports
 
 HOST = ["NUMA", "GIDs", "NVMe folder", "ports", "TLS certificate"]
@@ -29,7 +29,7 @@ def test_json_has_each_check_with_its_verdict() -> None:
     found = json.loads(output("--json"))
     assert [check["name"] for check in found] == CHECKS
     assert all(set(check) == {"name", "verdict", "found", "advice"} for check in found)
-    assert {check["verdict"] for check in found} <= {verdict.value for verdict in Verdict}
+    assert {check["verdict"] for check in found} <= {verdict.value for verdict in CheckVerdict}
 
 
 def test_what_keeps_a_cluster_from_working_is_the_exit_status() -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from kvstore.cli.drain import progress
 from kvstore.cli.main import kvstore
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Drop
+from kvstore.protocol.catalog_messages import DeleteBlocks
 from tests.client.stub_control import stub_controls
 from tests.master.blocks import Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
@@ -119,8 +119,8 @@ def test_a_dead_node_is_forgotten_and_comes_back_as_a_new_one_without_its_blocks
         node = NodeSide(places)
         assert node.registration.node_id == 2
         header, body = node.ask(publish(node.registration.registration_epoch, [Event(b"a")]))
-        drop = Drop.unpack(memoryview(body))
-        assert (header.type, drop.keys, drop.force) == (Drop.TYPE, [b"a"], 1)
+        drop = DeleteBlocks.unpack(memoryview(body))
+        assert (header.type, drop.keys, drop.force) == (DeleteBlocks.TYPE, [b"a"], 1)
         with places.stub() as stub:
             assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
         node.close()

@@ -9,15 +9,15 @@ from click.testing import CliRunner
 
 from kvstore.cli.instances import instances
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from tests.master.running import master_in_thread
 
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     with master_in_thread(tmp_path, instance_ttl_s=60.0) as places, SchedulerClient(ClientSettings(master=places.listen)) as client:
-        client.report(InstanceReport(name="d", role=Role.DECODE, address="http://d", batch=3, context_tokens=12_345))
-        client.report(InstanceReport(name="p", role=Role.PREFILL, address="http://p", node="node-0", queue_s=2.0))
+        client.report(InstanceReport(name="d", role=InstanceRole.DECODE, address="http://d", batch=3, context_tokens=12_345))
+        client.report(InstanceReport(name="p", role=InstanceRole.PREFILL, address="http://p", node="node-0", queue_s=2.0))
         client.schedule([], block_tokens=1, input_tokens=10_000)
         yield places.listen
 

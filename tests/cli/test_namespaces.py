@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console, RenderableType
 
 from kvstore.cli.main import kvstore
-from kvstore.cli.namespaces import Known, compared, find, known
+from kvstore.cli.namespaces import ListedNamespace, compared, find, known
 from kvstore.client.instances.weights import WeightsReporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
@@ -97,8 +97,8 @@ def usage(name: str, tenant: str = "red") -> pb.NamespaceUsage:
     return pb.NamespaceUsage(tenant=tenant, namespace=name, held=HELD)
 
 
-def of(namespace: Namespace, tenant: str = "red") -> Known:
-    return Known(tenant, namespace.id.hex(), usage(namespace.id.hex(), tenant), namespace)
+def of(namespace: Namespace, tenant: str = "red") -> ListedNamespace:
+    return ListedNamespace(tenant, namespace.id.hex(), usage(namespace.id.hex(), tenant), namespace)
 
 
 def form(namespace: Namespace, tenant: str = "red") -> pb.KnownNamespace:
@@ -116,7 +116,7 @@ def test_what_has_blocks_and_what_engines_reported_is_known() -> None:
 
 
 def test_the_beginning_of_an_id_is_enough_and_a_name_is_taken_whole() -> None:
-    among = [Known("red", name, usage(name), None) for name in ("abcd", "abce", "ab", "x" * 3)]
+    among = [ListedNamespace("red", name, usage(name), None) for name in ("abcd", "abce", "ab", "x" * 3)]
     assert find("abcd", among, "").name == "abcd"
     assert find("ABCD", among, "").name == "abcd"
     assert find("x", among, "").name == "xxx"
@@ -126,7 +126,7 @@ def test_the_beginning_of_an_id_is_enough_and_a_name_is_taken_whole() -> None:
     for unknown in ("y", ""):
         with pytest.raises(InvalidArgument, match=f"there is no namespace {unknown!r}: kvstore namespaces lists"):
             find(unknown, among, "")
-    many = [Known("red", f"a{number:02}", usage("a"), None) for number in range(10)]
+    many = [ListedNamespace("red", f"a{number:02}", usage("a"), None) for number in range(10)]
     with pytest.raises(InvalidArgument, match=r"a07 and 2 more; give"):
         find("a", many, "")
 
@@ -143,6 +143,6 @@ def test_a_comparison_says_why_engines_do_not_share() -> None:
     assert line.startswith(f"block_tokens is 16 in {FIRST.id.hex()[:8]} and 32 in {SECOND.id.hex()[:8]}")
     assert compared(of(FIRST), of(FIRST)) == ["They are one namespace: engines that use it share blocks of equal tokens."]
     assert compared(of(FIRST), of(FIRST, "blue")) == ["The store's tenant is 'red' of one and 'blue' of the other. Tenants never share."]
-    for pair in ((of(FIRST), Known("", "n", usage("n"), None)), (Known("", "n", usage("n"), None), of(FIRST))):
+    for pair in ((of(FIRST), ListedNamespace("", "n", usage("n"), None)), (ListedNamespace("", "n", usage("n"), None), of(FIRST))):
         with pytest.raises(InvalidArgument, match="nothing can be said of namespace n: no engine has reported"):
             compared(*pair)

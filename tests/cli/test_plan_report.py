@@ -5,16 +5,16 @@ from pathlib import Path
 from rich.console import Console
 
 from kvstore.cli.plan_report import draw, plan_table
-from kvstore.cli.tools.capacity_plan import Plan, TraceHits, make_plan, outcomes_of
-from kvstore.lab.pressure.load import Load
+from kvstore.cli.tools.capacity_plan import CapacityPlan, TraceHits, make_plan, outcomes_of
+from kvstore.lab.pressure.load import UserLoad
 from tests.cli.planned import GB, setup
 
-LOAD = Load(users=4, context_tokens=20_000, output_tokens=20, duration_s=30)
+LOAD = UserLoad(users=4, context_tokens=20_000, output_tokens=20, duration_s=30)
 HITS = [TraceHits(name=name, total_blocks=10, total_ratio=0.2, added_ratio=0.1) for name in ("HBM", "DRAM")]
 OVER_USERS = {"ttft": "mean TTFT (s)", "latency": "mean latency (s)", "goodput": "goodput (tokens/s)", "failed": "share of requests"}
 
 
-def shown(plan: Plan, *hits: TraceHits) -> list[str]:
+def shown(plan: CapacityPlan, *hits: TraceHits) -> list[str]:
     console = Console(width=180)
     with console.capture() as capture:
         console.print(plan_table(plan, hits))
@@ -54,7 +54,7 @@ def test_without_times_the_columns_that_need_them_are_left_out_and_the_reason_is
 def test_every_chart_has_its_labels_and_names(tmp_path: Path) -> None:
     """Of 4 users, and of one who never asks: of none, none fails."""
     plan = make_plan(setup(load=LOAD))
-    nobody = setup(load=Load(users=1, context_tokens=100, output_tokens=1, think_s=1e4, duration_s=1e-3))
+    nobody = setup(load=UserLoad(users=1, context_tokens=100, output_tokens=1, think_s=1e4, duration_s=1e-3))
     paths = draw(plan, {4: plan.outcomes, 1: outcomes_of(nobody, 1)}, HITS, tmp_path / "new", "svg")
     assert [path.name for path in paths] == [f"{name}.svg" for name in ("memory", "sequences", "reuse", *OVER_USERS, "hits")]
     found = {path.stem: path.read_text() for path in paths}

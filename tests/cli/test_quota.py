@@ -10,7 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from kvstore.cli.main import kvstore
-from kvstore.cli.quota import Row, excesses, is_known, known_tenants, rows
+from kvstore.cli.quota import QuotaRow, excesses, is_known, known_tenants, rows
 from kvstore.protocol import control_pb2 as pb
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import System, until
@@ -157,17 +157,17 @@ def test_a_tenant_that_nobody_has_seen_is_a_warning(tmp_path: Path) -> None:
 
 def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_daemon() -> None:
     assert rows(STATUS) == [
-        Row("blue", "n1", "nvme_bytes", 5, None, ""),
-        Row("blue", "n1", "dram_slabs", 3, None, ""),
-        Row("blue", "n1", "blocks", 0, 9, "default"),
-        Row("red", "n1", "dram_bytes", 0, 1024, "file"),
-        Row("red", "n1", "connections", 0, None, "operator"),
-        Row("red", "n2", "dram_bytes", 1024, 1024, "file"),
-        Row("red", "n2", "blocks", 2, None, ""),
-        Row("red", "n2", "connections", 1, None, "operator"),
-        Row("red", "master", "pins", 2, 3, "operator"),
-        Row("red", "master", "reservations", 1, None, ""),
-        Row("red", "master", "connections", 0, None, "operator"),
+        QuotaRow("blue", "n1", "nvme_bytes", 5, None, ""),
+        QuotaRow("blue", "n1", "dram_slabs", 3, None, ""),
+        QuotaRow("blue", "n1", "blocks", 0, 9, "default"),
+        QuotaRow("red", "n1", "dram_bytes", 0, 1024, "file"),
+        QuotaRow("red", "n1", "connections", 0, None, "operator"),
+        QuotaRow("red", "n2", "dram_bytes", 1024, 1024, "file"),
+        QuotaRow("red", "n2", "blocks", 2, None, ""),
+        QuotaRow("red", "n2", "connections", 1, None, "operator"),
+        QuotaRow("red", "master", "pins", 2, 3, "operator"),
+        QuotaRow("red", "master", "reservations", 1, None, ""),
+        QuotaRow("red", "master", "connections", 0, None, "operator"),
     ]
 
 

@@ -14,7 +14,7 @@ from kvstore.cli.command_group import CommandGroup
 from kvstore.cli.record import interrupts, record
 from kvstore.client import Client
 from kvstore.client.recorder import Recorder
-from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
+from kvstore.kvcache.traces.event_file import BlockEvent, LostEvents, read_events
 from kvstore.store.block_table.event_log import RING_EVENTS
 from tests.forked import COMMAND, Forked
 
@@ -72,7 +72,7 @@ def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypa
 
             left = RING_EVENTS // len(keys) + 1
 
-            def poll(self) -> list[BlockEvent | Gap]:
+            def poll(self) -> list[BlockEvent | LostEvents]:
                 for _ in range(self.left):
                     client.get_batch(keys)
                 self.left = 0

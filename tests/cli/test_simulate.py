@@ -10,8 +10,8 @@ from rich.console import Console, RenderableType
 
 from kvstore.cli.command_group import CommandGroup
 from kvstore.cli.simulate import draw, modes_table, simulate
-from kvstore.lab.simulator.plan import Mode, Plan
-from kvstore.lab.simulator.report import Report
+from kvstore.lab.simulator.plan import Mode, SimulationPlan
+from kvstore.lab.simulator.report import SimulationReport
 from kvstore.lab.simulator.simulation import Scenario
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.request import Slo
@@ -119,8 +119,8 @@ def test_a_trace_must_be_there_and_not_empty(tmp_path: Path) -> None:
     assert (empty.exit_code, empty.stderr) == (2, f"kvstore: error: {tmp_path}/empty has no requests\n")
 
 
-def simulated(slo: Slo, mode: Mode = Mode.DISAGGREGATED) -> Report:
-    return Scenario(plan=Plan(mode=mode, prefill=1, decode=1, slo=slo)).run(TRACE)
+def simulated(slo: Slo, mode: Mode = Mode.DISAGGREGATED) -> SimulationReport:
+    return Scenario(plan=SimulationPlan(mode=mode, prefill=1, decode=1, slo=slo)).run(TRACE)
 
 
 def printed(table: RenderableType) -> str:
@@ -137,9 +137,9 @@ def test_modes_stand_side_by_side_in_the_order_of_the_published_table() -> None:
     assert rows == ["TTFT, mean", "TTFT, p90", "TBT, mean", "TBT, p99", "TBT of a request, p99", "prefill MFU", "decode MFU", "goodput"]
 
 
-def finished(*, ttft_s: float = 30.0, output: int = 20) -> Report:
+def finished(*, ttft_s: float = 30.0, output: int = 20) -> SimulationReport:
     trace = [asked(100 * number, [0, number + 1], output=output) for number in range(10)]
-    return Scenario(plan=Plan(prefill=1, decode=1, slo=Slo(ttft_s, 0.1))).run(trace)
+    return Scenario(plan=SimulationPlan(prefill=1, decode=1, slo=Slo(ttft_s, 0.1))).run(trace)
 
 
 def test_one_report_gives_four_charts_with_labelled_axes(tmp_path: Path) -> None:

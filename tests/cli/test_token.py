@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import Kind, Role
+from kvstore.security.identity import IdentityKind, Role
 from tests.credentials import tokens_file
 
 
@@ -22,16 +22,22 @@ def run(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "tenant", "kind", "role", "name"),
     [
-        (["--tenant", "blue"], "blue", Kind.TENANT, Role.WRITE, "blue"),
-        (["--tenant", 'a "name" with = signs', "--role", "read"], 'a "name" with = signs', Kind.TENANT, Role.READ, 'a "name" with = signs'),
-        (["--node"], "", Kind.NODE, Role.NONE, ""),
-        (["--node", "n1"], "", Kind.NODE, Role.NONE, "n1"),
-        (["--instance"], "", Kind.INSTANCE, Role.NONE, ""),
-        (["--admin", "ops"], "", Kind.OPERATOR, Role.ADMIN, "ops"),
+        (["--tenant", "blue"], "blue", IdentityKind.TENANT, Role.WRITE, "blue"),
+        (
+            ["--tenant", 'a "name" with = signs', "--role", "read"],
+            'a "name" with = signs',
+            IdentityKind.TENANT,
+            Role.READ,
+            'a "name" with = signs',
+        ),
+        (["--node"], "", IdentityKind.NODE, Role.NONE, ""),
+        (["--node", "n1"], "", IdentityKind.NODE, Role.NONE, "n1"),
+        (["--instance"], "", IdentityKind.INSTANCE, Role.NONE, ""),
+        (["--admin", "ops"], "", IdentityKind.OPERATOR, Role.ADMIN, "ops"),
     ],
 )
 def test_the_token_opens_what_it_is_for_once_its_lines_are_in_the_file(
-    tmp_path: Path, arguments: list[str], tenant: str, kind: Kind, role: Role, name: str
+    tmp_path: Path, arguments: list[str], tenant: str, kind: IdentityKind, role: Role, name: str
 ) -> None:
     status, said = run(*arguments, "--expires", "2100-01-01")
     assert status == 0

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvstore.cli.main import kvstore
-from kvstore.cli.topology import Subject, draw, topology_view
+from kvstore.cli.topology import HostPanel, draw, topology_view
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.transfer.topology.discovery import Discovery
@@ -99,7 +99,7 @@ def test_nodes_whose_topology_cannot_be_had_do_not_hide_the_others(strange: Plac
     assert "b: it has not told its topology" in refusal("--master", strange.listen, "--node", "b", "--json")
 
 
-def shown(subject: Subject, width: int = 200) -> list[str]:
+def shown(subject: HostPanel, width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     console.print(topology_view(subject))
     assert isinstance(console.file, io.StringIO)
@@ -107,7 +107,7 @@ def shown(subject: Subject, width: int = 200) -> list[str]:
 
 
 def test_nics_gpus_and_rails_of_a_host_are_listed(tmp_path: Path) -> None:
-    lines = shown(Subject("node-0", dgx(tmp_path).topology(), "alive"))
+    lines = shown(HostPanel("node-0", dgx(tmp_path).topology(), "alive"))
     assert lines[0] == "node-0 2 NUMA nodes, 10 NICs, 8 GPUs"
     assert "mlx5_0 ibp24s0 infiniband up 400 Gbit/s 0 0000:18:00.0" in lines
     assert "lo lo loopback up - - - 127.0.0.1, ::1" in lines
@@ -127,7 +127,7 @@ def texts(svg: str) -> list[str]:
 @pytest.mark.parametrize("machine", [dgx, server, laptop])
 def test_every_device_is_there_and_a_line_leads_to_each_preferred_rail(machine: Callable[[Path], Machine], tmp_path: Path) -> None:
     topology = machine(tmp_path).topology()
-    svg = draw([Subject("node-0", topology, "alive")])
+    svg = draw([HostPanel("node-0", topology, "alive")])
     shown = texts(svg)
     assert shown[0] == "node-0"
     for nic in topology.nics:
@@ -139,7 +139,7 @@ def test_every_device_is_there_and_a_line_leads_to_each_preferred_rail(machine: 
 
 def test_a_link_that_is_down_is_dashed_says_so_and_has_no_line() -> None:
     up, down = Nic("eth0", addresses=("10.0.0.1",), numa_node=0, speed_gbit_s=25), Nic("eth1", numa_node=0, is_up=False, speed_gbit_s=25)
-    svg = draw([Subject("n", Topology("h", (NumaNode(0),), (up, down)))])
+    svg = draw([HostPanel("n", Topology("h", (NumaNode(0),), (up, down)))])
     assert len(elements(svg, "rect", "down")) == 1
     assert texts(svg).count("down") == texts(svg).count("25 Gbit/s") == 1
     assert len(elements(svg, "path")) == 1
@@ -147,6 +147,6 @@ def test_a_link_that_is_down_is_dashed_says_so_and_has_no_line() -> None:
 
 def test_names_of_any_characters_and_lengths_leave_the_document_whole() -> None:
     nic = Nic('<&">' + "x" * 200, addresses=tuple(f"10.0.0.{n}" for n in range(50)), numa_node=0)
-    svg = draw([Subject("<script>" + "y" * 300, Topology("h", (NumaNode(0),), (nic,)))])
+    svg = draw([HostPanel("<script>" + "y" * 300, Topology("h", (NumaNode(0),), (nic,)))])
     assert any(text.startswith("<script>yyy") and text.endswith("…") for text in texts(svg))
     assert any(text.startswith('<&">xxx') and text.endswith("…") for text in texts(svg))

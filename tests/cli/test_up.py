@@ -18,7 +18,7 @@ from rich.progress import Progress
 from kvstore.cli import up as cli_up
 from kvstore.cli.main import kvstore
 from kvstore.cli.tools.child import OnLog
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.cli.up import pass_on
 from kvstore.client import Client
 from tests.forked import COMMAND, Forked
@@ -102,7 +102,7 @@ def test_people_are_told_where_clients_connect_and_where_a_browser_looks() -> No
         assert up.end()[:2] == (0, "")
 
 
-class ForkedCluster(Cluster):
+class ForkedCluster(LocalCluster):
     """Its daemons are forked, and Ctrl-C comes once it runs and waits for their end."""
 
     def __init__(self, plan: ClusterPlan, *, on_log: OnLog) -> None:
@@ -115,7 +115,7 @@ class ForkedCluster(Cluster):
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """`up` in this process: to start it and its daemons as programs is for the tests above."""
-    monkeypatch.setattr(cli_up, "Cluster", ForkedCluster)
+    monkeypatch.setattr(cli_up, "LocalCluster", ForkedCluster)
 
 
 @pytest.mark.usefixtures("forked")

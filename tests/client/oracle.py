@@ -13,7 +13,19 @@ from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core import effects
 from kvstore.client.core.effects import Operation
 from kvstore.protocol.errors import Draining, InvalidTicket, KVStoreError, Unavailable, Unreachable
-from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.master_messages import (
+    CancelReservations,
+    Exists,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    Remove,
+    Reserve,
+    ReserveReply,
+)
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import (
     HOLD_GRANTED,
@@ -21,22 +33,22 @@ from kvstore.protocol.node_messages import (
     INLINE,
     MAPPED,
     MISS,
-    Blocks,
-    Commit,
-    Flush,
+    CommitPuts,
+    ExportSlabs,
+    ExportSlabsReply,
     HoldBlocks,
-    Open,
-    Opened,
+    MapSlabsReply,
+    OpenSlots,
+    OpenSlotsReply,
     Put,
-    Read,
-    RegionList,
-    Regions,
-    Release,
-    SlabFds,
+    ReadBlocks,
+    ReadBlocksReply,
+    ReleaseLeases,
+    WaitCommitted,
 )
 from kvstore.protocol.session_messages import Count, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
-from kvstore.rpc.client.connection_pool import Loan
+from kvstore.rpc.client.connection_pool import ConnectionLease
 from kvstore.rpc.deadline import Deadline
 from tests.client.oracle_engine import CLIENT_TRANSFER, OracleEngines, describe
 
@@ -144,7 +156,7 @@ class Oracle:
         """Whether the master has what is read much copied to further nodes."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
         self.log: list[Message] = []
-        self.loans: list[Loan[OracleChannel]] = []
+        self.loans: list[ConnectionLease[OracleChannel]] = []
         self.slept_s = 0.0
         self.replicas: dict[bytes, list[int]] = {}
         self.reserved: set[bytes] = set()
@@ -160,7 +172,7 @@ class Oracle:
         self.aside: list[Operation[None]] = []
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
-        self.moves: list[effects.Move] = []
+        self.moves: list[effects.TransferEffect] = []
         self.together: list[int] = []
         """How many operations were to be carried out at once, each time."""
         self.resources = ClientResources(ClientSettings(master=MASTER, **settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
@@ -186,52 +198,52 @@ class Oracle:
 
     def _do(self, effect: Any) -> Any:
         match effect:
-            case effects.Take():
+            case effects.AcquireConnectionEffect():
                 return self._take(effect.address, effect.hello)
-            case effects.Ask():
+            case effects.RequestEffect():
                 return self._ask(cast(OracleChannel, effect.channel), effect.message, [bytes(part) for part in effect.payload])
-            case effects.Send():
+            case effects.SendEffect():
                 cast(OracleChannel, effect.channel).sent = effect.message
-            case effects.Await():
+            case effects.ReceiveEffect():
                 return self._await(cast(OracleChannel, effect.channel), effect)
-            case effects.AskForFds():
+            case effects.RequestFdsEffect():
                 return self._fds(cast(OracleChannel, effect.channel), effect.message)
-            case effects.Fill():
+            case effects.ReadPayloadEffect():
                 return self._fill(cast(OracleChannel, effect.channel), effect.destinations)
-            case effects.Post():
+            case effects.SendOneWayEffect():
                 self.log.append(effect.message)
-            case effects.Work():
+            case effects.RunInThreadEffect():
                 return effect.function()
-            case effects.Move():
+            case effects.TransferEffect():
                 return self._move(effect)
-            case effects.Aside():
+            case effects.SpawnEffect():
                 self._begin_thread(effect)
-            case effects.Sleep():
+            case effects.SleepEffect():
                 self.slept_s += effect.seconds
-            case effects.Together():
+            case effects.GatherEffect():
                 self.together.append(len(effect.operations))
                 return [self.run(operation) for operation in effect.operations]
         return None
 
-    def _begin_thread(self, effect: effects.Aside) -> None:
+    def _begin_thread(self, effect: effects.SpawnEffect) -> None:
         """It is left to the test. Scripted are errors."""
         scripted: Any = self.script[type(effect)].popleft() if self.script[type(effect)] else None
         if scripted is not None:
             raise scripted
         self.aside.append(effect.operation)
 
-    def _move(self, move: effects.Move) -> None:
+    def _move(self, move: effects.TransferEffect) -> None:
         """Scripted are errors, and functions of the move that are called once its bytes have arrived."""
         assert move.engine is self.resources.engine_copies.remote.engine
         self.moves.append(move)
-        scripted: Any = self.script[effects.Move].popleft() if self.script[effects.Move] else None
+        scripted: Any = self.script[effects.TransferEffect].popleft() if self.script[effects.TransferEffect] else None
         if isinstance(scripted, BaseException):
             raise scripted
         self.engines.carry_out(move, self.nodes)
         if scripted is not None:
             scripted(move)
 
-    def _take(self, address: Address, hello: Hello | None) -> Loan[OracleChannel]:
+    def _take(self, address: Address, hello: Hello | None) -> ConnectionLease[OracleChannel]:
         idle = self.idle[address]
         reused = bool(idle)
         if idle:
@@ -247,7 +259,7 @@ class Oracle:
             welcome = self._welcome(address)
             welcome = replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name))
             channel = OracleChannel(address, welcome, spreads_reads=self.spreads_reads)
-        loan = Loan(channel, lambda channel: None, reused=reused)
+        loan = ConnectionLease(channel, lambda channel: None, reused=reused)
         self.loans.append(loan)
         return loan
 
@@ -260,7 +272,7 @@ class Oracle:
             return Welcome(1, "master", epoch=7, owner=self.owners.get(str(address), ""), partitions=self.partitions)
         return Welcome(2, f"n{node.node_id}", node.node_id, node.epoch, HERE if node.local else "there", node.unix)
 
-    def _await(self, channel: OracleChannel, effect: effects.Await) -> Message | None:
+    def _await(self, channel: OracleChannel, effect: effects.ReceiveEffect) -> Message | None:
         message = channel.sent
         assert message is not None
         channel.is_settled = str(channel.address) not in self.hanging
@@ -305,7 +317,7 @@ class Oracle:
                 return Flags(bytes(self.replicas.pop(key, None) is not None for key in message.keys))
             case Reserve():
                 return self._reserve(message)
-            case Cancel():
+            case CancelReservations():
                 self.reserved -= set(message.keys)
                 return Ok()
         assert node is not None
@@ -315,20 +327,20 @@ class Oracle:
                     assert xxhash.xxh3_64_intdigest(value) == total
                     self._publish(node, key, value, generation)
                 return Flags(b"\x01" * len(message.keys))
-            case Flush():
+            case WaitCommitted():
                 return Flags(b"")
             case HoldBlocks():
                 return Flags(bytes(HOLD_GRANTED if key in node.blocks else HOLD_MISS for key in message.keys))
-            case Open():
+            case OpenSlots():
                 return self._open(node, message)
-            case Commit():
+            case CommitPuts():
                 return self._commit(node, message)
-            case Read():
+            case ReadBlocks():
                 return self._read(channel, node, message)
-            case Regions():
+            case ExportSlabs():
                 there = [slab in node.fds for slab in message.slabs]
                 shown = zip(message.slabs, there, strict=True)
-                return RegionList([self.engines.show_slab(node, slab, SLAB_BYTES) if is_there else b"" for slab, is_there in shown])
+                return ExportSlabsReply([self.engines.show_slab(node, slab, SLAB_BYTES) if is_there else b"" for slab, is_there in shown])
         raise AssertionError(message)
 
     def _lookup(self, message: Lookup) -> Locations:
@@ -347,7 +359,7 @@ class Oracle:
     def _value(self, key: bytes) -> tuple[bytes, int]:
         return next((node.blocks[key] for node in self.nodes.values() if key in node.blocks), (b"", 0))
 
-    def _reserve(self, message: Reserve) -> Grants:
+    def _reserve(self, message: Reserve) -> ReserveReply:
         statuses, nodes, generations = bytearray(), [], []
         free = [n for n in self.nodes if n != message.avoid]
         for key in message.keys:
@@ -359,23 +371,23 @@ class Oracle:
             generations.append(self.generation if granted else 0)
             if granted:
                 self.reserved.add(key)
-        return Grants(bytes(statuses), nodes, generations)
+        return ReserveReply(bytes(statuses), nodes, generations)
 
     def _publish(self, node: OracleNode, key: bytes, value: bytes, generation: int) -> None:
         self.reserved.discard(key)
         node.blocks[key] = (value, generation)
         self.replicas[key] = [node.node_id]
 
-    def _open(self, node: OracleNode, message: Open) -> Opened:
+    def _open(self, node: OracleNode, message: OpenSlots) -> OpenSlotsReply:
         offsets, ids, regions = [], [], []
         for key, size, generation in zip(message.keys, message.sizes, message.generations, strict=True):
             offsets.append(node.place(size))
             ids.append(len(node.puts) + 1)
             node.puts[ids[-1]] = (key, offsets[-1], size, generation)
             regions.append(self.engines.show_slot(node, ids[-1], offsets[-1], size) if message.engine else b"")
-        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, regions, list(node.ahead))
+        return OpenSlotsReply(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, regions, list(node.ahead))
 
-    def _commit(self, node: OracleNode, message: Commit) -> Flags:
+    def _commit(self, node: OracleNode, message: CommitPuts) -> Flags:
         for put_id, total in zip(message.put_ids, message.checksums, strict=True):
             key, offset, size, generation = node.puts.pop(put_id)
             value = os.pread(node.fds[1], size, offset)
@@ -383,7 +395,7 @@ class Oracle:
             self._publish(node, key, value, generation)
         return Flags(b"\x01" * len(message.put_ids))
 
-    def _read(self, channel: OracleChannel, node: OracleNode, message: Read) -> Blocks:
+    def _read(self, channel: OracleChannel, node: OracleNode, message: ReadBlocks) -> ReadBlocksReply:
         statuses, sizes, sums, offsets, payload = bytearray(), [], [], [], []
         for key, generation in zip(message.keys, message.generations, strict=True):
             value, held = node.blocks.get(key, (b"", 0))
@@ -405,9 +417,11 @@ class Oracle:
             self.lease += 1
         count = len(statuses)
         lease = self.lease if MAPPED in statuses else 0
-        return Blocks(lease, self.lease_until_ns, 10_000, bytes(statuses), sizes, sums, bytes([node.tier] * count), [1] * count, offsets)
+        return ReadBlocksReply(
+            lease, self.lease_until_ns, 10_000, bytes(statuses), sizes, sums, bytes([node.tier] * count), [1] * count, offsets
+        )
 
-    def _fds(self, channel: OracleChannel, message: Any) -> tuple[SlabFds, list[int]]:
+    def _fds(self, channel: OracleChannel, message: Any) -> tuple[MapSlabsReply, list[int]]:
         self.log.append(message)
         if self.script[type(message)]:
             scripted: Any = self.script[type(message)].popleft()
@@ -420,7 +434,7 @@ class Oracle:
         there = [slab in node.fds for slab in message.slabs]
         gone = [slab for slab in message.held if slab not in node.fds]
         sizes = [SLAB_BYTES * found for found in there]
-        return SlabFds(sizes, gone), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
+        return MapSlabsReply(sizes, gone), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
 
     def _fill(self, channel: OracleChannel, destinations: Sequence[memoryview]) -> None:
         assert channel.is_open
@@ -428,7 +442,7 @@ class Oracle:
             view[:], channel.payload = channel.payload[: len(view)], channel.payload[len(view) :]
 
     def releases(self) -> list[int]:
-        return [lease for message in self.sent(Release) for lease in message.leases]
+        return [lease for message in self.sent(ReleaseLeases) for lease in message.leases]
 
 
 Pair = tuple[OracleNode, OracleNode]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from kvstore.client.core.effects import Move
+from kvstore.client.core.effects import TransferEffect
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
@@ -66,7 +66,7 @@ class OracleEngines:
         self._places[region_id] = place
         return pack_region(RemoteRegion(region_id, place.size_bytes, place.epoch, {"tcp": b""}))
 
-    def carry_out(self, move: Move, nodes: Mapping[int, Served]) -> None:
+    def carry_out(self, move: TransferEffect, nodes: Mapping[int, Served]) -> None:
         """Make the copies. Raises Unreachable, StaleHandle, Denied."""
         for source, destination, size_bytes in move.copies:
             if (end := _theirs(source)) is not None:

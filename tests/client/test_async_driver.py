@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.client.async_driver import AsyncDriver
 from kvstore.client.config import ClientSettings
-from kvstore.client.core.effects import Aside, Operation, Sleep
+from kvstore.client.core.effects import Operation, SleepEffect, SpawnEffect
 from kvstore.client.operations import Operations
 
 NOBODY = "unix:/no/such/master.sock"
@@ -22,7 +22,7 @@ def test_a_cancelled_operation_is_closed(operations: Operations) -> None:
 
     def operation() -> Operation[None]:
         try:
-            yield Sleep(3600.0)
+            yield SleepEffect(3600.0)
         finally:
             ended.append("closed")
 
@@ -46,14 +46,14 @@ def test_what_is_done_aside_ends_with_the_client(operations: Operations) -> None
         driver = AsyncDriver(operations)
 
         def aside(seconds: float) -> Operation[None]:
-            yield Sleep(seconds)
+            yield SleepEffect(seconds)
 
-        await driver._do(Aside(aside(0.0)))
+        await driver._do(SpawnEffect(aside(0.0)))
         [short] = driver._aside
         await short
         await asyncio.sleep(0)
         assert not driver._aside
-        await driver._do(Aside(aside(3600.0)))
+        await driver._do(SpawnEffect(aside(3600.0)))
         [long] = driver._aside
         await driver.close()
         await asyncio.wait([long], timeout=60)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvstore.client.async_driver import INLINE_WORK_BYTES, carry_out, run_together
-from kvstore.client.core.effects import Work
+from kvstore.client.core.effects import RunInThreadEffect
 from kvstore.protocol.errors import DeadlineExceeded
 
 
@@ -21,7 +21,7 @@ def test_a_cancelled_call_waits_for_the_copy_under_way() -> None:
             may_end.wait(10)
             has_ended.set()
 
-        working = asyncio.create_task(carry_out(Work(copy, INLINE_WORK_BYTES + 1)))
+        working = asyncio.create_task(carry_out(RunInThreadEffect(copy, INLINE_WORK_BYTES + 1)))
         for _ in range(3):
             await asyncio.sleep(0)
             working.cancel()
@@ -39,7 +39,7 @@ def test_large_work_is_done_at_once_where_no_thread_can_be_had() -> None:
         executor = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(executor)
         executor.shutdown()
-        assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) == threading.get_ident()
+        assert await carry_out(RunInThreadEffect(threading.get_ident, INLINE_WORK_BYTES + 1)) == threading.get_ident()
 
     asyncio.run(main())
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.core.effects import Aside, Operation, Work
+from kvstore.client.core.effects import Operation, RunInThreadEffect, SpawnEffect
 from kvstore.client.driver import Driver
 from kvstore.client.operations import Operations
-from kvstore.protocol.master_messages import Cancel
+from kvstore.protocol.master_messages import CancelReservations
 from tests.no_threads import no_more_threads
 
 NOBODY = "unix:/no/such/master.sock"
@@ -26,7 +26,7 @@ def driver() -> Iterator[Driver]:
 
 
 def work(result: Any) -> Operation[Any]:
-    return (yield Work(lambda: result, 1))
+    return (yield RunInThreadEffect(lambda: result, 1))
 
 
 def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) -> None:
@@ -38,11 +38,11 @@ def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) ->
         done.release()
 
     def aside() -> Operation[None]:
-        yield Work(note, 1)
+        yield RunInThreadEffect(note, 1)
 
     def operation() -> Operation[None]:
-        yield Aside(aside())
-        yield Aside(aside())
+        yield SpawnEffect(aside())
+        yield SpawnEffect(aside())
 
     driver.run(operation())
     for _ in range(2):
@@ -55,8 +55,8 @@ def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(dri
     may_end, tried = threading.Event(), threading.Semaphore(0)
 
     def give_up_unused() -> Operation[None]:
-        yield Work(tried.release, 1)
-        yield Work(lambda: may_end.wait(60), 1)
+        yield RunInThreadEffect(tried.release, 1)
+        yield RunInThreadEffect(lambda: may_end.wait(60), 1)
 
     monkeypatch.setattr(reservations, "give_up_unused", give_up_unused)
     reservations.unused.append(OverPut())
@@ -83,8 +83,8 @@ def test_what_strikes_while_that_thread_is_started_comes_out_and_the_next_call_t
     tried = threading.Semaphore(0)
 
     def give_up_unused() -> Operation[None]:
-        yield Work(driver._reservations.unused.clear, 1)
-        yield Work(tried.release, 1)
+        yield RunInThreadEffect(driver._reservations.unused.clear, 1)
+        yield RunInThreadEffect(tried.release, 1)
 
     def strike(*_: object) -> None:
         raise KeyboardInterrupt
@@ -102,5 +102,5 @@ def test_what_strikes_while_that_thread_is_started_comes_out_and_the_next_call_t
 class OverPut:
     """One that was interrupted."""
 
-    def unused(self) -> Cancel:
-        return Cancel([b"a"], [5])
+    def unused(self) -> CancelReservations:
+        return CancelReservations([b"a"], [5])

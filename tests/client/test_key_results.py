@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvstore.client.key_results import put_each
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, Unavailable
-from kvstore.protocol.node_messages import Open
+from kvstore.protocol.node_messages import OpenSlots
 from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleNode
 
 
@@ -20,14 +20,14 @@ def test_what_was_stored_before_the_error_is_told_from_what_was_not(node: Oracle
     oracle = Oracle(node)
     oracle.store(b"there", BIG, 1)
     full = Full("no room")
-    oracle.script[Open].append(full)
+    oracle.script[OpenSlots].append(full)
     assert put(oracle, [b"small", b"there", b"large", b"small"], [b"1", OTHER, BIG, b"3"]) == [True, False, full, False]
 
 
 def test_one_value_that_a_node_refuses_does_not_stand_in_the_way_of_the_others(node: OracleNode) -> None:
     oracle = Oracle(node)
     refused = InvalidArgument("larger than this node's DRAM")
-    oracle.script[Open] += [refused, refused]
+    oracle.script[OpenSlots] += [refused, refused]
     assert put(oracle, [b"a", b"b"], [BIG, OTHER]) == [refused, True]
     assert set(node.blocks) == {b"b"}
 

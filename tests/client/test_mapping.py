@@ -51,7 +51,7 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
 def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     fds = os.listdir("/proc/self/fd")
-    oracle.script[effects.Aside].append(RuntimeError("can't start new thread"))
+    oracle.script[effects.SpawnEffect].append(RuntimeError("can't start new thread"))
     oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
     assert os.listdir("/proc/self/fd") == fds
     assert len(oracle.run(mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True))) == 1
@@ -62,7 +62,7 @@ def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, 
     fds = os.listdir("/proc/self/fd")
     mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1, 2], oracle.deadline(), writable=False)
     work = mapping.send(oracle._do(next(mapping)))
-    assert isinstance(work, effects.Work)
+    assert isinstance(work, effects.RunInThreadEffect)
     assert len(os.listdir("/proc/self/fd")) == len(fds) + 2
     with pytest.raises(KeyboardInterrupt):
         mapping.throw(KeyboardInterrupt())

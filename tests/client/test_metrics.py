@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.client.stats import PERIOD, ClientMetrics, ClientStats, Timings
 from kvstore.telemetry.metrics.metric import CLIENT
@@ -13,13 +13,13 @@ from tests.forked import Forked
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(ClusterPlan(dram="4MiB", is_private=True), on_log=lambda name, line: None, start=Forked) as cluster:
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(ClusterPlan(dram="4MiB", is_private=True), on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         yield cluster
 
 
-def test_what_is_told_is_what_is_listed(cluster: Cluster) -> None:
+def test_what_is_told_is_what_is_listed(cluster: LocalCluster) -> None:
     registry = CollectorRegistry()
     with Client(cluster.address) as client:
         client.metrics().register(registry)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
-from kvstore.cli.tools.replay import Replay
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
+from kvstore.cli.tools.replay import StoreReplay
 from kvstore.client import Client
 from kvstore.client.block_bytes import block_key
 from kvstore.client.config import ClientSettings
 from kvstore.client.recorder import REFRESH_S, Recorder
-from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, Gap, read_events
+from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, LostEvents, read_events
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
@@ -46,27 +46,27 @@ class Heard(list[str]):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     with embedded(TWO_SMALL_NODES) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def fragile_cluster() -> Iterator[Cluster]:
+def fragile_cluster() -> Iterator[LocalCluster]:
     """Its nodes come back; the test that ends its master is the last to use it."""
     with embedded(TWO_SMALL_NODES) as cluster:
         yield cluster
 
 
-def settings(cluster: Cluster, *, tenant: str = "") -> ClientSettings:
+def settings(cluster: LocalCluster, *, tenant: str = "") -> ClientSettings:
     return ClientSettings(master=cluster.address, tenant=tenant)
 
 
-def kinds(events: Sequence[BlockEvent | Gap]) -> list[str]:
+def kinds(events: Sequence[BlockEvent | LostEvents]) -> list[str]:
     return [event.kind if isinstance(event, BlockEvent) else "gap" for event in events]
 
 
-def test_the_prompts_of_a_replay_come_back_from_its_recording(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_prompts_of_a_replay_come_back_from_its_recording(cluster: LocalCluster, tmp_path: Path) -> None:
     sent = list(islice(generate(seed=11), 150))
     heard = Heard()
     with (
@@ -74,7 +74,7 @@ def test_the_prompts_of_a_replay_come_back_from_its_recording(cluster: Cluster, 
         Recorder(settings(cluster), heard.append) as recorder,
         EventWriter(tmp_path / "file") as writer,
     ):
-        replay = Replay(client, block_bytes=BLOCK_BYTES)
+        replay = StoreReplay(client, block_bytes=BLOCK_BYTES)
         for request in sent:
             replay.request(request.hash_ids)
             writer.write(recorder.poll())
@@ -98,7 +98,7 @@ def test_the_prompts_of_a_replay_come_back_from_its_recording(cluster: Cluster, 
     assert (recorder.counts.lost, recorder.counts.interruptions, heard) == (0, 0, [])
 
 
-def test_only_the_tenants_own_blocks_are_recorded(cluster: Cluster) -> None:
+def test_only_the_tenants_own_blocks_are_recorded(cluster: LocalCluster) -> None:
     with (
         Client(cluster.address, tenant="red") as red,
         Client(cluster.address, tenant="blue") as blue,
@@ -112,7 +112,7 @@ def test_only_the_tenants_own_blocks_are_recorded(cluster: Cluster) -> None:
     assert (event.keys, event.parents, event.sizes_bytes) == ([b"ours", b"next"], [b"", b"ours"], [1, 2])
 
 
-def test_a_recorder_that_falls_behind_is_told_how_much_it_lost(cluster: Cluster) -> None:
+def test_a_recorder_that_falls_behind_is_told_how_much_it_lost(cluster: LocalCluster) -> None:
     keys = [b"%d" % number for number in range(200)]
     heard = Heard()
     with Client(cluster.address, tenant="busy") as client, Recorder(settings(cluster, tenant="busy"), heard.append) as recorder:
@@ -124,13 +124,13 @@ def test_a_recorder_that_falls_behind_is_told_how_much_it_lost(cluster: Cluster)
                 client.put(keys[0], b"1")  # is there: but before it the node takes what was read, which it else does in its own time
         events = recorder.poll()
     told = sum(len(event.keys) for event in events if isinstance(event, BlockEvent))
-    assert isinstance(events[0], Gap)
+    assert isinstance(events[0], LostEvents)
     assert events[0].lost == recorder.counts.lost == (reads + 1) * len(keys) - told
     assert RING_EVENTS - READ_EVENT_BLOCKS < told <= RING_EVENTS
     assert heard.has(f"did more than was asked for in time: {events[0].lost} events are lost")
 
 
-def test_a_node_that_leaves_is_said_and_a_gap_when_it_is_back(fragile_cluster: Cluster) -> None:
+def test_a_node_that_leaves_is_said_and_a_gap_when_it_is_back(fragile_cluster: LocalCluster) -> None:
     clock, heard = Clock(), Heard()
     with Recorder(settings(fragile_cluster), heard.append, now_s=clock, wall_ms=lambda: 77.0) as recorder:
         assert recorder.nodes == ["node-0", "node-1"]
@@ -143,13 +143,13 @@ def test_a_node_that_leaves_is_said_and_a_gap_when_it_is_back(fragile_cluster: C
         fragile_cluster.restart_node(0)
         fragile_cluster.wait_ready()
         clock.now_s += REFRESH_S
-        assert recorder.poll() == [Gap(77.0, "node-0", "", None)]
+        assert recorder.poll() == [LostEvents(77.0, "node-0", "", None)]
         assert recorder.nodes == ["node-0", "node-1"]
         assert heard.has("node node-0 is not recorded: ", "node node-0 is recorded from now on")
         assert recorder.counts.interruptions == 1
 
 
-def test_a_master_that_is_away_is_said_once_and_ends_nothing(fragile_cluster: Cluster) -> None:
+def test_a_master_that_is_away_is_said_once_and_ends_nothing(fragile_cluster: LocalCluster) -> None:
     clock, heard = Clock(), Heard()
     with Client(fragile_cluster.address) as client, Recorder(settings(fragile_cluster), heard.append, now_s=clock) as recorder:
         client.put(b"a", b"1")
@@ -179,7 +179,7 @@ def test_without_a_master_there_is_nothing_to_begin_with() -> None:
     ],
     ids=["an unknown kind", "blocks that are not there", "an event without blocks"],
 )
-def test_an_answer_that_cannot_be_understood_is_refused(cluster: Cluster, batch: EventBatch) -> None:
+def test_an_answer_that_cannot_be_understood_is_refused(cluster: LocalCluster, batch: EventBatch) -> None:
     with (
         Recorder(settings(cluster), Heard().append) as recorder,
         pytest.raises(ProtocolError, match="events that this release does not know"),
@@ -187,7 +187,7 @@ def test_an_answer_that_cannot_be_understood_is_refused(cluster: Cluster, batch:
         recorder._events("n0", batch)
 
 
-def test_a_node_that_cannot_record_is_said_and_tried_again(cluster: Cluster) -> None:
+def test_a_node_that_cannot_record_is_said_and_tried_again(cluster: LocalCluster) -> None:
     """The node records for as many tenants as it can already; one ends, and there is room."""
     clock, heard = Clock(), Heard()
     others = [Recorder(settings(cluster, tenant=f"tenant-{number}"), Heard().append) for number in range(16)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.client.connections.engine_copies import RemoteMemory
-from kvstore.client.connections.routes import KnownNode, Route, nowhere
+from kvstore.client.connections.routes import DaemonRoute, KnownNode, nowhere
 from kvstore.protocol.errors import Unreachable
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
@@ -55,7 +55,7 @@ def make_engine() -> Iterator[Callable[..., TransferEngine]]:
 
 def node(engine: TransferEngine | None, node_id: int = 1, *, revision: int = 0) -> KnownNode:
     transfer = engine.describe() if engine is not None else b""
-    return KnownNode(node_id, f"n{node_id}", Route(Address("127.0.0.1", 1), nowhere), revision, transfer)
+    return KnownNode(node_id, f"n{node_id}", DaemonRoute(Address("127.0.0.1", 1), nowhere), revision, transfer)
 
 
 def read(remote: RemoteMemory, engine: TransferEngine, of: KnownNode) -> bytes:

@@ -8,11 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.client.core.effects import Ask, Fill, Move, Operation, Post, Send, Together, Work
+from kvstore.client.core.effects import (
+    GatherEffect,
+    Operation,
+    ReadPayloadEffect,
+    RequestEffect,
+    RunInThreadEffect,
+    SendEffect,
+    SendOneWayEffect,
+    TransferEffect,
+)
 from kvstore.client.driver import run_together
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.node_messages import Blocks, Read
+from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
@@ -33,7 +42,7 @@ SOON_S = 0.1
 """The deadline of what is to miss it."""
 LONG_S = 60.0
 EXISTS = Exists([b"key"])
-READ = Read([b"key"], [0], 1 << 20, 0)
+READ = ReadBlocks([b"key"], [0], 1 << 20, 0)
 SIZE = 1 << 20
 
 
@@ -82,13 +91,13 @@ class Driver:
 
     def __call__(self, effect: Any) -> Any:
         match effect:
-            case Work():
+            case RunInThreadEffect():
                 return effect.function()
-            case Together():
+            case GatherEffect():
                 return run_together(effect.operations, self)
-            case Send():
+            case SendEffect():
                 cast(Channel, effect.channel).ask(effect.message, effect.deadline)
-            case Post():
+            case SendOneWayEffect():
                 self.log.append(effect.message)
         return None
 
@@ -98,7 +107,7 @@ def together(*operations: Operation[Any]) -> list[Any]:
 
 
 def asks(line: Line, timeout_s: float = LONG_S) -> Operation[int]:
-    flags: Flags = yield Ask(line.channel, EXISTS, Flags, Deadline(timeout_s))
+    flags: Flags = yield RequestEffect(line.channel, EXISTS, Flags, Deadline(timeout_s))
     return flags.flags[0]
 
 
@@ -120,8 +129,8 @@ class Ended:
             self.is_so = True
 
 
-def blocks(size: int) -> Blocks:
-    return Blocks(0, 0, 0, b"\1", [size], [0], b"\2", [0], [0])
+def blocks(size: int) -> ReadBlocksReply:
+    return ReadBlocksReply(0, 0, 0, b"\1", [size], [0], b"\2", [0], [0])
 
 
 def test_all_are_asked_before_any_answer_is_needed(one: Line, other: Line) -> None:
@@ -143,8 +152,8 @@ def test_values_are_read_as_they_come_and_nobody_waits_for_the_slower_peer(one: 
 
     def reads(line: Line, name: str) -> Operation[bytes]:
         value = bytearray(SIZE)
-        yield Ask(line.channel, READ, Blocks, Deadline(LONG_S))
-        yield Fill(line.channel, [memoryview(value)[: SIZE // 2], memoryview(value)[SIZE // 2 :]], Deadline(LONG_S))
+        yield RequestEffect(line.channel, READ, ReadBlocksReply, Deadline(LONG_S))
+        yield ReadPayloadEffect(line.channel, [memoryview(value)[: SIZE // 2], memoryview(value)[SIZE // 2 :]], Deadline(LONG_S))
         order.append(name)
         if name == "other":
             one.peer.sendall(whole[-5:])
@@ -168,11 +177,11 @@ def test_an_answer_that_has_come_counts_however_late_it_is_looked_at(one: Line, 
     """Both deadlines are over when the first is looked at again."""
 
     def slow() -> Operation[int]:
-        yield Work(lambda: threading.Event().wait(2 * SOON_S), 0)
+        yield RunInThreadEffect(lambda: threading.Event().wait(2 * SOON_S), 0)
         return (yield from asks(one))
 
     def quick() -> Operation[int]:
-        flags: Flags = yield Ask(other.channel, EXISTS, Flags, deadline)
+        flags: Flags = yield RequestEffect(other.channel, EXISTS, Flags, deadline)
         return flags.flags[0]
 
     deadline = Deadline(SOON_S)
@@ -206,7 +215,7 @@ def test_what_a_signal_handler_raises_ends_all_of_them(one: Line, other: Line) -
 
     def is_struck() -> Operation[None]:
         yield from asks(other)
-        yield Work(lambda: signal.raise_signal(signal.SIGUSR1), 0)
+        yield RunInThreadEffect(lambda: signal.raise_signal(signal.SIGUSR1), 0)
         yield from asks(one)
 
     waits = Ended(asks(one))
@@ -229,7 +238,7 @@ def test_copies_of_several_go_on_at_once_and_beside_questions(engine: TransferEn
         found = [bytearray(SIZE), bytearray(SIZE)]
 
         def moves(into: bytearray) -> Operation[None]:
-            yield Move(engine, [(Span(shown), into, SIZE)], Deadline(LONG_S))
+            yield TransferEffect(engine, [(Span(shown), into, SIZE)], Deadline(LONG_S))
             if into is found[1]:
                 one.answer(1)
 
@@ -254,7 +263,7 @@ def silent(engine: TransferEngine) -> Iterator[PeerRegion]:
 
 def test_copies_have_ended_when_the_error_of_another_is_raised(engine: TransferEngine, silent: PeerRegion, other: Line) -> None:
     def moves() -> Operation[None]:
-        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
+        yield TransferEffect(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
 
     def fails() -> Operation[None]:
         yield from asks(other)
@@ -290,7 +299,7 @@ def test_copies_of_all_have_ended_when_a_signal_strikes_while_the_first_are_ende
             signal.raise_signal(signal.SIGUSR1)
 
     def moves() -> Operation[None]:
-        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
+        yield TransferEffect(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
 
     def fails() -> Operation[None]:
         yield from asks(other)

@@ -9,7 +9,7 @@ from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import AsyncClient, Client
 from kvstore.client.tracing import CALLS, way_of
 from kvstore.protocol.traceparent import TraceParent
-from kvstore.rpc.tracing import Call
+from kvstore.rpc.tracing import SampledCall
 from kvstore.telemetry.tracing.config import TracingSettings
 from tests.client.embedded import embedded
 from tests.forks import told_by_child
@@ -66,7 +66,7 @@ def test_a_forked_child_waits_for_no_lock_that_its_parent_held(collector: Collec
 
 
 def test_the_way_of_values() -> None:
-    call = Call(TraceParent(1, 1))
+    call = SampledCall(TraceParent(1, 1))
     assert way_of(call) == "shared memory"
     call.requests = 1
     assert way_of(call) == "frame"

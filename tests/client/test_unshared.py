@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kvstore.client.connections import routes
-from kvstore.client.connections.routes import Unshared
+from kvstore.client.connections.routes import ShmDiagnostics
 from kvstore.rpc.address import ELSEWHERE
 
 
@@ -20,7 +20,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: pytest.LogCaptureFixture) -> None:
-    told = Unshared(nowhere)
+    told = ShmDiagnostics(nowhere)
     for _ in range(3):
         told.note("n1", "permission denied")
         told.note("n2", "permission denied")
@@ -36,7 +36,7 @@ def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: p
 
 def test_a_cluster_whose_names_never_end_does_not_fill_memory(logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_TOLD", 2)
-    told = Unshared(nowhere)
+    told = ShmDiagnostics(nowhere)
     for number in range(5):
         told.note(f"n{number}", "gone")
     assert len(logged.records) == len(told._told) == 2

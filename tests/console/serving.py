@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.source import Source
-from kvstore.console.watch import Watch
+from kvstore.console.source import ConsoleSource
+from kvstore.console.watch import ClusterWatcher
 from kvstore.console.web import add_console
-from kvstore.telemetry.http.access import Access, LocalAccess
+from kvstore.telemetry.http.access import AccessLevel, LocalAccess
 from kvstore.telemetry.http.server import HttpServer
 from tests.console.simulated import Simulated
 
@@ -28,21 +28,21 @@ class Clock:
 @dataclass(frozen=True, slots=True)
 class Served:
     address: str
-    watch: Watch
+    watch: ClusterWatcher
 
 
 class HeaderAccess(LocalAccess):
     """What a request may do by its header Authorization."""
 
-    def __init__(self, accesses: Mapping[str, Access]) -> None:
+    def __init__(self, accesses: Mapping[str, AccessLevel]) -> None:
         self._accesses = accesses
 
-    def allowed(self, request: web.Request) -> Access:
-        return self._accesses.get(request.headers.get("Authorization", ""), Access.NONE)
+    def allowed(self, request: web.Request) -> AccessLevel:
+        return self._accesses.get(request.headers.get("Authorization", ""), AccessLevel.NONE)
 
 
 @contextlib.contextmanager
-def served(source: Source, watch: Watch, *, access_control: LocalAccess | None = None) -> Iterator[Served]:
+def served(source: ConsoleSource, watch: ClusterWatcher, *, access_control: LocalAccess | None = None) -> Iterator[Served]:
     server = HttpServer("127.0.0.1:0", access_control=access_control)
     try:
         add_console(server, watch)
@@ -60,7 +60,7 @@ def simulated(
     """`looks` looks at a simulated cluster have been taken, `step_s` apart; another comes with `look` of the watch."""
     clock = Clock()
     source = Simulated(count, clock, dead=dead)
-    watch = Watch(source, ConsoleSettings(interval_s=step_s), clock=clock, wall=lambda: clock() + 1_700_000_000)
+    watch = ClusterWatcher(source, ConsoleSettings(interval_s=step_s), clock=clock, wall=lambda: clock() + 1_700_000_000)
     for _ in range(looks):
         watch.look()
         clock.now_s += step_s

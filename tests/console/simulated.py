@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from kvstore.console.source import Look, MasterSeen
+from kvstore.console.source import ClusterSnapshot, MasterView
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.security.actor import Actor
@@ -40,10 +40,10 @@ class Simulated:
         self.entries: list[pb.AuditEntry] = []
         """The audit trail; numbers count from 1."""
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         if self.failure is not None:
             raise self.failure
-        return Look(self.status(), self.missing)
+        return ClusterSnapshot(self.status(), self.missing)
 
     def status(self) -> pb.StatusReply:
         at_s = self.clock()
@@ -75,11 +75,11 @@ class Simulated:
             grants=[pb.TenantGrants(tenant="acme", pins=17)],
         )
 
-    def masters(self) -> Sequence[MasterSeen]:
+    def masters(self) -> Sequence[MasterView]:
         return [
-            MasterSeen("master-1:7440", "master-1:7440", self.role),
-            MasterSeen("master-2:7440", "master-2:7440", "following", behind=12),
-            MasterSeen("master-3:7440", trouble="it does not answer within 2 s"),
+            MasterView("master-1:7440", "master-1:7440", self.role),
+            MasterView("master-2:7440", "master-2:7440", "following", behind=12),
+            MasterView("master-3:7440", trouble="it does not answer within 2 s"),
         ]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:

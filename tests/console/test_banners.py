@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.banners import ERROR, WARNING, Banners, Trouble, troubles, unreachable
+from kvstore.console.banners import ERROR, WARNING, Banner, Banners, troubles, unreachable
 from kvstore.protocol import control_pb2 as pb
 
 LIVE = pb.NodeStatus(name="n", state="alive")
@@ -19,7 +19,7 @@ def failing(name: str) -> pb.NodeStatus:
     return node(name, tiers=[pb.TierStatus(name="dram", health="ok"), pb.TierStatus(name="nvme", health="gone")])
 
 
-def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Trouble]:
+def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Banner]:
     return troubles(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
 
 
@@ -99,12 +99,12 @@ def test_a_silent_master_is_one_trouble_whatever_the_age_of_what_is_shown() -> N
 
 def test_the_worst_come_first_each_with_since_when() -> None:
     banners = Banners()
-    warning, error = Trouble(WARNING, "w", "w", "do", "nodes"), Trouble(ERROR, "e", "e", "do", "nodes", age_s=30.0)
+    warning, error = Banner(WARNING, "w", "w", "do", "nodes"), Banner(ERROR, "e", "e", "do", "nodes", age_s=30.0)
     assert [(one["kind"], one["since_s"], one["is_older"]) for one in banners.of([warning, error], 1000.0)] == [
         ("e", 970.0, False),
         ("w", 1000.0, True),
     ]
-    later = Trouble(WARNING, "new", "new", "do", "nodes")
+    later = Banner(WARNING, "new", "new", "do", "nodes")
     assert [(one["kind"], one["since_s"], one["is_older"]) for one in banners.of([warning, later], 1010.0)] == [
         ("w", 1000.0, True),
         ("new", 1010.0, False),

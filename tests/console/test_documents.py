@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvstore.console.documents import FAILURE_S, MAX_KEPT, Cached, host
+from kvstore.console.documents import FAILURE_S, MAX_KEPT, CachedCalls, host
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
@@ -26,7 +26,7 @@ def test_an_answer_is_asked_for_again_when_it_is_old() -> None:
         asked.append(1)
         return len(asked)
 
-    cached = Cached(5, clock=clock)
+    cached = CachedCalls(5, clock=clock)
     assert [cached.get("a", ask), cached.get("a", ask), cached.get("b", ask)] == [1, 1, 2]
     clock.now_s += 5
     assert cached.get("a", ask) == 3
@@ -34,7 +34,7 @@ def test_an_answer_is_asked_for_again_when_it_is_old() -> None:
 
 def test_an_error_is_kept_for_a_moment_and_old_keys_go() -> None:
     clock = Clock()
-    cached = Cached(5, clock=clock)
+    cached = CachedCalls(5, clock=clock)
 
     def fail() -> int:
         raise Unavailable("not now")
@@ -51,7 +51,7 @@ def test_an_error_is_kept_for_a_moment_and_old_keys_go() -> None:
 
 def test_who_asks_for_the_same_at_once_shares_one_answer_and_nobody_else_waits() -> None:
     asked, entered, end = list[int](), threading.Event(), threading.Event()
-    cached = Cached(5)
+    cached = CachedCalls(5)
 
     def fail_slowly() -> int:
         asked.append(1)

@@ -1,13 +1,13 @@
 """Promises of events.py."""
 
-from kvstore.console.events import Event, EventLog, audited_event, differences, first
-from kvstore.console.model import Document, Model
+from kvstore.console.events import ClusterEvent, ClusterEventLog, audited_event, differences, first
+from kvstore.console.model import ConsoleModel, Document
 from kvstore.protocol import control_pb2 as pb
 
 
 def document(*nodes: pb.NodeStatus, role: str = "owner", owner: str = "m", epoch: int = 1, health: str = "ok") -> Document:
     status = pb.StatusReply(role=role, owner=pb.CatalogOwner(name=owner, epoch=epoch), catalog_health=health, nodes=nodes)
-    return Model().document(status, at_s=1, wall_s=1)
+    return ConsoleModel().document(status, at_s=1, wall_s=1)
 
 
 def node(name: str = "n", state: str = "alive", drain: bool | None = None, health: str = "ok") -> pb.NodeStatus:
@@ -60,28 +60,28 @@ def test_a_log_begins_with_what_is() -> None:
 
 
 def test_the_log_keeps_the_newest_and_numbers_them() -> None:
-    log = EventLog(2)
+    log = ClusterEventLog(2)
     assert (log.last, log.after(0)) == (0, [])
     for text in "abc":
-        log.add(Event("info", "", text), 5.0)
+        log.add(ClusterEvent("info", "", text), 5.0)
     assert [(event["number"], event["text"], event["time_s"]) for event in log.after(0)] == [(5001, "b", 5.0), (5002, "c", 5.0)]
     assert [event["text"] for event in log.after(5001)] == ["c"]
-    log.add(Event("info", "", "of a clock that was set back"), 4.0)
+    log.add(ClusterEvent("info", "", "of a clock that was set back"), 4.0)
     assert log.last == 5003
 
 
 def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -> None:
-    former, now = EventLog(500), EventLog(500)
+    former, now = ClusterEventLog(500), ClusterEventLog(500)
     for second in range(400):
-        former.add(Event("info", "", "before"), 100.0 + second)
-    now.add(Event("error", "", "the first"), 600.0)
+        former.add(ClusterEvent("info", "", "before"), 100.0 + second)
+    now.add(ClusterEvent("error", "", "the first"), 600.0)
     assert [event["text"] for event in now.after(former.last)] == ["the first"]
 
 
 def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes() -> None:
     def shared(*owners: str) -> Document:
         status = pb.StatusReply(role="owner", partitions=len(owners), owners=[pb.CatalogOwner(name=name) for name in owners])
-        return Model().document(status, at_s=1, wall_s=1)
+        return ConsoleModel().document(status, at_s=1, wall_s=1)
 
     assert told(shared("a", "b", "a"), shared("a", "b", "a")) == []
     assert told(shared("a", "b", "a"), shared("c", "c", "a")) == [
@@ -94,6 +94,6 @@ def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes()
 
 def test_audit_entries_are_events_of_their_node() -> None:
     done = pb.AuditEntry(kind="operator", actor="alice", action="drain", target="node n1", result="done")
-    assert audited_event(done) == Event("info", "n1", "operator alice: drain node n1")
+    assert audited_event(done) == ClusterEvent("info", "n1", "operator alice: drain node n1")
     refused = pb.AuditEntry(kind="unauthenticated", action="login", target="tenant red", result="refused")
-    assert audited_event(refused) == Event("warning", "", "unauthenticated: login tenant red, refused")
+    assert audited_event(refused) == ClusterEvent("warning", "", "unauthenticated: login tenant red, refused")

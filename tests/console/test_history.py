@@ -1,6 +1,6 @@
 """Promises of history.py."""
 
-from kvstore.console.history import LATE_SAMPLES, History, Ring
+from kvstore.console.history import LATE_SAMPLES, History, SampleRing
 
 
 def history(*, span_s: float = 10, interval_s: float = 1, node_interval_s: float = 2, max_nodes: int = 2) -> History:
@@ -13,7 +13,7 @@ def xs(found: History, samples: int = 100) -> list[float | None]:
 
 
 def test_a_ring_keeps_the_newest_and_says_where_a_figure_is_missing() -> None:
-    ring = Ring(["a", "b"], 3)
+    ring = SampleRing(["a", "b"], 3)
     assert ring.last(5) == {"a": [], "b": []}
     for value in range(5):
         ring.add({"a": value * 1.00001, "other": 1})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
@@ -18,7 +18,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    cluster: Cluster
+    cluster: LocalCluster
     address: str
 
     def ask(self, path: str, told: Any = None) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.model import KEPT, NODE_FIELDS, NODE_KEPT, Document, Model, figures, node_figures
+from kvstore.console.model import KEPT, NODE_FIELDS, NODE_KEPT, ConsoleModel, Document, figures, node_figures
 from kvstore.protocol import control_pb2 as pb
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
@@ -12,7 +12,7 @@ from tests.console.simulated import Simulated
 
 def looked(source: Simulated, clock: Clock, seconds: float = 10.0) -> Document:
     """The second of two looks."""
-    model = Model()
+    model = ConsoleModel()
     model.document(source.status(), at_s=clock(), wall_s=1.0)
     clock.now_s += seconds
     return model.document(source.status(), at_s=clock(), wall_s=2.0)
@@ -42,7 +42,7 @@ def test_totals_are_the_sums_of_the_nodes_and_rates_those_of_their_counters() ->
 
 def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
     """As of an owner that does not answer: a rate of nothing, and then a multiple, would never have been."""
-    model = Model()
+    model = ConsoleModel()
 
     def rates(second: int, *, at_s: int) -> tuple[float, float]:
         nodes = [pb.NodeStatus(name="n", state="alive", counters={"misses": 1000 * second}, heartbeat_age_s=at_s - second)]
@@ -56,7 +56,7 @@ def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
 
 def test_where_a_partition_changes_hands_there_are_no_rates_for_a_look() -> None:
     """The counters of its new owner begin at 0, and those of the process of one that owned none were never seen."""
-    model = Model()
+    model = ConsoleModel()
 
     def keys_per_s(second: int, *owners: tuple[str, int, int]) -> float:
         counters, at = {"keys": sum(count for _name, _epoch, count in owners)}, float(second)
@@ -79,7 +79,7 @@ def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
 
 
 def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> None:
-    document = Model().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
+    document = ConsoleModel().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
     assert (document["totals"]["hit_ratio"], document["tiers"], document["nodes"]["rows"]) == (None, [], [])
     assert [trouble["text"] for trouble in document["troubles"]] == ["No node has joined yet"]
 
@@ -101,13 +101,13 @@ def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_whe
 def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_owner_are_trouble() -> None:
     clock = Clock()
     source = Simulated(3, clock)
-    assert Model().document(source.status(), at_s=1, wall_s=1)["catalog"]["shares"] == {}
+    assert ConsoleModel().document(source.status(), at_s=1, wall_s=1)["catalog"]["shares"] == {}
     source.owners = ["master-2", "master-1", "master-1", "master-2", "master-1"]
-    document = Model().document(source.status(), at_s=1, wall_s=1)
+    document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
     assert (document["catalog"]["partitions"], document["catalog"]["shares"]) == (5, {"master-1": 3, "master-2": 2})
     well = document["troubles"]
     source.owners = ["master-1", "", "", "master-1", "master-1"]
-    document = Model().document(source.status(), at_s=1, wall_s=1)
+    document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
     assert [one["text"] for one in document["troubles"]] == ["No master owns 2 of the 5 partitions", *(one["text"] for one in well)]
-    untold = Model().document(pb.StatusReply(partitions=4, nodes=[pb.NodeStatus(name="n", state="alive")]), at_s=1, wall_s=1)
+    untold = ConsoleModel().document(pb.StatusReply(partitions=4, nodes=[pb.NodeStatus(name="n", state="alive")]), at_s=1, wall_s=1)
     assert (untold["catalog"]["shares"], untold["troubles"]) == ({}, []), "of a master of the release before"

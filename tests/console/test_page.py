@@ -9,10 +9,10 @@ from playwright.sync_api import BrowserContext, expect
 
 from kvstore.console import web
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.watch import Watch
+from kvstore.console.watch import ClusterWatcher
 from kvstore.protocol.errors import Unavailable
-from kvstore.security.authenticator import Guard
-from kvstore.telemetry.http.access import Access, OperatorAccess
+from kvstore.security.authenticator import Authenticator
+from kvstore.telemetry.http.access import AccessLevel, OperatorAccess
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
@@ -343,9 +343,9 @@ def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_wha
 def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: BrowserContext) -> None:
     clock = Clock()
     source = Simulated(1, clock)
-    watch = Watch(source, ConsoleSettings(), clock=clock)
+    watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)
     watch.look()
-    accesses = HeaderAccess({"Bearer looks": Access.READ, "Bearer operates": Access.ADMIN})
+    accesses = HeaderAccess({"Bearer looks": AccessLevel.READ, "Bearer operates": AccessLevel.ADMIN})
     with served(source, watch, access_control=accesses) as found:
         for token, buttons in (("looks", 0), ("operates", 1)):
             with Watched(browser, found.address, refused="401") as watched:
@@ -366,10 +366,10 @@ def test_a_token_that_is_refused_is_said_to_be_so_and_is_no_lost_connection(brow
     file.write_text('[tenants]\nred = "tenants"\n[nodes]\n"*" = "nodes"\n[admins]\nops = "operators"\n')
     clock = Clock()
     source = Simulated(1, clock)
-    watch = Watch(source, ConsoleSettings(), clock=clock)
+    watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)
     watch.look()
     with (
-        served(source, watch, access_control=OperatorAccess(Guard(str(file)))) as found,
+        served(source, watch, access_control=OperatorAccess(Authenticator(str(file)))) as found,
         Watched(browser, found.address, refused="401") as watched,
     ):
         page = watched.page

@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvstore.console.rates import APART_S, Flows, Rates
+from kvstore.console.rates import APART_S, FlowRates, RateTracker
 from kvstore.protocol import control_pb2 as pb
 
 
 def test_a_rate_is_what_a_counter_grew_by_from_heartbeat_to_heartbeat() -> None:
-    rates = Rates()
+    rates = RateTracker()
     assert rates.of("a", at_s=10.0, epoch=1, counters={"hits": 100}) == {}
     assert rates.of("a", at_s=12.0, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 30, "new": 2}
     assert rates.of("a", at_s=12.001, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 30, "new": 2}, "the same heartbeat"
@@ -17,14 +17,14 @@ def test_a_rate_is_what_a_counter_grew_by_from_heartbeat_to_heartbeat() -> None:
 
 
 def test_a_counter_that_fell_began_again_and_a_new_registration_is_not_compared() -> None:
-    rates = Rates()
+    rates = RateTracker()
     rates.of("a", at_s=1, epoch=1, counters={"hits": 100})
     assert rates.of("a", at_s=2, epoch=1, counters={"hits": 7}) == {"hits": 7}
     assert rates.of("a", at_s=3, epoch=2, counters={"hits": 50}) == {}
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    rates = Rates()
+    rates = RateTracker()
     rates.of("a", at_s=1, epoch=1, counters={"hits": 1})
     rates.of("b", at_s=1, epoch=1, counters={"hits": 1})
     rates.keep(["b", "c"])
@@ -38,7 +38,7 @@ def told(in_bytes: int, *, name: str = "n", age_s: float = 0.0, state: str = "al
 
 
 def test_rates_are_those_between_two_heartbeats_however_often_it_is_asked() -> None:
-    flows = Flows()
+    flows = FlowRates()
     assert flows.of([told(1000)], 10.0) == [{"node": "n", "links": {}}]
     expected = {"mlx5_0": {"in_bytes_per_s": 500.0, "out_bytes_per_s": 1000.0, "transfer_bytes_per_s": 50.0}}
     assert flows.of([told(2000, age_s=1.0, transfer_bytes=100)], 13.0) == [{"node": "n", "links": expected}]
@@ -46,7 +46,7 @@ def test_rates_are_those_between_two_heartbeats_however_often_it_is_asked() -> N
 
 
 def test_counters_of_long_ago_tell_no_rate_nor_do_those_of_hosts_that_were_not_asked_for_in_between() -> None:
-    flows = Flows()
+    flows = FlowRates()
     flows.of([told(0), told(0, name="m")], 0.0)
     assert flows.of([told(500)], 5.0)[0]["links"]["mlx5_0"]["in_bytes_per_s"] == 100.0
     assert flows.of([told(1000), told(1000, name="m")], 10.0)[1] == {"node": "m", "links": {}}
@@ -55,6 +55,6 @@ def test_counters_of_long_ago_tell_no_rate_nor_do_those_of_hosts_that_were_not_a
 
 
 def test_nothing_flows_at_a_node_that_is_dead() -> None:
-    flows = Flows()
+    flows = FlowRates()
     flows.of([told(0)], 0.0)
     assert flows.of([told(500, state="dead")], 5.0) == [{"node": "n", "links": {}}]

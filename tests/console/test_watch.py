@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.source import Look
-from kvstore.console.watch import MAX_AUDITED, WANTED_S, Watch
+from kvstore.console.source import ClusterSnapshot
+from kvstore.console.watch import MAX_AUDITED, WANTED_S, ClusterWatcher
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, Unavailable
 from tests.console.serving import Clock
@@ -17,11 +17,11 @@ from tests.console.simulated import Simulated
 WAIT_S = 60.0
 
 
-def watch_of(source: Simulated, clock: Clock) -> Watch:
-    return Watch(source, ConsoleSettings(interval_s=1), clock=clock, wall=clock)
+def watch_of(source: Simulated, clock: Clock) -> ClusterWatcher:
+    return ClusterWatcher(source, ConsoleSettings(interval_s=1), clock=clock, wall=clock)
 
 
-def texts(watch: Watch) -> list[str]:
+def texts(watch: ClusterWatcher) -> list[str]:
     return [event["text"] for event in watch.events(0)]
 
 
@@ -72,11 +72,11 @@ def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     looks = threading.Semaphore(0)
 
     class Odd(Simulated):
-        def look(self) -> Look:
+        def look(self) -> ClusterSnapshot:
             looks.release()
             raise RuntimeError("a bug")
 
-    watch = Watch(Odd(1, lambda: 0.0), ConsoleSettings(interval_s=0.001))
+    watch = ClusterWatcher(Odd(1, lambda: 0.0), ConsoleSettings(interval_s=0.001))
     watch.start()
     try:
         for _ in range(3):
@@ -93,7 +93,7 @@ class Counted(Simulated):
         super().__init__(1, lambda: 0.0)
         self.looks = threading.Semaphore(0)
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         self.looks.release()
         return super().look()
 
@@ -106,7 +106,7 @@ def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looke
         rests.release()
         return 24 * 3600.0
 
-    watch = Watch(source, ConsoleSettings(interval_s=0.001), clock=clock, rest_s=rest_s)
+    watch = ClusterWatcher(source, ConsoleSettings(interval_s=0.001), clock=clock, rest_s=rest_s)
     watch.start()
     try:
         assert source.looks.acquire(timeout=WAIT_S)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.watch import Watch
+from kvstore.console.watch import ClusterWatcher
 from kvstore.protocol.audit_lines import line_of
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from tests.console.serving import Clock, HeaderAccess, Served, served, simulated
 from tests.console.simulated import Simulated
 
@@ -182,9 +182,9 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
 def test_who_may_only_look_changes_nothing_and_who_may_not_sees_nothing() -> None:
     clock = Clock()
     source = Simulated(1, clock)
-    watch = Watch(source, ConsoleSettings(), clock=clock)
+    watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)
     watch.look()
-    with served(source, watch, access_control=HeaderAccess({"Bearer looks": Access.READ})) as found:
+    with served(source, watch, access_control=HeaderAccess({"Bearer looks": AccessLevel.READ})) as found:
         assert ask(found, "/api/access") == {"access": "none"}
         assert ask(found, "/")[0] == 200
         assert refused(found, "/api/state")[0] == 401

@@ -12,7 +12,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
 from kvstore.protocol.settings import load_settings
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import Kind
+from kvstore.security.identity import IdentityKind
 from kvstore.store.config import NodeSettings
 from kvstore.store.storage import SHUTDOWN_TIMEOUT_S, check
 from kvstore.transfer.config import TransferSettings
@@ -74,5 +74,5 @@ def test_who_comes_shows_a_token_that_the_masters_know() -> None:
     node = load_settings(NodeSettings, "node", flags={}, environ=SERVICES["node-1"]["environment"])
     scraped = yaml.safe_load((FILE.parent / "prometheus.yml").read_text())["scrape_configs"]
     assert {job["authorization"]["credentials"] for job in scraped} == {operator}
-    assert credentials.identify("", operator, now_s=0).kind is Kind.OPERATOR
-    assert credentials.identify("", node.join_token, now_s=0).kind is Kind.NODE
+    assert credentials.identify("", operator, now_s=0).kind is IdentityKind.OPERATOR
+    assert credentials.identify("", node.join_token, now_s=0).kind is IdentityKind.NODE

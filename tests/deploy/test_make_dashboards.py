@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.telemetry.metrics.alerts import ALERTS
-from kvstore.telemetry.metrics.metric import METRICS, Kind
+from kvstore.telemetry.metrics.metric import METRICS, MetricKind
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.processes import Process
 from tests.forked import Forked
@@ -75,18 +75,18 @@ def test_every_query_is_promql_over_metrics_that_there_are(tmp_path: Path) -> No
     file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
     promtool("check", "rules", str(file))
     known = {metric.shown_name for metric in METRICS}
-    known |= {f"{metric.name}_{part}" for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in ("bucket", "sum", "count")}
+    known |= {f"{metric.name}_{part}" for metric in METRICS if metric.kind is MetricKind.HISTOGRAM for part in ("bucket", "sum", "count")}
     known |= {"kvstore_", "kvstore"}  # of a pattern, and of the jobs' names
     for query in expressions():
         assert set(re.findall(r"kvstore[a-z_]*", query)) <= known, query
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     config = tmp_path / "config.toml"
     config.write_text("[master]\nnode_ttl_s = 5.0\nheartbeat_interval_s = 0.1\n")
     plan = ClusterPlan(dram="2MiB", nodes=2, catalog=f"lmdb:{tmp_path / 'catalog'}", config=str(config), is_private=True)
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         yield cluster
 
@@ -109,7 +109,7 @@ def scrape(targets: dict[str, str], **headers: str) -> Series:
     return found
 
 
-def test_alerts_fire_when_a_node_is_killed_and_none_before(cluster: Cluster, tmp_path: Path) -> None:
+def test_alerts_fire_when_a_node_is_killed_and_none_before(cluster: LocalCluster, tmp_path: Path) -> None:
     with cluster.control() as control:
         status = control.status()
     targets = {"master-1": status.http} | {node.name: node.http for node in status.nodes}
@@ -126,7 +126,7 @@ def test_alerts_fire_when_a_node_is_killed_and_none_before(cluster: Cluster, tmp
     check(tmp_path, before, after, {"KvstoreDaemonDown", "KvstoreNodeDead"})
 
 
-def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_path: Path) -> None:
+def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: LocalCluster, tmp_path: Path) -> None:
     """Figures of a real cluster, of which a few are, or grow, as they do in that trouble."""
     with cluster.control() as control:
         status = control.status()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.tools.child import Child
-from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, Subject
+from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertificateSubject
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.deploy.rendering import DEPLOY
 from tests.etcd_server import EtcdServer, found
@@ -53,7 +53,11 @@ def with_users(etcd: EtcdServer) -> None:
 def files(folder: Path, etcd: EtcdServer) -> None:
     """All that the sample names below /etc/kvstore."""
     cluster = Cluster(folder / "made")
-    subjects = {"master": Subject(MASTER), "node": Subject(NODE, "node-1"), "operator": Subject(CLIENT, "*")}
+    subjects = {
+        "master": CertificateSubject(MASTER),
+        "node": CertificateSubject(NODE, "node-1"),
+        "operator": CertificateSubject(CLIENT, "*"),
+    }
     for name, subject in subjects.items():
         cert, key = cluster.file(subject, hosts=() if name == "operator" else HOSTS)
         shutil.copy(cert, folder / f"{name}.pem")

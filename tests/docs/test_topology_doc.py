@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from kvstore.transfer.topology.json_form import as_json, override_from_file, parse_topology
-from kvstore.transfer.topology.model import Rails
+from kvstore.transfer.topology.model import RailPreference
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
 
@@ -24,4 +24,7 @@ def test_the_whole_form_is_read_as_it_stands_there() -> None:
 def test_the_matrix_is_read_as_an_override(tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(next(block for block in blocks() if '"version"' not in block))
-    assert override_from_file(path).matrix == {"cpu:0": Rails(("mlx5_0",), ("mlx5_1",)), "cuda:0": Rails(("mlx5_0",), ("mlx5_1",))}
+    assert override_from_file(path).matrix == {
+        "cpu:0": RailPreference(("mlx5_0",), ("mlx5_1",)),
+        "cuda:0": RailPreference(("mlx5_0",), ("mlx5_1",)),
+    }

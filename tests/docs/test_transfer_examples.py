@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from kvstore.protocol.frames import pack_header
-from kvstore.protocol.transfers import Fetch
+from kvstore.protocol.transfers import ReadRegions
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "transfer.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_the_two_programs_do_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_frame_is_the_frame() -> None:
-    body = Fetch([5], [7], [4096], [1 << 20]).pack()
+    body = ReadRegions([5], [7], [4096], [1 << 20]).pack()
     block = next(block for block in BLOCKS if "header: Fetch" in block)
     shown = "".join(re.sub(r"[ |]", "", re.split(r" {4,}", line)[0]) for line in block.splitlines())
-    assert bytes.fromhex(shown) == pack_header(Fetch.TYPE, 1, len(body), deadline_ms=30_000) + body
+    assert bytes.fromhex(shown) == pack_header(ReadRegions.TYPE, 1, len(body), deadline_ms=30_000) + body

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from kvstore.cli.main import kvstore
 from kvstore.protocol.errors import Denied
 from kvstore.protocol.messages import MESSAGES
-from kvstore.security.identity import STRANGER, Identity, Kind, Role
-from kvstore.security.permissions import MASTER_FRAMES, NODE_FRAMES, RPCS, Rule
+from kvstore.security.identity import STRANGER, Identity, IdentityKind, Role
+from kvstore.security.permissions import MASTER_FRAMES, NODE_FRAMES, RPCS, Permission
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import PATIENT_S, System
 
@@ -23,11 +23,11 @@ CELLS: Final = {"", "yes", "own", "any", "part"}
 TENANT: Final = "green"
 WHO: Final = {
     "none": STRANGER,
-    **{role.name.lower(): Identity(Kind.TENANT, role, TENANT) for role in (Role.READ, Role.WRITE, Role.ADMIN)},
-    "operator": Identity(Kind.OPERATOR, Role.ADMIN),
-    "node": Identity(Kind.NODE),
-    "engine": Identity(Kind.INSTANCE),
-    "master": Identity(Kind.MASTER, Role.ADMIN),
+    **{role.name.lower(): Identity(IdentityKind.TENANT, role, TENANT) for role in (Role.READ, Role.WRITE, Role.ADMIN)},
+    "operator": Identity(IdentityKind.OPERATOR, Role.ADMIN),
+    "node": Identity(IdentityKind.NODE),
+    "engine": Identity(IdentityKind.INSTANCE),
+    "master": Identity(IdentityKind.MASTER, Role.ADMIN),
 }
 TOKENS: Final = {"none": "", "read": "reads", "write": "writes", "admin": "rules", "operator": OPERATOR}
 FILE: Final = "".join(
@@ -66,7 +66,7 @@ def cells(line: str) -> list[str]:
 ROWS: Final = rows()
 
 
-def rules() -> dict[str, Rule]:
+def rules() -> dict[str, Permission]:
     """By the names of the table: those of messages, and Service/Method. A name that masters and nodes share has one rule."""
     frames = [(MESSAGES[number].__name__, rule) for table in (MASTER_FRAMES, NODE_FRAMES) for number, rule in table.items()]
     return {**dict(frames), **{"/".join(path.rpartition(".")[2].split("/")[-2:]): rule for path, rule in RPCS.items()}}

@@ -8,10 +8,21 @@ them, and to what is told of them.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Publish
-from kvstore.protocol.master_messages import Grants, Locations, Lookup, MatchPrefix, Nodes, Remove, Replicate, Reserve
+from kvstore.protocol.catalog_messages import CommitBlocks, CopyBlocks, CopyResult, DeleteBlocks, Publish, SetDraining
+from kvstore.protocol.master_messages import Locations, Lookup, MatchPrefix, Nodes, Remove, Replicate, Reserve, ReserveReply
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Blocks, Commit, Flush, Open, Opened, OpenIndex, Put, Read, Release, Slabs
+from kvstore.protocol.node_messages import (
+    CommitPuts,
+    MapSlabs,
+    OpenIndex,
+    OpenSlots,
+    OpenSlotsReply,
+    Put,
+    ReadBlocks,
+    ReadBlocksReply,
+    ReleaseLeases,
+    WaitCommitted,
+)
 from kvstore.protocol.session_messages import Flags
 from tests.faults.fail_points import Point
 
@@ -43,11 +54,11 @@ def _served(role: str, operation: str, *kinds: type[Message]) -> Iterator[tuple[
 
 def _node() -> Iterator[tuple[str, Point]]:
     yield from _around("node.put.Put", f"{_SESSION}._begin_payload")
-    yield from _served("node", "put", Open, Commit, Flush)
-    yield from _served("node", "get", Read, Release, Slabs, OpenIndex)
-    yield from _served("node", "remove", Drop)
-    yield from _served("node", "replicate", Copy)
-    yield from _served("node", "drain", Drain)
+    yield from _served("node", "put", OpenSlots, CommitPuts, WaitCommitted)
+    yield from _served("node", "get", ReadBlocks, ReleaseLeases, MapSlabs, OpenIndex)
+    yield from _served("node", "remove", DeleteBlocks)
+    yield from _served("node", "replicate", CopyBlocks)
+    yield from _served("node", "drain", SetDraining)
     functions = {
         "put.shown": "store.shared_index.index_writer:Showing.show",
         "put.claim": "store.writes.commit_batcher:Deciding._claim",
@@ -80,11 +91,11 @@ def _node() -> Iterator[tuple[str, Point]]:
 
 
 def _master() -> Iterator[tuple[str, Point]]:
-    yield from _served("master", "put", Reserve, Claim, Nodes)
+    yield from _served("master", "put", Reserve, CommitBlocks, Nodes)
     yield from _served("master", "publish", Publish)
     yield from _served("master", "get", Lookup, MatchPrefix)
     yield from _served("master", "remove", Remove)
-    yield from _served("master", "replicate", Replicate, Copied)
+    yield from _served("master", "replicate", Replicate, CopyResult)
     functions = {
         "publish.commit": "master.catalogs.group_commit:GroupCommit._commit",
         "publish.durable": "master.catalogs.group_commit:Committer._committed",
@@ -107,15 +118,15 @@ def _master() -> Iterator[tuple[str, Point]]:
 def _client() -> Iterator[tuple[str, Point]]:
     channel = "kvstore.rpc.client.channel:Channel"
     asked: dict[str, tuple[type[Message], ...]] = {
-        "put": (Put, Open, Commit, Flush, Reserve),
-        "get": (Read, Lookup),
+        "put": (Put, OpenSlots, CommitPuts, WaitCommitted, Reserve),
+        "get": (ReadBlocks, Lookup),
         "remove": (Remove,),
         "replicate": (Replicate,),
     }
     for operation, kinds in asked.items():
         for kind in kinds:
             yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._send", _message_is(kind))
-    answered: dict[str, tuple[type[Message], ...]] = {"put": (Opened, Grants, Flags), "get": (Blocks, Locations)}
+    answered: dict[str, tuple[type[Message], ...]] = {"put": (OpenSlotsReply, ReserveReply, Flags), "get": (ReadBlocksReply, Locations)}
     for operation, kinds in answered.items():
         for kind in kinds:
             yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._answered", _answer_is(kind))

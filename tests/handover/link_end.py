@@ -4,10 +4,10 @@ from queue import SimpleQueue
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
-from kvstore.handover.ranks.rank_connections import Answer, Links
+from kvstore.handover.ranks.rank_connections import Answer, RankConnections
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import Header
-from kvstore.protocol.handover_messages import Done
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.handover_messages import ReadsDone
 from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
@@ -24,12 +24,12 @@ class End:
         self.heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self.gone: SimpleQueue[tuple[int, KVStoreError]] = SimpleQueue()
         instance = bytes([number] * 16)
-        self.links = Links(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
+        self.links = RankConnections(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
         address = reactor.call(lambda: self.links.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
         self.info = RankInfo(instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", host=str(number))
         self.links.description = self.info.pack()
 
-    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+    def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
         self.heard.put((peer.instance[0], message))
         if not self.is_silent:
             answer(self.answer)
@@ -39,7 +39,7 @@ class End:
 
     def tell(self, info: RankInfo, request_id: bytes = b"r", *, deadline_s: float = 10) -> "SimpleQueue[KVStoreError | None]":
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: self.links.tell(info, Done(request_id), deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        act = lambda: self.links.tell(info, ReadsDone(request_id), deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
         self.reactor.call(act, deadline_s=10)
         return answers
 

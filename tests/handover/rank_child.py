@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.handles import Handover, Sending
+from kvstore.handover.handles import Handover, SendHandle
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import KVStoreError
 from tests.handover.scene import Rank
@@ -35,7 +35,7 @@ def main() -> None:
             handovers[request_id] = transceiver.receive(request_id.encode(), blocks, tokens=tokens, source=source)
         elif word == "ready":
             given = handovers[request_id]
-            assert isinstance(given, Sending)
+            assert isinstance(given, SendHandle)
             given.all_ready()
         elif word == "cancel":
             handovers[request_id].cancel()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
-from kvstore.handover.handles import Receiving, Sending
+from kvstore.handover.handles import ReceiveHandle, SendHandle
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -134,10 +134,10 @@ class Executor:
         """The other executor, as this one knows it."""
         return self.ranks[0].transceiver.connect(other.descriptions)
 
-    def send(self, request_id: bytes, blocks: Sequence[int], tokens: int, **how: Any) -> list[Sending]:
+    def send(self, request_id: bytes, blocks: Sequence[int], tokens: int, **how: Any) -> list[SendHandle]:
         return [rank.transceiver.send(request_id, blocks, tokens=tokens, **how) for rank in self.ranks]
 
-    def receive(self, request_id: bytes, blocks: Sequence[int], tokens: int, source: "Executor", **how: Any) -> list[Receiving]:
+    def receive(self, request_id: bytes, blocks: Sequence[int], tokens: int, source: "Executor", **how: Any) -> list[ReceiveHandle]:
         counterpart = self.counterpart(source)
         return [rank.transceiver.receive(request_id, blocks, tokens=tokens, source=counterpart, **how) for rank in self.ranks]
 

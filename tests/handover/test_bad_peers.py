@@ -11,7 +11,7 @@ import pytest
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.sending import side as sending_side
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle
-from kvstore.protocol.handover_messages import PULL, PUSH, Ask, Done, Part, Show, Stop
+from kvstore.protocol.handover_messages import PULL, PUSH, CancelRequest, ExportRegions, PartReady, ReadsDone, RequestCache
 from kvstore.protocol.message import Message
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import eventually
@@ -48,7 +48,7 @@ class Scene:
         transceiver = self.honest.ranks[0].transceiver
         source = transceiver.connect([self.bad.info.pack()])
         receiving = transceiver.receive(request_id, BLOCKS, tokens=TOKENS, source=source)
-        assert isinstance(self.heard(), Ask)
+        assert isinstance(self.heard(), RequestCache)
         return receiving
 
 
@@ -58,8 +58,8 @@ def scene() -> Iterator[Scene]:
         yield Scene(stack)
 
 
-def asking(request_id: bytes, **changes: Any) -> Ask:
-    ask = Ask(request_id, TOKENS, 0, BLOCKS, PULL, [])
+def asking(request_id: bytes, **changes: Any) -> RequestCache:
+    ask = RequestCache(request_id, TOKENS, 0, BLOCKS, PULL, [])
     for name, value in changes.items():
         setattr(ask, name, value)
     return ask
@@ -94,15 +94,21 @@ def test_who_was_not_asked_can_neither_offer_nor_confirm_nor_stop(scene: Scene) 
     with Executor(layout_of()) as other:
         [receiving] = scene.honest.receive(b"r", BLOCKS, TOKENS, other)
         [sending] = scene.honest.send(b"s", BLOCKS, TOKENS)
-        for message in (Part(b"r", 0, 4, 0, 0, 0), Done(b"r"), Show(b"r", [], []), Stop(b"r", 606, ""), Stop(b"s", 606, "")):
+        for message in (
+            PartReady(b"r", 0, 4, 0, 0, 0),
+            ReadsDone(b"r"),
+            ExportRegions(b"r", [], []),
+            CancelRequest(b"r", 606, ""),
+            CancelRequest(b"s", 606, ""),
+        ):
             assert isinstance(scene.say(message), StaleHandle)
         assert not receiving.is_over
         assert not sending.is_over
-        assert isinstance(scene.say(Stop(b"t", 0, "")), ProtocolError)
+        assert isinstance(scene.say(CancelRequest(b"t", 0, "")), ProtocolError)
 
 
-@pytest.mark.parametrize("message", [Part(b"r", 0, 5, 0, 0, 10), Part(b"r", 3, 3, 0, 0, 10), Part(b"r", 0, 4, 1, 0, 10)])
-def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: Part) -> None:
+@pytest.mark.parametrize("message", [PartReady(b"r", 0, 5, 0, 0, 10), PartReady(b"r", 3, 3, 0, 0, 10), PartReady(b"r", 0, 4, 1, 0, 10)])
+def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: PartReady) -> None:
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
     assert isinstance(scene.say(message), ProtocolError)
@@ -114,8 +120,8 @@ def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: Part)
 def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene) -> None:
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
-    assert isinstance(scene.say(Show(b"r", [], [])), ProtocolError)
-    assert isinstance(scene.say(Done(b"r")), ProtocolError)
+    assert isinstance(scene.say(ExportRegions(b"r", [], [])), ProtocolError)
+    assert isinstance(scene.say(ReadsDone(b"r")), ProtocolError)
     assert not receiving.is_over
 
 
@@ -135,7 +141,7 @@ def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(sce
     with pytest.raises(InvalidArgument, match="asks for 31"):
         sending.wait()
     stop = scene.heard()
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, CancelRequest)
     assert stop.code == InvalidArgument.code
 
 
@@ -175,6 +181,6 @@ def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request()
         scene = Scene(stack, way="pull")
         scene.bad.info = _of_engine(scene)
         receiving = scene.receive(b"r")
-        assert isinstance(scene.say(Part(b"r", 0, 4, 0, 0, 10)), ProtocolError)
+        assert isinstance(scene.say(PartReady(b"r", 0, 4, 0, 0, 10)), ProtocolError)
         with pytest.raises(ProtocolError, match="before where to read it"):
             receiving.wait()

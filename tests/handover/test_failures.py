@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.handles import Sending
+from kvstore.handover.handles import SendHandle
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.waiting import assert_nothing_is_left, within
@@ -187,7 +187,7 @@ def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_n
         assert rank.outcome_of(b"r") is not None, "and it was told once"
 
 
-def has_sent(sending: Sending, size_bytes: int) -> bool:
+def has_sent(sending: SendHandle, size_bytes: int) -> bool:
     return sending.sent_bytes >= size_bytes
 
 

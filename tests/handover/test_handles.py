@@ -6,7 +6,7 @@ from types import FrameType
 import pytest
 
 from kvstore.handover import handles
-from kvstore.handover.handles import Sending
+from kvstore.handover.handles import SendHandle
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
 from kvstore.testing.transfer.waiting import in_background, within
 from kvstore.transfer.memory.signal_safety import Latch
@@ -14,7 +14,7 @@ from kvstore.transfer.memory.signal_safety import Latch
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handles, "PATIENCE_S", 0.0)
-    handle = Sending(b"r", limit_s=0.01)
+    handle = SendHandle(b"r", limit_s=0.01)
     assert not handle._over.wait(0.0)
     with within(0.01), pytest.raises(DeadlineExceeded, match="its blocks must stay"):
         handle.wait()
@@ -27,7 +27,7 @@ def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_ov
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, 0.01)  # it does not wait yet
 
-    handle, went_on = Sending(b"r", limit_s=60), list[bool]()
+    handle, went_on = SendHandle(b"r", limit_s=60), list[bool]()
 
     def cancelled_late() -> None:
         went_on.append(handle.is_abandoned)

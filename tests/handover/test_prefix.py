@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvstore.handover.prefix import PrefixStore, fetch_prefix
+from kvstore.handover.prefix import RankPrefixStore, fetch_prefix
 from tests.handover.scene import layout_of
 
 
@@ -24,7 +24,7 @@ class Shelf:
 
 def fetch(shelf: Shelf, blocks: list[int], first_block: int = 0) -> tuple[int, NDArray[np.uint16]]:
     pool = np.zeros((10, 3), np.uint16)
-    count = PrefixStore(shelf, pool).fetch(list(range(100)), np.array(blocks, np.int64), first_block=first_block, deadline_s=1.0)
+    count = RankPrefixStore(shelf, pool).fetch(list(range(100)), np.array(blocks, np.int64), first_block=first_block, deadline_s=1.0)
     return count, pool[:, 0]
 
 
@@ -54,6 +54,6 @@ def test_a_context_parallel_rank_fetches_its_own_blocks(
     rank: int, tokens: int, first_token: int, stored: int, own: list[int], needed_from: int
 ) -> None:
     pool = np.zeros((10, 3), np.uint16)
-    store = PrefixStore(Shelf(stored), pool)
+    store = RankPrefixStore(Shelf(stored), pool)
     found = fetch_prefix(store, layout_of(cp=2), rank, range(tokens), np.arange(8), first_token=first_token, deadline_s=1.0)
     assert (found, np.flatnonzero(pool[:, 0]).tolist()) == (needed_from, own)

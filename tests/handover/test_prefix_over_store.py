@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.prefix import PrefixStore
+from kvstore.handover.prefix import RankPrefixStore
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.settings import Size
 from tests.handover.scene import SPEC, Executor, Rank, gathered, layout_of
@@ -53,9 +53,9 @@ class Scene:
     def __init__(self, source: Executor, counts: list[int], **more: Any) -> None:
         self.shelves: list[Shelf] = []
 
-        def store_of(rank: Rank) -> PrefixStore:
+        def store_of(rank: Rank) -> RankPrefixStore:
             self.shelves.append(Shelf(source.ranks[0], rank, counts[rank.rank]))
-            return PrefixStore(self.shelves[-1], pool_of(rank))
+            return RankPrefixStore(self.shelves[-1], pool_of(rank))
 
         settings = HandoverSettings(deadline_s=20, direct_min_bytes=Size(0), **more)
         self.destination = Executor(layout_of(tp=2), settings, store=store_of)

@@ -9,7 +9,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.subjects import CLIENT, Subject
+from kvstore.security.tls.subjects import CLIENT, CertificateSubject
 from tests.handover.scene import Executor, layout_of
 from tests.handover.test_transceiver import hand_over
 from tests.security.tls.certified import HOSTS, given_to, shared
@@ -22,7 +22,7 @@ def executor(tls: TlsSettings | None) -> Executor:
 
 
 def engine(tenant: str) -> TlsSettings:
-    return shared().server(Subject(CLIENT, tenant), hosts=HOSTS)
+    return shared().server(CertificateSubject(CLIENT, tenant), hosts=HOSTS)
 
 
 @pytest.fixture

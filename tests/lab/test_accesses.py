@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.lab.accesses import belady_hits, flatten, infinite_hits, reuse_distances, reuse_gaps_s, used_once_share, working_set
-from kvstore.lab.replay import Replay
+from kvstore.lab.replay import CacheReplay
 from kvstore.tiers.policies.by_name import POLICIES
 from tests.lab.prompts import prompts, public_trace, requests
 
@@ -107,7 +107,7 @@ def test_belady_is_the_best_of_all_choices(ids: list[int], capacity: int) -> Non
 def test_no_policy_has_more_prefix_hits(found: list[list[int]], capacity: int, policy: str) -> None:
     accesses = flatten(requests(found))
     bound = belady_hits(accesses, capacity)
-    assert Replay(policy, capacity).run(requests(found)).prefix_hits <= bound <= infinite_hits(accesses)
+    assert CacheReplay(policy, capacity).run(requests(found)).prefix_hits <= bound <= infinite_hits(accesses)
 
 
 @given(prompts)

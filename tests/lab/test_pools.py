@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.lab.pools import PREFILL_S_PER_BLOCK, Routing, compare
-from kvstore.lab.replay import Replay
+from kvstore.lab.replay import CacheReplay
 from kvstore.protocol.errors import InvalidArgument
 from tests.lab.prompts import conversations, public_trace, requests
 
@@ -42,7 +42,7 @@ def test_random_is_the_same_for_the_same_seed() -> None:
 @pytest.mark.parametrize("routing", Routing)
 def test_one_instance_is_the_pool(routing: Routing) -> None:
     found = compare(conversations(), policy="lru", instances=1, blocks_per_instance=500, routing=routing)
-    assert found.local == found.pooled == Replay("lru", 500).run(conversations())
+    assert found.local == found.pooled == CacheReplay("lru", 500).run(conversations())
 
 
 def test_the_public_traces_pool_gains_about_what_was_published() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import replay as module
-from kvstore.lab.replay import HitCounts, Replay
+from kvstore.lab.replay import CacheReplay, HitCounts
 from kvstore.tiers.policies.lru import LRU
 from tests.lab.prompts import prompts, public_trace, requests
 
@@ -63,11 +63,11 @@ def naive_lru(found: list[TraceRequest], capacity: int) -> HitCounts:
 
 @given(prompts, st.integers(1, 14))
 def test_lru_counts_as_a_list_does(found: list[list[int]], capacity: int) -> None:
-    assert Replay("lru", capacity).run(requests(found)) == naive_lru(requests(found), capacity)
+    assert CacheReplay("lru", capacity).run(requests(found)) == naive_lru(requests(found), capacity)
 
 
 def test_all_is_read_then_victims_leave_then_newcomers_enter_after_their_parents(watched: list[Watched]) -> None:
-    replay = Replay("lru", 3)
+    replay = CacheReplay("lru", 3)
     replay.run(requests([[1, 2, 3], [1, 4, 2, 5]], every_s=1.5))
     (policy,) = watched
     assert policy.calls[:3] == [("insert", 1, None, 0), ("insert", 2, 1, 0), ("insert", 3, 2, 0)]
@@ -83,7 +83,7 @@ def test_all_is_read_then_victims_leave_then_newcomers_enter_after_their_parents
 
 
 def test_more_missing_blocks_than_fit_go_in_rounds_and_a_repeated_one_once(watched: list[Watched]) -> None:
-    Replay("lru", 2).run(requests([[1, 2, 1, 3, 4, 5]]))
+    CacheReplay("lru", 2).run(requests([[1, 2, 1, 3, 4, 5]]))
     (policy,) = watched
     assert [call[:2] for call in policy.calls] == [
         *[("insert", 1), ("insert", 2), ("remove", 1), ("remove", 2)],
@@ -92,12 +92,12 @@ def test_more_missing_blocks_than_fit_go_in_rounds_and_a_repeated_one_once(watch
 
 
 def test_ratios_of_nothing_are_0() -> None:
-    counts = Replay("lru", 1).run([])
+    counts = CacheReplay("lru", 1).run([])
     assert counts.prefix_hit_ratio == 0
 
 
 def test_hits_behind_a_miss_spare_no_work() -> None:
-    counts = Replay("lru", 2).run(requests([[1, 2], [3, 2]]))
+    counts = CacheReplay("lru", 2).run(requests([[1, 2], [3, 2]]))
     assert (counts.prefix_hit_ratio, counts.hits) == (0, 1)
 
 
@@ -106,4 +106,4 @@ def test_hits_behind_a_miss_spare_no_work() -> None:
     [("lru", 1000, 0.0445), ("lru", 10_000, 0.2112), ("lru", 50_000, 0.3546)],
 )
 def test_the_public_trace_gives_the_published_ratios(policy: str, capacity: int, ratio: float) -> None:
-    assert Replay(policy, capacity).run(public_trace()).prefix_hit_ratio == pytest.approx(ratio, abs=5e-5)
+    assert CacheReplay(policy, capacity).run(public_trace()).prefix_hit_ratio == pytest.approx(ratio, abs=5e-5)

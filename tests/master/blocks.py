@@ -6,15 +6,24 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.followed_records import Followed
-from kvstore.master.directory.limits.quotas import Share
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.followed_records import FollowedRecords
+from kvstore.master.directory.limits.quotas import TenantShare
+from kvstore.master.directory.membership.members import NodeInfo, NodeMember
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
 from kvstore.master.directory.writes.record_policy import ALL
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    DeleteBlocks,
+    Publish,
+    SetPinned,
+)
 from kvstore.security.quotas.quota import NO_QUOTA, SHARED, Quota
 
 S: Final = 1_000_000_000
@@ -69,7 +78,7 @@ class Master:
         self,
         epoch: int = 1,
         catalog: "dict[bytes, bytes | BlockPuts] | None" = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: DirectoryLimits = DirectoryLimits(),  # noqa: B008 - frozen
         wall_ns: int | None = None,
         now_ns: int = 0,
         recorded: str = ALL,
@@ -82,11 +91,11 @@ class Master:
         self.catalog: dict[bytes, bytes | BlockPuts] = dict(catalog or {})
         """Small records by their keys; a block's under b"b", the length of its tenant's name, that, and its key."""
 
-        def share_of(_tenant: str, limit: int) -> Share | None:
+        def share_of(_tenant: str, limit: int) -> TenantShare | None:
             whole: int | None = getattr(quota, SHARED[limit])
-            return None if whole is None else Share(whole, whole)
+            return None if whole is None else TenantShare(whole, whole)
 
-        followed = Followed()
+        followed = FollowedRecords()
         followed.take([_change(*item) for item in self.catalog.items()])
         self.directory = Directory(
             epoch,
@@ -117,12 +126,12 @@ class Master:
         assert isinstance(record, BlockPuts)
         return record
 
-    def register(self, name: str, instance: int = 1, *tiers: pb.TierStatus, description: Description = NO_DESCRIPTION) -> Member:
+    def register(self, name: str, instance: int = 1, *tiers: pb.TierStatus, description: Description = NO_DESCRIPTION) -> NodeMember:
         node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (tier_of(),), self.now_ns, description)
         self.commit(ops)
         return node
 
-    def publish(self, node: Member, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, Drop | Hold]]:
+    def publish(self, node: NodeMember, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, DeleteBlocks | SetPinned]]:
         """Plan, commit and apply; the commands that came of it. The node obeys them."""
         plan = self.directory.plan_publish(node.node_id, publish(node.epoch, events, phase))
         self.directory.paid(plan)
@@ -132,7 +141,7 @@ class Master:
         self.directory.check_integrity()
         return [*plan.commands.messages(), *effects.commands.messages()]
 
-    def sync(self, node: Member, *events: Event) -> list[tuple[int, Drop | Hold]]:
+    def sync(self, node: NodeMember, *events: Event) -> list[tuple[int, DeleteBlocks | SetPinned]]:
         """A full inventory."""
         begin = self.publish(node, phase=PHASE_SYNC_BEGIN)
         return [*begin, *self.publish(node, *events, phase=PHASE_SYNC), *self.publish(node, phase=PHASE_SYNC_END)]
@@ -144,7 +153,7 @@ class Master:
         if removal.raises_floors:
             self.commit(self.directory.floors_written())
         for node_id, drop in removal.commands.messages():
-            assert isinstance(drop, Drop)
+            assert isinstance(drop, DeleteBlocks)
             self.commit(self.directory.removing.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
         self.directory.removing.over(TENANT, removal)
         self.directory.check_integrity()
@@ -177,12 +186,12 @@ def _change(key: bytes, value: bytes | BlockPuts) -> Change:
     return value if isinstance(value, BlockPuts) else Op(key, value)
 
 
-def one_node(*keys: bytes) -> tuple[Master, Member]:
+def one_node(*keys: bytes) -> tuple[Master, NodeMember]:
     master = Master()
     node = master.register("a")
     master.sync(node, *(Event(key) for key in keys))
     return master, node
 
 
-def die(master: Master, node: Member) -> None:
+def die(master: Master, node: NodeMember) -> None:
     master.directory.disconnected(node.node_id, node.epoch, master.now_ns)

@@ -18,10 +18,10 @@ import grpc
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Heard, Heartbeat
+from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Heartbeat, HeartbeatResponse
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import from_code
-from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
@@ -189,16 +189,16 @@ class NodeSide:
         self.hello = Hello(ROLE_NODE, token=token, name=name, epoch=self.registration.registration_epoch)
         self.ask(self.hello)
 
-    def ask(self, message: Message) -> tuple[Header, bytes]:
+    def ask(self, message: Message) -> tuple[FrameHeader, bytes]:
         body = message.pack()
         self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000) + body)
         return self.read()
 
-    def read(self) -> tuple[Header, bytes]:
+    def read(self) -> tuple[FrameHeader, bytes]:
         header = unpack_header(self._exactly(HEADER_BYTES))
         return header, self._exactly(header.body_bytes)
 
-    def answer(self, header: Header, message: Message) -> None:
+    def answer(self, header: FrameHeader, message: Message) -> None:
         body = message.pack()
         self.sock.sendall(pack_header(message.TYPE, header.request_id, len(body)) + body)
 
@@ -209,7 +209,7 @@ class NodeSide:
         if header.type == Failure.TYPE:
             failure = Failure.unpack(body)
             raise from_code(failure.code, failure.text)
-        return pb.HeartbeatReply.FromString(Heard.unpack(body).said)
+        return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(body).said)
 
     def publish(self, *events: Event, phase: int = PHASE_STREAM) -> None:
         header, _body = self.ask(publish(self.registration.registration_epoch, events, phase))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.master import audit_trail
-from kvstore.master.audit_trail import Forwarder, Parcel
-from kvstore.master.catalogs.interface import Contact, Fellow
-from kvstore.master.peer_masters import Fellows
+from kvstore.master.audit_trail import ForwardedEntries, Forwarder
+from kvstore.master.catalogs.interface import MasterContact, PeerMaster
+from kvstore.master.peer_masters import PeerMasters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, DeadlineExceeded
 from kvstore.testing.transfer.waiting import eventually
@@ -27,22 +27,22 @@ class Sender:
 
     def __init__(self, places: Places) -> None:
         assert places.master is not None
-        contact = Contact(places.control, places.master._guard.master_key)
-        self.known: dict[str, Fellow] = {}
-        self.owner = {"owner": Fellow("owner", contact)}
+        contact = MasterContact(places.control, places.master._guard.master_key)
+        self.known: dict[str, PeerMaster] = {}
+        self.owner = {"owner": PeerMaster("owner", contact)}
         self.waiting: list[pb.AuditEntry] = []
         self.put_back = threading.Semaphore(0)
         self.ends = False
         self._lock = threading.Lock()
-        self.fellows = Fellows(lambda: self.known, tls=None, peer_timeout_s=TIMEOUT_S)
+        self.fellows = PeerMasters(lambda: self.known, tls=None, peer_timeout_s=TIMEOUT_S)
         self.forwarder = Forwarder(self.fellows, self.take, self.take_back)
 
-    def take(self) -> Parcel | None:
+    def take(self) -> ForwardedEntries | None:
         if self.ends:
             raise DeadlineExceeded("the loop is busy")
         with self._lock:
             entries, self.waiting = self.waiting, []
-        return Parcel("owner", entries) if entries else None
+        return ForwardedEntries("owner", entries) if entries else None
 
     def take_back(self, entries: Sequence[pb.AuditEntry]) -> None:
         with self._lock:
@@ -88,6 +88,6 @@ def test_entries_of_a_master_that_stops_are_in_its_log(places: Places, caplog: p
 
     sender = Sender(places)
     forwarder = Forwarder(sender.fellows, sender.take, closed)
-    assert len(forwarder._send(Parcel("owner", [pb.AuditEntry()]))) == 1
+    assert len(forwarder._send(ForwardedEntries("owner", [pb.AuditEntry()]))) == 1
     assert "1 audit entries are in this log only: the master stops" in caplog.text
     sender.fellows.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.master.audit_trail import MAX_KEYS, MAX_WAITING, WINDOW_NS, AuditTrail, Change, Repeats, entry_of
+from kvstore.master.audit_trail import MAX_KEYS, MAX_WAITING, WINDOW_NS, AuditTrail, Change, RepeatFilter, entry_of
 from kvstore.master.directory.audit_log import MAX_TEXT_BYTES
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
@@ -119,7 +119,7 @@ def test_entry_is_bounded_whatever_an_actor_is_called() -> None:
 
 
 def test_first_is_reported_at_once_and_repeats_after_a_window() -> None:
-    repeats = Repeats[str]()
+    repeats = RepeatFilter[str]()
     assert [repeats.is_first("a", now_ns) for now_ns in (0, 1, 2)] == [True, False, False]
     assert repeats.is_first("b", 5)
     assert list(repeats.due(WINDOW_NS - 1)) == []
@@ -130,7 +130,7 @@ def test_first_is_reported_at_once_and_repeats_after_a_window() -> None:
 
 def test_too_many_different_ones_are_counted_together() -> None:
     """The last of them stands for all."""
-    repeats = Repeats[int]()
+    repeats = RepeatFilter[int]()
     assert sum(repeats.is_first(number, 0) for number in range(MAX_KEYS + 10)) == MAX_KEYS
     assert list(repeats.due(WINDOW_NS)) == [(MAX_KEYS + 9, 10)]
     assert repeats.is_first(0, WINDOW_NS)

@@ -21,7 +21,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.credentials import NO_TENANT
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.permissions import OPEN
@@ -98,7 +98,7 @@ def test_a_method_without_a_rule_is_nobodys() -> None:
 def served_by(methods: dict[str, Any], begin_span: Any = None) -> Iterator[Any]:
     """A channel to a server with these methods, whose calls pass through Callers."""
     trail = AuditTrail(Reactor(), wall_s=lambda: 0.0)
-    callers = Callers(Guard(""), trail, MasterSettings(control_threads=1), durations=Histograms(), begin_span=begin_span)
+    callers = Callers(Authenticator(""), trail, MasterSettings(control_threads=1), durations=Histograms(), begin_span=begin_span)
     server = grpc.server(ThreadPoolExecutor(1), interceptors=[callers])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
     port = server.add_insecure_port("127.0.0.1:0")

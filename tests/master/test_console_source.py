@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.console.source import MasterSeen
-from kvstore.master.catalogs.interface import Contact, Fellow
-from kvstore.master.console_source import ELECTION_POLL_S, REST_S, Watched
+from kvstore.console.source import MasterView
+from kvstore.master.catalogs.interface import MasterContact, PeerMaster
+from kvstore.master.console_source import ELECTION_POLL_S, REST_S, MasterConsoleSource
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, NoOwner, Unavailable
 from kvstore.security.actor import CONSOLE, Actor
@@ -29,12 +29,12 @@ AUDITED = [
 BY = Actor("operator", "alice", peer="10.0.0.7", via=CONSOLE)
 
 
-def watched(places: Places) -> Watched:
+def watched(places: Places) -> MasterConsoleSource:
     """The source of the master's console."""
     assert places.master is not None
     assert places.master._watch is not None
     source = places.master._watch.source
-    assert isinstance(source, Watched)
+    assert isinstance(source, MasterConsoleSource)
     return source
 
 
@@ -48,9 +48,9 @@ def owners(places: Places) -> set[str]:
     return {owner.address for owner in watched(places).look().status.owners}
 
 
-def lead_to(source: Watched, contact: Contact) -> None:
+def lead_to(source: MasterConsoleSource, contact: MasterContact) -> None:
     """All fellows that it knows are asked there from now on."""
-    known = {address: Fellow(fellow.name, contact) for address, fellow in source._fellows.known().items()}
+    known = {address: PeerMaster(fellow.name, contact) for address, fellow in source._fellows.known().items()}
     source._fellows.known = lambda: known
 
 
@@ -84,7 +84,7 @@ def test_a_master_that_is_alone_asks_nobody_and_never_rests(tmp_path: Path) -> N
         source = watched(places)
         status, missing, _age_s = source.look()
         assert (status.role, missing, source.rest_s()) == ("owner", (), 0.0)
-        assert source.masters() == [MasterSeen(places.listen, status.name, "owner")]
+        assert source.masters() == [MasterView(places.listen, status.name, "owner")]
 
 
 def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Places]) -> None:
@@ -119,7 +119,7 @@ def test_each_does_what_an_operator_says_at_whoever_owns_it(pair: tuple[Places, 
     assert {(entry.kind, entry.peer, entry.via) for entry in audited(watched(pair[0]))} == {(BY.kind, BY.peer, BY.via)}
 
 
-def audited(source: Watched) -> list[pb.AuditEntry]:
+def audited(source: MasterConsoleSource) -> list[pb.AuditEntry]:
     """Entries of this test's operator, as this master has them."""
     return [entry for entry in source.audit(0) if entry.actor == BY.name]
 
@@ -149,7 +149,7 @@ def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path
 class ChangingHands:
     """What a master knows of a partition's owner, look by look ("" for nobody), and its calls, which the owner of before refuses."""
 
-    def __init__(self, source: Watched, *owners: str) -> None:
+    def __init__(self, source: MasterConsoleSource, *owners: str) -> None:
         self._owners = list(owners)
         self.calls: list[tuple[str, str]] = []
         source._owner_elsewhere = self.known  # type: ignore[assignment, method-assign]
@@ -198,7 +198,7 @@ def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair
     eventually(lambda: not source.look().missing, "it hears the other one")
     before = source.look().status
     source._told[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
-    lead_to(source, Contact("127.0.0.1:1", ""))
+    lead_to(source, MasterContact("127.0.0.1:1", ""))
     status, [missing], age_s = source.look()
     assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
     assert "; what is shown of it is 0 s old" in missing
@@ -216,6 +216,6 @@ def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Pl
         source = watched(places)
         eventually(lambda source=source: source._fellows.known(), "it knows the other one")  # type: ignore[misc]
         source._told.clear()
-        lead_to(source, Contact())
+        lead_to(source, MasterContact())
         [missing] = source.look().missing
         assert missing.endswith("its entry is damaged; not all is shown")

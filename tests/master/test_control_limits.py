@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from kvstore.master.control_limits import MAX_WAITING, CallExecutor, UnauthenticatedConnections
 from kvstore.protocol.errors import Full
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind, Role
 from tests.no_threads import no_more_threads
 
-RED, BLUE, GREEN = (Identity(Kind.TENANT, Role.READ, name) for name in ("red", "blue", "green"))
-NODE = Identity(Kind.NODE, name="n1")
+RED, BLUE, GREEN = (Identity(IdentityKind.TENANT, Role.READ, name) for name in ("red", "blue", "green"))
+NODE = Identity(IdentityKind.NODE, name="n1")
 TIMEOUT_S = 30.0
 
 

@@ -7,18 +7,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvstore.master.health import NOT_SERVING, SERVING, Health
+from kvstore.master.health import NOT_SERVING, SERVING, MasterHealth
 
 TIMEOUT_S = 20.0
 
 
 @pytest.fixture
-def health() -> Health:
-    return Health()
+def health() -> MasterHealth:
+    return MasterHealth()
 
 
 @pytest.fixture
-def stub(health: Health) -> Iterator[health_pb2_grpc.HealthStub]:
+def stub(health: MasterHealth) -> Iterator[health_pb2_grpc.HealthStub]:
     server = grpc.server(ThreadPoolExecutor(1))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -28,7 +28,7 @@ def stub(health: Health) -> Iterator[health_pb2_grpc.HealthStub]:
     server.stop(0).wait(TIMEOUT_S)
 
 
-def test_check_tells_what_was_set_last(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
+def test_check_tells_what_was_set_last(health: MasterHealth, stub: health_pb2_grpc.HealthStub) -> None:
     health.set("", is_serving=False)
     health.set("one", is_serving=True)
     assert stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status == NOT_SERVING
@@ -41,7 +41,7 @@ def test_check_tells_what_was_set_last(health: Health, stub: health_pb2_grpc.Hea
     assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_nobody_watches(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
+def test_nobody_watches(health: MasterHealth, stub: health_pb2_grpc.HealthStub) -> None:
     """Who watched and did not read had the thread that sets it wait for him."""
     with pytest.raises(grpc.RpcError) as refused:
         next(iter(stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)))

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from kvstore.master.measures import Ever
+from kvstore.master.measures import LifetimeCounters
 
 
 def test_sums_of_what_is_owned_and_was_never_fall() -> None:
-    ever = Ever()
+    ever = LifetimeCounters()
     first, second = Counter({"keys": 10}), {"keys": 5, "misses": 1}
     assert ever.of([first, second]) == {"keys": 15, "misses": 1}
     second["keys"] += 2  # after it was told of last

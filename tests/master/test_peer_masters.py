@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.master.catalogs.interface import Contact, Fellow
-from kvstore.master.peer_masters import Fellows
+from kvstore.master.catalogs.interface import MasterContact, PeerMaster
+from kvstore.master.peer_masters import PeerMasters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unauthorized, Unavailable
 from kvstore.security.tls.config import TlsSettings
@@ -28,15 +28,15 @@ def key_of(places: Places) -> str:
 
 
 @contextmanager
-def fellows(known: dict[str, Fellow], tls: TlsSettings | None = None) -> Iterator[Fellows]:
-    found = Fellows(lambda: known, tls=certificates(tls) if tls is not None else None, peer_timeout_s=30.0)
+def fellows(known: dict[str, PeerMaster], tls: TlsSettings | None = None) -> Iterator[PeerMasters]:
+    found = PeerMasters(lambda: known, tls=certificates(tls) if tls is not None else None, peer_timeout_s=30.0)
     try:
         yield found
     finally:
         found.close()
 
 
-def status(asked: Fellows, *, timeout_s: float = TIMEOUT_S) -> pb.StatusReply:
+def status(asked: PeerMasters, *, timeout_s: float = TIMEOUT_S) -> pb.StatusReply:
     found: pb.StatusReply = asked.ask("m:1", "Status", pb.StatusRequest(), timeout_s=timeout_s)
     return found
 
@@ -44,7 +44,7 @@ def status(asked: Fellows, *, timeout_s: float = TIMEOUT_S) -> pb.StatusReply:
 def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         node = NodeSide(places, token=JOIN)
-        with fellows({"m:1": Fellow("m", Contact(places.control, key_of(places)))}) as asked:
+        with fellows({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}) as asked:
             assert [one.name for one in status(asked).nodes] == ["one"]
             assert status(asked).nodes[0].tiers, "as an operator is told, not as anybody"
             told = asked.ask("m:1", "Topologies", pb.TopologiesRequest(), timeout_s=TIMEOUT_S)
@@ -53,33 +53,36 @@ def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) 
                 asked.ask("m:1", "Forget", pb.ForgetRequest(node="two"), timeout_s=TIMEOUT_S)
             with pytest.raises(InvalidArgument, match="there is no partition '3'"):
                 asked.ask("m:1", "Status", pb.StatusRequest(), partition=3, timeout_s=TIMEOUT_S)
-        with fellows({"m:1": Fellow("m", Contact(places.control, "guess"))}) as asked, pytest.raises(Unauthorized, match="master's key"):
+        with (
+            fellows({"m:1": PeerMaster("m", MasterContact(places.control, "guess"))}) as asked,
+            pytest.raises(Unauthorized, match="master's key"),
+        ):
             status(asked)
         node.close()
 
 
-@pytest.mark.parametrize("known", [{}, {"m:1": Fellow("m", Contact())}], ids=["gone", "of a release before"])
-def test_who_is_not_known_is_not_asked(known: dict[str, Fellow]) -> None:
+@pytest.mark.parametrize("known", [{}, {"m:1": PeerMaster("m", MasterContact())}], ids=["gone", "of a release before"])
+def test_who_is_not_known_is_not_asked(known: dict[str, PeerMaster]) -> None:
     with fellows(known) as asked, pytest.raises(Unavailable, match="the catalog does not say how it is asked"):
         status(asked)
 
 
 def test_one_that_does_not_answer_ends_the_question_by_its_deadline_and_one_that_is_back_is_asked_again(tmp_path: Path) -> None:
-    with black_hole() as (host, port), fellows({"m:1": Fellow("m", Contact(f"{host}:{port}", "key"))}) as asked:
+    with black_hole() as (host, port), fellows({"m:1": PeerMaster("m", MasterContact(f"{host}:{port}", "key"))}) as asked:
         with pytest.raises((Unavailable, DeadlineExceeded)):
             status(asked, timeout_s=SHORT_S)
     [port] = free_ports(1)
-    known = {"m:1": Fellow("m", Contact(f"127.0.0.1:{port}", "key"))}
+    known = {"m:1": PeerMaster("m", MasterContact(f"127.0.0.1:{port}", "key"))}
     with fellows(known) as asked:
         with pytest.raises(Unavailable):
             status(asked)
         for _ in range(2):
             with master_in_thread(tmp_path, control=f"127.0.0.1:{port}") as places:
-                known["m:1"] = Fellow("m", Contact(places.control, key_of(places)))
+                known["m:1"] = PeerMaster("m", MasterContact(places.control, key_of(places)))
                 eventually_answered(asked)
 
 
-def eventually_answered(asked: Fellows) -> None:
+def eventually_answered(asked: PeerMasters) -> None:
     """The pause after a connection that failed is a second at most."""
     failures = 0
     while True:
@@ -94,7 +97,10 @@ def eventually_answered(asked: Fellows) -> None:
 
 def test_a_connection_to_who_is_gone_is_closed(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
-        known = {"m:1": Fellow("m", Contact(places.control, key_of(places))), "o:1": Fellow("o", Contact("127.0.0.1:1", ""))}
+        known = {
+            "m:1": PeerMaster("m", MasterContact(places.control, key_of(places))),
+            "o:1": PeerMaster("o", MasterContact("127.0.0.1:1", "")),
+        }
         with fellows(known) as asked:
             with pytest.raises(Unavailable):
                 asked.ask("o:1", "Status", pb.StatusRequest(), timeout_s=TIMEOUT_S)
@@ -109,7 +115,7 @@ def test_by_tls_a_master_is_one_by_its_certificate_too(tmp_path: Path) -> None:
     tls = shared().master()
     settings = {name: value for name, value in asdict(tls).items() if name.startswith("tls_")}
     with master_in_thread(tmp_path, **settings) as places:
-        known = {"m:1": Fellow("m", Contact(places.control, key_of(places)))}
+        known = {"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}
         with fellows(known, tls) as asked:
             assert status(asked).role == "owner"
         for other in (shared().client(), shared().node("n0")):
@@ -126,7 +132,7 @@ def test_a_certificate_that_was_exchanged_is_shown_from_then_on(tmp_path: Path) 
     own = shared().client()
     with (
         master_in_thread(tmp_path, **settings) as places,
-        fellows({"m:1": Fellow("m", Contact(places.control, key_of(places)))}, own) as asked,
+        fellows({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}, own) as asked,
     ):
         with pytest.raises(Unauthorized):
             status(asked)

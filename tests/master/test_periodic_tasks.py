@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.master.leadership.role_manager import Role
+from kvstore.master.leadership.role_manager import MasterRole
 from kvstore.master.status import told_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.testing.transfer.waiting import eventually
@@ -31,7 +31,7 @@ def owned(places: Places) -> set[int]:
     assert master is not None
 
     def look() -> set[int]:
-        return {partition.index for partition in master.partitions if told_of(partition).role is Role.OWNER}
+        return {partition.index for partition in master.partitions if told_of(partition).role is MasterRole.OWNER}
 
     return master.reactor.call(look, deadline_s=TIMEOUT_S)
 

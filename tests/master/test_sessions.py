@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from kvstore.master import sessions
-from kvstore.master.sessions import Sessions, token_tables
+from kvstore.master.sessions import PeerSessions, token_tables
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags
 from kvstore.security.actor import Actor
-from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.identity import Identity, IdentityKind, Role
 from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 
@@ -45,7 +45,7 @@ def test_end_closes_one_connection_and_is_audited(tmp_path: Path) -> None:
         red, blue = places.client("red"), places.client("blue")
         master = places.master
         assert master is not None
-        found = Sessions(master._server, master.reactor, master._trail)
+        found = PeerSessions(master._server, master.reactor, master._trail)
         master.reactor.call(lambda: found.end(listed_id(places, "red"), ALICE), deadline_s=TIMEOUT_S)
         with pytest.raises(KVStoreError):
             ask(red, Exists([b"k"]), Flags)
@@ -68,9 +68,9 @@ def listed_id(places: Places, name: str) -> int:
 def test_tokens_are_sorted_and_bounded_by_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_TABLE", 2)
     identities = [
-        Identity(Kind.TENANT, Role.READ, "red", "bb", 5.0),
-        Identity(Kind.NODE, credential="cc"),
-        Identity(Kind.OPERATOR, Role.ADMIN, "alice", "aa"),
+        Identity(IdentityKind.TENANT, Role.READ, "red", "bb", 5.0),
+        Identity(IdentityKind.NODE, credential="cc"),
+        Identity(IdentityKind.OPERATOR, Role.ADMIN, "alice", "aa"),
     ]
     tables = token_tables(identities)
     assert [len(table.tokens) for table in tables] == [2, 1]

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvstore.master.leadership.role_manager import Role
-from kvstore.master.status import Told, told_of
+from kvstore.master.leadership.role_manager import MasterRole
+from kvstore.master.status import PartitionRole, told_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.security.grpc_metadata import as_metadata
@@ -23,7 +23,7 @@ def asked(places: Places) -> pb.StatusReply:
         return reply
 
 
-def told(places: Places) -> tuple[list[Told], list[str], float, float]:
+def told(places: Places) -> tuple[list[PartitionRole], list[str], float, float]:
     """Its roles, why it is not ready, and what its metrics say of that and of its epoch."""
     master = places.master
     assert master is not None
@@ -33,7 +33,7 @@ def told(places: Places) -> tuple[list[Told], list[str], float, float]:
         roles = [told_of(partition) for partition in master.partitions]
         return roles, master._status.unready(), readings["kvstore_master_ready"], readings["kvstore_master_epoch"]
 
-    found: tuple[list[Told], list[str], float, float] = master.reactor.call(look, deadline_s=TIMEOUT_S)
+    found: tuple[list[PartitionRole], list[str], float, float] = master.reactor.call(look, deadline_s=TIMEOUT_S)
     return found
 
 
@@ -46,7 +46,7 @@ def test_an_owner_tells_of_itself_and_of_what_it_knows(tmp_path: Path) -> None:
         assert (reply.owner.address, [owner.address for owner in reply.owners]) == (places.listen, [places.listen])
         assert reply.rss_bytes > 1 << 20
         assert 0 < reply.uptime_s < asked(places).uptime_s
-        assert told(places) == ([Told(Role.OWNER, places.listen, places.epoch)], [], 1, places.epoch)
+        assert told(places) == ([PartitionRole(MasterRole.OWNER, places.listen, places.epoch)], [], 1, places.epoch)
         node.close()
 
 
@@ -57,7 +57,7 @@ def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, 
         assert told(places)[1:3] == ([], 1)
         nodes = [NodeSide(places)]
         server.freeze()
-        eventually(lambda: [role.role for role in told(places)[0]] == [Role.CUT_OFF] * 2, "both leases are over")
+        eventually(lambda: [role.role for role in told(places)[0]] == [MasterRole.CUT_OFF] * 2, "both leases are over")
         _roles, why, is_ready, _epoch = told(places)
         assert why[0] == "this master is cut off from partition 0 of its catalog, which another one may own"
         assert "this master is cut off from partition 1 of its catalog, which another one may own" in why

@@ -17,7 +17,7 @@ from kvstore.protocol.frames import (
     MAX_PAYLOAD_BYTES,
     TLS_MAGIC,
     VERSION,
-    Header,
+    FrameHeader,
     check_key,
     kind_of,
     pack_header,
@@ -36,7 +36,7 @@ def test_the_header_is_24_bytes_in_this_order() -> None:
 @given(U8, U32, st.integers(0, MAX_DEADLINE_MS), st.integers(0, MAX_BODY_BYTES), st.integers(0, MAX_PAYLOAD_BYTES), st.binary(max_size=9))
 def test_a_header_round_trips_wherever_it_lies(kind: int, request: int, deadline: int, body: int, payload: int, before: bytes) -> None:
     packed = before + pack_header(kind, request, body, payload, deadline)
-    assert unpack_header(memoryview(packed), len(before)) == Header(kind, request, deadline, body, payload)
+    assert unpack_header(memoryview(packed), len(before)) == FrameHeader(kind, request, deadline, body, payload)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))

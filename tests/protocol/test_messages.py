@@ -19,7 +19,7 @@ from kvstore.protocol import (
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.event_messages import EventBatch
 from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_BODY_BYTES, MAX_KEY_BYTES, VERSION
-from kvstore.protocol.handover_messages import MAX_REQUEST_ID_BYTES, Part, Show
+from kvstore.protocol.handover_messages import MAX_REQUEST_ID_BYTES, ExportRegions, PartReady
 from kvstore.protocol.master_messages import MAX_PATTERN_BYTES, Exists, Locations, NodeTable, check_pattern
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS, REPLIES
@@ -111,8 +111,10 @@ def test_the_longest_messages_travel_whole() -> None:
     batch = EventBatch(1, 0, bytes(count), [0] * count, [1] * count, [key] * count, [1] * count, [key] * count)
     assert len(batch.pack()) <= MAX_BODY_BYTES
     request_id = bytes(range(MAX_REQUEST_ID_BYTES))
-    assert Part.unpack(Part(request_id, 1, 2, 3, 4, 5).pack()).request_id == request_id
-    assert [len(region) for region in Show.unpack(Show(b"r", [bytes(MAX_BLOB_BYTES)], [3]).pack()).regions] == [MAX_BLOB_BYTES]
+    assert PartReady.unpack(PartReady(request_id, 1, 2, 3, 4, 5).pack()).request_id == request_id
+    assert [len(region) for region in ExportRegions.unpack(ExportRegions(b"r", [bytes(MAX_BLOB_BYTES)], [3]).pack()).regions] == [
+        MAX_BLOB_BYTES
+    ]
 
 
 def test_a_pattern_has_a_longest_length() -> None:

@@ -2,15 +2,15 @@
 
 from array import array
 
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Notice, ReadRegions, WriteRegions
 
 
 def test_a_request_to_write_looks_like_one_to_read() -> None:
     columns = [array("Q", [number, 2**64 - 1]) for number in range(4)]
-    assert Fetch(*columns).pack() == Store(*columns).pack()
+    assert ReadRegions(*columns).pack() == WriteRegions(*columns).pack()
 
 
 def test_a_body_has_room_for_the_largest_request_and_notification() -> None:
     most = array("Q", [2**64 - 1]) * MAX_PIECES
-    assert len(Fetch(most, most, most, most).pack()) <= MAX_TRANSFER_BODY_BYTES
+    assert len(ReadRegions(most, most, most, most).pack()) <= MAX_TRANSFER_BODY_BYTES
     assert len(Notice(bytes(MAX_NOTICE_BYTES)).pack()) <= MAX_TRANSFER_BODY_BYTES

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 
-from kvstore.client.instances.client import Placement, Refusal
+from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
 from kvstore.router.fake_engine.compute import continuation, text_of
@@ -172,11 +172,11 @@ class ScriptedEngine:
 class ScriptedScheduler:
     """Gives these answers, the last one again and again. An error is raised."""
 
-    def __init__(self, *script: Placement | Refusal | Exception) -> None:
+    def __init__(self, *script: RequestPlacement | Refusal | Exception) -> None:
         self.script = deque(script)
         self.asked: list[dict[str, Any]] = []
 
-    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> RequestPlacement | Refusal:
         self.asked.append({"keys": list(keys), "input_tokens": input_tokens, "output_tokens": output_tokens, "slo": slo})
         answer = self.script[0] if len(self.script) == 1 else self.script.popleft()
         if isinstance(answer, Exception):
@@ -184,8 +184,8 @@ class ScriptedScheduler:
         return answer
 
 
-def placement(prefill: str, decode: str, *, request_id: int = 7, prefix_blocks: int = 2) -> Placement:
-    return Placement(
+def placement(prefill: str, decode: str, *, request_id: int = 7, prefix_blocks: int = 2) -> RequestPlacement:
+    return RequestPlacement(
         request_id=request_id,
         prefill="p",
         decode="d",

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvstore.client.instances.client import Placement, Refusal
+from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
@@ -22,7 +22,7 @@ from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, Engines
 from kvstore.router.fake_engine.compute import text_of
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.proxy import StreamingProxy
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.scheduler.request import Slo
@@ -56,7 +56,7 @@ class Served:
     client: Any
     engine: ScriptedEngine
     scheduler: ScriptedScheduler
-    counters: Counters
+    counters: RouterCounters
 
     async def post(self, body: Any, path: str = "/v1/completions", **headers: str) -> ClientResponse:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -72,8 +72,8 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*script: Placement | Refusal | Exception, settings: RouterSettings = SETTINGS) -> AsyncIterator[Served]:
-    counters, engines = Counters(), Engines(settings)
+async def served(*script: RequestPlacement | Refusal | Exception, settings: RouterSettings = SETTINGS) -> AsyncIterator[Served]:
+    counters, engines = RouterCounters(), Engines(settings)
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine() as engine:
             scheduler = ScriptedScheduler(*(script or (placement(engine.address, engine.address),)))

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvstore.client.instances.client import Placement
+from kvstore.client.instances.client import RequestPlacement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
 from kvstore.router import engines as module
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
-from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, EngineFailed, EngineRefused, Engines, Prefilled
+from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, EngineFailed, EngineRefused, Engines, PrefillReply
 from kvstore.router.openai_api import ApiRequest
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from tests.router.scripted import (
@@ -36,13 +36,13 @@ from tests.router.scripted import (
     well,
 )
 
-FIRST = Prefilled({"blocks": 3}, None)
+FIRST = PrefillReply({"blocks": 3}, None)
 STREAMED = completion(stream=True)
 QUICK = replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
 
 
 @asynccontextmanager
-async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, Placement]]:
+async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, RequestPlacement]]:
     engines = Engines(settings)
     try:
         yield engines, placement(address, address)
@@ -50,7 +50,7 @@ async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator
         await engines.close()
 
 
-async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **members: Any) -> tuple[Prefilled, ScriptedEngine]:
+async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **members: Any) -> tuple[PrefillReply, ScriptedEngine]:
     async with ScriptedEngine(*script) as engine, asked(engine.address, settings) as (engines, where):
         return await engines.prefill(completion(**members), where), engine
 
@@ -70,7 +70,7 @@ async def decode(*script: Act, request: ApiRequest = STREAMED) -> tuple[bytes, E
 
 def test_a_prefill_says_what_was_decided() -> None:
     prefilled, engine = run(prefill(temperature=0.5))
-    assert prefilled == Prefilled({"blocks": 3, "of": "engine"}, None)
+    assert prefilled == PrefillReply({"blocks": 3, "of": "engine"}, None)
     [body] = engine.bodies
     decode_address = body["kv_transfer_params"].pop("decode_address")
     assert decode_address.startswith("http://127.0.0.1:")

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.instances.client import Placement, Refusal
+from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.router.answer_reader import event
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
 from kvstore.router.fake_engine.compute import text_of
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import parse_request
-from kvstore.router.proxy import Proxied, StreamingProxy
-from kvstore.router.tokenizer import Prompt
+from kvstore.router.proxy import ProxiedResponse, StreamingProxy
+from kvstore.router.tokenizer import TokenizedPrompt
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (
     PROMPT,
@@ -38,35 +38,35 @@ from tests.router.scripted import (
 )
 
 BAD = answers(500, "no")
-PREFIX = Prompt(len(PROMPT), [b"key"])
+PREFIX = TokenizedPrompt(len(PROMPT), [b"key"])
 TEXT = text_of(following(PROMPT, 5))
 
 
 @asynccontextmanager
 async def proxy(
-    scheduler: ScriptedScheduler, counters: Counters | None = None, settings: RouterSettings = SETTINGS
+    scheduler: ScriptedScheduler, counters: RouterCounters | None = None, settings: RouterSettings = SETTINGS
 ) -> AsyncIterator[StreamingProxy]:
     engines = Engines(settings)
     try:
-        yield StreamingProxy(scheduler, engines, settings, counters or Counters())
+        yield StreamingProxy(scheduler, engines, settings, counters or RouterCounters())
     finally:
         await engines.close()
 
 
-async def read(proxied: Proxied | Refusal) -> bytes:
-    assert isinstance(proxied, Proxied)
+async def read(proxied: ProxiedResponse | Refusal) -> bytes:
+    assert isinstance(proxied, ProxiedResponse)
     try:
         return b"".join([chunk async for chunk in proxied.answer.chunks()])
     finally:
         proxied.answer.close()
 
 
-async def text(proxied: Proxied | Refusal) -> str:
+async def text(proxied: ProxiedResponse | Refusal) -> str:
     found: str = json.loads(await read(proxied))["choices"][0]["text"]
     return found
 
 
-def both(address: str) -> Placement:
+def both(address: str) -> RequestPlacement:
     """An instance that prefills and decodes."""
     return dataclasses.replace(placement(address, address), decode="p")
 
@@ -77,7 +77,7 @@ async def test_two_engines_get_one_request_and_the_second_answers() -> None:
         async with proxy(scheduler) as served:
             proxied = await served.begin(completion(), PREFIX, Slo(ttft_s=3.0))
             assert await text(proxied) == TEXT
-            assert isinstance(proxied, Proxied)
+            assert isinstance(proxied, ProxiedResponse)
             assert proxied.address == decode.address
         assert scheduler.asked == [{"keys": [b"key"], "input_tokens": len(PROMPT), "output_tokens": 5, "slo": Slo(ttft_s=3.0)}]
         ours = {name: body.pop("kv_transfer_params") for name, [body] in (("prefill", prefill.bodies), ("decode", decode.bodies))}
@@ -112,7 +112,7 @@ async def test_an_engine_that_refuses_answers_the_client(*, split: bool) -> None
         async with proxy(ScriptedScheduler(where)) as served:
             proxied = await served.begin(completion(), PREFIX, Slo())
             assert await read(proxied) == body.encode()
-            assert isinstance(proxied, Proxied)
+            assert isinstance(proxied, ProxiedResponse)
             assert proxied.answer.status == 400
         assert (prefill.raw[-1], len(prefill.bodies), decode.bodies) == (completion().body, 1 + split, [])
 
@@ -132,7 +132,7 @@ async def test_a_failure_before_the_first_byte_is_scheduled_anew(act: Act, who: 
     async with ScriptedEngine() as prefill, ScriptedEngine() as decode:
         (decode if who == "decode" else prefill).script.append(act)
         where = both(prefill.address) if who == "one" else placement(prefill.address, decode.address)
-        counters = Counters()
+        counters = RouterCounters()
         async with proxy(ScriptedScheduler(where), counters) as served:
             assert await text(await served.begin(completion(), PREFIX, Slo())) == TEXT
         assert counters.retries == 1
@@ -146,11 +146,11 @@ async def test_a_master_that_is_away_is_asked_again() -> None:
 async def test_the_last_attempt_gives_the_engines_own_failure() -> None:
     settings = replace(SETTINGS, attempts=3)
     async with ScriptedEngine(BAD, BAD, answers(503, "last")) as engine:
-        counters = Counters()
+        counters = RouterCounters()
         async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
             proxied = await served.begin(completion(), PREFIX, Slo())
             assert json.loads(await read(proxied)) == {"error": {"message": "last"}}
-            assert isinstance(proxied, Proxied)
+            assert isinstance(proxied, ProxiedResponse)
             assert (proxied.answer.status, len(engine.bodies), counters.retries) == (503, 3, 2)
 
 
@@ -158,7 +158,7 @@ async def test_a_deadline_is_not_tried_again() -> None:
     async with ScriptedEngine() as engine:
         engine.script.append(engine.silent)
         settings = replace(SETTINGS, answer_timeout_s=0.5)
-        counters = Counters()
+        counters = RouterCounters()
         async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
             with pytest.raises(DeadlineExceeded):
                 await served.begin(completion(), PREFIX, Slo())

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, Refusal, RequestPlacement, SchedulerClient
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument
 from kvstore.router.proxy import AsyncScheduler
@@ -19,20 +19,20 @@ from tests.router.scripted import run
 KEYS = Namespace(model="scheduling", dtype="bfloat16", block_tokens=4).block_keys(range(12))
 
 
-def test_the_masters_answer_is_handed_on(two_nodes: Cluster) -> None:
+def test_the_masters_answer_is_handed_on(two_nodes: LocalCluster) -> None:
     async def test(client: SchedulerClient, threads: ThreadPoolExecutor) -> None:
         scheduler = AsyncScheduler(client, threads, block_tokens=4)
 
-        async def ask(slo: Slo) -> Placement | Refusal:
+        async def ask(slo: Slo) -> RequestPlacement | Refusal:
             return await scheduler.schedule(KEYS, input_tokens=14, output_tokens=5, slo=slo)
 
         nobody = await ask(Slo())
         assert isinstance(nobody, Refusal)
         assert nobody.reason is Reason.NO_INSTANCE
-        for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        for name, role in (("p", InstanceRole.PREFILL), ("d", InstanceRole.DECODE)):
             client.report(InstanceReport(name=name, role=role, address=f"http://{name}", node="node-0"))
         placed = await ask(Slo())
-        assert isinstance(placed, Placement)
+        assert isinstance(placed, RequestPlacement)
         assert (placed.prefill_address, placed.decode_address, placed.prefix_blocks) == ("http://p", "http://d", 0)
         late = await ask(Slo(ttft_s=1e-9))
         assert isinstance(late, Refusal)

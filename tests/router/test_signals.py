@@ -10,7 +10,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import Unavailable
 from kvstore.router import metrics as signals
-from kvstore.router.metrics import Counters, add_router_signals, readings
+from kvstore.router.metrics import RouterCounters, add_router_signals, readings
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import ROUTER
 from tests.credentials import tokens_file
@@ -31,7 +31,7 @@ class Scheduler:
 
 async def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, server = Scheduler(), HttpServer("127.0.0.1:0")
-    add_router_signals(server, Counters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
+    add_router_signals(server, RouterCounters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
     server.start()
     try:
         for is_there, status in ((True, 200), (False, 503)):
@@ -52,7 +52,7 @@ async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and
         for token, status in (("secret", 200), ("guess", 503)):
             server = HttpServer("127.0.0.1:0")
             with SchedulerClient(ClientSettings(master=places.listen, tenant="red", token=token)) as client:
-                add_router_signals(server, Counters(), client, asyncio.get_running_loop())
+                add_router_signals(server, RouterCounters(), client, asyncio.get_running_loop())
                 server.start()
                 try:
                     assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
@@ -61,7 +61,7 @@ async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and
 
 
 def test_what_is_told_is_what_is_listed() -> None:
-    counters = Counters(active=1, requests=5, hung_up=2)
+    counters = RouterCounters(active=1, requests=5, hung_up=2)
     counters.rejected["busy"] += 3
     counters.routed_by_load["salt"] += 4
     counters.durations.observe(3_000_000_000, 1)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.router.engines import Engines
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import parse_request
-from kvstore.router.tokenizer import NOT_RENDERED, LoadReason, Prompt, PromptCache, PromptTokenizer, estimate_tokens, prompt_source
+from kvstore.router.tokenizer import NOT_RENDERED, LoadReason, PromptCache, PromptTokenizer, TokenizedPrompt, estimate_tokens, prompt_source
 from tests.ports import free_ports
 from tests.router.scripted import PROMPT, SETTINGS, Act, ScriptedEngine, answers, chat, completion, hangs_up, prompt_tokens, run, says
 from tests.router.test_openai_api import JSON
@@ -76,8 +76,8 @@ def test_any_request_has_a_source_and_an_estimate(members: dict[str, Any]) -> No
 
 
 @asynccontextmanager
-async def tokenizer(*, learn: bool = True) -> AsyncIterator[tuple[PromptTokenizer, ScriptedEngine, Counters]]:
-    engines, counters = Engines(SETTINGS), Counters()
+async def tokenizer(*, learn: bool = True) -> AsyncIterator[tuple[PromptTokenizer, ScriptedEngine, RouterCounters]]:
+    engines, counters = Engines(SETTINGS), RouterCounters()
     with ThreadPoolExecutor(1) as threads:
         async with ScriptedEngine() as engine:
             tokens = PromptTokenizer(engines, NAMING, threads, counters)
@@ -92,7 +92,7 @@ async def test_a_chat_has_the_tokens_that_the_engine_gives() -> None:
         tools = [{"type": "function", "function": {"name": "f"}}]
         asked = chat(temperature=0, tools=tools, chat_template_kwargs={"enable_thinking": False}, stream=True)
         expected = prompt_tokens(dict(asked.members))
-        assert await tokens.prompt(asked) == Prompt(len(expected), NAMING.block_keys(expected), is_by_engine=True)
+        assert await tokens.prompt(asked) == TokenizedPrompt(len(expected), NAMING.block_keys(expected), is_by_engine=True)
         [body] = engine.tokenized
         assert body == {name: asked.members[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
         assert counters.routed_by_load == {}
@@ -132,7 +132,7 @@ async def test_another_engine_is_asked_where_one_is_gone() -> None:
     async with tokenizer(learn=False) as (tokens, engine, _):
         tokens.learn(f"http://127.0.0.1:{free_ports(1)[0]}")
         tokens.learn(engine.address)
-        assert await tokens.prompt(completion()) == Prompt(len(PROMPT), KEYS, is_by_engine=True)
+        assert await tokens.prompt(completion()) == TokenizedPrompt(len(PROMPT), KEYS, is_by_engine=True)
 
 
 def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,12 +157,12 @@ def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture)
 
 def test_a_cache_of_prompts_evicts_the_least_recently_used() -> None:
     cache = PromptCache(6)
-    one, two, large = Prompt(4, [b"1"]), Prompt(4, [b"2"]), Prompt(4, [b"3"] * 2)
+    one, two, large = TokenizedPrompt(4, [b"1"]), TokenizedPrompt(4, [b"2"]), TokenizedPrompt(4, [b"3"] * 2)
     cache.put(b"a", one)
     cache.put(b"b", two)
     cache.put(b"a", two)
     assert cache.get(b"a") is one
     cache.put(b"c", large)
     assert [cache.get(digest) for digest in (b"a", b"b", b"c")] == [one, None, large]
-    cache.put(b"d", Prompt(40, [b"4"] * 10))
+    cache.put(b"d", TokenizedPrompt(40, [b"4"] * 10))
     assert [cache.get(digest) for digest in (b"a", b"c", b"d")] == [None, None, None]

@@ -15,7 +15,7 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.router.answer_reader import event
 from kvstore.router.app import RouterApp
 from kvstore.router.engines import Engines
-from kvstore.router.metrics import Counters
+from kvstore.router.metrics import RouterCounters
 from kvstore.router.proxy import StreamingProxy
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -57,7 +57,7 @@ def to(collector: Collector, *, sample_ratio: float = 0.0) -> Tracing:
 @asynccontextmanager
 async def router(tracing: Tracing | None, *script: Act, fails: bool = False) -> AsyncIterator[tuple[TestClient, ScriptedEngine]]:  # type: ignore[type-arg]
     """One in front of an engine that prefills and decodes, on the one hand and on the other."""
-    engines, counters = Engines(SETTINGS), Counters()
+    engines, counters = Engines(SETTINGS), RouterCounters()
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine(*script) as engine:
             scheduler = ScriptedScheduler(Unavailable("nobody") if fails else placement(engine.address, engine.address))

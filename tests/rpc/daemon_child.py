@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import MapSlabs, MapSlabsReply, Put, ReleaseLeases
 from kvstore.protocol.session_messages import Count, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, Server
 from kvstore.rpc.server.session import Session
 
-Answer = Callable[[Session, Header, Message], None]
+Answer = Callable[[Session, FrameHeader, Message], None]
 
 
 class Daemon:
@@ -36,7 +36,7 @@ class Daemon:
         self.closed_count = 0
         self.was_closed = threading.Semaphore(0)
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         message = MESSAGES[header.type].unpack(body)
         match message:
             case Hello():
@@ -48,10 +48,10 @@ class Daemon:
                 self.on_nodes(session, header, message)
             case Put():
                 session.reply(header.request_id, Count(len(self.received)))
-            case Release():
+            case ReleaseLeases():
                 self.released += message.leases
                 self.heard.set()
-            case Slabs():
+            case MapSlabs():
                 fds = [os.memfd_create("slab") for slab in message.slabs if slab]
 
                 def close_fds() -> None:
@@ -59,9 +59,9 @@ class Daemon:
                         os.close(fd)
 
                 sizes = [4096 * bool(slab) for slab in message.slabs]
-                session.reply(header.request_id, SlabFds(sizes), fds=fds, on_sent=close_fds)
+                session.reply(header.request_id, MapSlabsReply(sizes), fds=fds, on_sent=close_fds)
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview]:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview]:
         self.received = bytearray(header.payload_bytes)
         return [memoryview(self.received)]
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kvstore.protocol.errors import KVStoreError, from_code
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, FrameHeader, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import Fetch, Join, Joined, Store
+from kvstore.protocol.transfers import JoinEngine, JoinReply, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Rail, Remote, Request
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
@@ -62,21 +62,21 @@ def submit(
     *,
     timeout_s: float = PATIENCE_S,
     fences: Sequence[int] = (),
-) -> Request:
+) -> AgentRequest:
     """As the engine does: the regions are held until the request is over."""
 
-    def release(request: Request) -> None:
+    def release(request: AgentRequest) -> None:
         for piece in request.pieces:
             piece.local.release()
 
     for piece in pieces:
         piece.local.hold()
-    request = Request(direction, remote, pieces, Deadline(timeout_s), release, fences=fences)
+    request = AgentRequest(direction, remote, pieces, Deadline(timeout_s), release, fences=fences)
     agent.submit(request)
     return request
 
 
-def outcome(request: Request) -> KVStoreError | None:
+def outcome(request: AgentRequest) -> KVStoreError | None:
     """What it ends with, or None."""
     with suppress(KVStoreError):
         request.wait(Deadline(PATIENCE_S))
@@ -100,7 +100,7 @@ class RawAsker:
         announced = len(payload) if payload_bytes is None else payload_bytes
         self.socket.sendall(HEADER.pack(MAGIC, VERSION, message.TYPE, self._request_id, deadline_ms, len(body), announced) + body + payload)
 
-    def answer(self) -> tuple[Header, bytes]:
+    def answer(self) -> tuple[FrameHeader, bytes]:
         """The next answer; its body, or its payload if it has no body."""
         header = unpack_header(read(self.socket, HEADER_BYTES))
         return header, read(self.socket, header.body_bytes or header.payload_bytes)
@@ -113,10 +113,10 @@ class RawAsker:
         return from_code(failure.code, failure.text)
 
     def join(self, name: str = "raw", number: int = 1, secret: bytes = b"") -> None:
-        self.send(Join(name, number, secret))
+        self.send(JoinEngine(name, number, secret))
         header, body = self.answer()
-        assert (header.type, header.request_id) == (Joined.TYPE, self._request_id)
-        assert Joined.unpack(body).name
+        assert (header.type, header.request_id) == (JoinReply.TYPE, self._request_id)
+        assert JoinReply.unpack(body).name
 
     def is_refused(self) -> bool:
         """Whether the other side hangs up, having said no more."""
@@ -127,7 +127,7 @@ class RawAsker:
 
     def works(self) -> bool:
         """Whether a request is still answered."""
-        self.send(Fetch([], [], [], []))
+        self.send(ReadRegions([], [], [], []))
         return self.answer()[0].type == Ok.TYPE
 
     def __enter__(self) -> "RawAsker":
@@ -137,12 +137,12 @@ class RawAsker:
         self.socket.close()
 
 
-def fetch(columns: Columns) -> Fetch:
-    return Fetch(*_columns(columns))
+def fetch(columns: Columns) -> ReadRegions:
+    return ReadRegions(*_columns(columns))
 
 
-def store(columns: Columns) -> Store:
-    return Store(*_columns(columns))
+def store(columns: Columns) -> WriteRegions:
+    return WriteRegions(*_columns(columns))
 
 
 def _columns(columns: Columns) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -222,7 +222,7 @@ def frame(
     return HEADER.pack(MAGIC, version, kind, request_id, 0, len(body), announced) + body + payload
 
 
-def read_request(sock: socket.socket) -> Header:
+def read_request(sock: socket.socket) -> FrameHeader:
     """The next request, its payload read and thrown away."""
     header = unpack_header(read(sock, HEADER_BYTES))
     read(sock, header.body_bytes + header.payload_bytes)
@@ -231,7 +231,7 @@ def read_request(sock: socket.socket) -> Header:
 
 def welcome(sock: socket.socket) -> None:
     """Answer Join as it should be."""
-    sock.sendall(frame(Joined("raw"), read_request(sock).request_id))
+    sock.sendall(frame(JoinReply("raw"), read_request(sock).request_id))
 
 
 def reset(sock: socket.socket) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unauthorized, Unavailable, Untrusted
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
@@ -42,7 +42,7 @@ class Daemon:
         self.address = parse_address(self.server.listen_tcp("127.0.0.1", 0))
         self._running = in_background(self.reactor.run)
 
-    def _answer(self, session: Session, header: Header, body: bytes) -> None:
+    def _answer(self, session: Session, header: FrameHeader, body: bytes) -> None:
         if header.type == Hello.TYPE:
             session.context = "known"
             session.reply(header.request_id, self._welcome)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import VERSION, Header, pack_header
+from kvstore.protocol.frames import VERSION, FrameHeader, pack_header
 from kvstore.rpc.frame_reader import BUFFER_BYTES, FrameReader, PayloadReader
 from kvstore.rpc.frame_writer import TURN_BYTES
 
@@ -158,7 +158,7 @@ def ends() -> Iterator[Ends]:
 
 def payload_of(payload_bytes: int) -> PayloadReader:
     one = PayloadReader()
-    one.begin(Header(40, 7, 0, 4, payload_bytes), b"body")
+    one.begin(FrameHeader(40, 7, 0, 4, payload_bytes), b"body")
     return one
 
 

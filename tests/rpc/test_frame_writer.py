@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.rpc.frame_writer import MAX_VECTORS, TURN_BYTES, FrameWriter, OnSent, PendingRequests, SendLimits, advance
 from kvstore.rpc.reactor import Reactor
 from tests.rpc.wires import Clock
@@ -87,11 +87,11 @@ def test_request_ids_begin_anew_and_an_answer_that_cannot_be_read_is_the_peers_f
     pending = PendingRequests(Reactor())
     pending._next_id = 0xFFFFFFFF
 
-    def fail(_header: Header | None, _answer: object) -> None:
+    def fail(_header: FrameHeader | None, _answer: object) -> None:
         raise ProtocolError("what?")
 
     assert [pending.add(fail, 600.0), pending.add(fail, 600.0)] == [0xFFFFFFFF, 1]
-    answer = Header(7, 1, 0, 0, 0)
+    answer = FrameHeader(7, 1, 0, 0, 0)
     with pytest.raises(ProtocolError):
         pending.respond(answer, memoryview(b""), None)
     assert not pending.respond(answer, memoryview(b""), None), "it was answered"

@@ -14,8 +14,8 @@ from kvstore.rpc.tracing import (
     BROKEN,
     CALL,
     MAX_LINKS,
-    Call,
-    Peer,
+    ObservedPeer,
+    SampledCall,
     Stopwatch,
     TracedStopwatch,
     asking_for,
@@ -43,7 +43,7 @@ class Noted:
     def refused(self, error: KVStoreError) -> None:
         raise AssertionError
 
-    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+    def slow(self, peer: ObservedPeer, kind: int, elapsed_ns: int) -> None:
         raise AssertionError
 
 
@@ -102,7 +102,7 @@ def test_a_message_for_several_requests_is_below_the_first_and_linked_to_the_oth
 
 
 def test_what_is_asked_on_behalf_of_spans_announces_each_of_them(spans: Spans) -> None:
-    asked = list[Call | None]()
+    asked = list[SampledCall | None]()
 
     def ask(number: int) -> int:
         asked.append(CALL.get())
@@ -115,7 +115,7 @@ def test_what_is_asked_on_behalf_of_spans_announces_each_of_them(spans: Spans) -
     call = asked[1]
     assert call is not None
     assert call.parent == TraceParent(7, 1)
-    assert call.frame == Call(one.place).frame + Call(other.place).frame
+    assert call.frame == SampledCall(one.place).frame + SampledCall(other.place).frame
     assert CALL.get() is None
     with pytest.raises(Full):
         on_behalf([one], full)

@@ -12,7 +12,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server.server import ConnectionLimits, Nobody, Server
+from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server
 from kvstore.rpc.unix_socket import MIN_AGE_S, UNCHANGED, SocketAccess, sweep
 from tests.forks import told_by_child
 from tests.rpc.wires import read_frame
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     reactor = Reactor()
-    server = Server(reactor, Nobody(), ConnectionLimits(10))
+    server = Server(reactor, NullHandler(), ConnectionLimits(10))
     yield server
     server.close()
     reactor.close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.protocol.traceparent import TraceParent
-from kvstore.rpc.tracing import CALL, Call
+from kvstore.rpc.tracing import CALL, SampledCall
 
 PLACE: Final = TraceParent(3, 5)
 """Where a span stands that nobody has said it of."""
@@ -61,9 +61,9 @@ class Spans:
 
 
 @contextmanager
-def sampled() -> Iterator[Call]:
+def sampled() -> Iterator[SampledCall]:
     """What this thread asks within belongs to a trace."""
-    call = Call(TraceParent(7, 11))
+    call = SampledCall(TraceParent(7, 11))
     token = CALL.set(call)
     try:
         yield call

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.client.pool_state import C, Shelf, Turn, Waiter
+from kvstore.rpc.client.pool_state import C, ChannelTurn, PoolState, Waiter
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 
@@ -74,7 +74,7 @@ def read_exactly(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def read_frame(sock: socket.socket) -> tuple[Header, Message, bytes]:
+def read_frame(sock: socket.socket) -> tuple[FrameHeader, Message, bytes]:
     header = unpack_header(read_exactly(sock, HEADER_BYTES))
     body = read_exactly(sock, header.body_bytes)
     return header, MESSAGES[header.type].unpack(body), read_exactly(sock, header.payload_bytes)
@@ -89,12 +89,12 @@ def pump(reactor: Reactor, until: Callable[[], bool]) -> None:
     raise AssertionError("the condition never held")
 
 
-def counted(shelf: Shelf[C]) -> list[Address]:
+def counted(shelf: PoolState[C]) -> list[Address]:
     """For each look of a caller that waits for a channel of `shelf` from now on, the address."""
     looks: list[Address] = []
     look = shelf.lend_or_queue
 
-    def counting(address: Address, waiter: Waiter[C]) -> tuple[Turn | None, C | None]:
+    def counting(address: Address, waiter: Waiter[C]) -> tuple[ChannelTurn | None, C | None]:
         looks.append(address)
         return look(address, waiter)
 
@@ -108,17 +108,17 @@ class Recorder:
 
     room: str | Exception = "now"
     parts: tuple[int, ...] = ()
-    on_frame: Callable[[Session, Header, bytes], None] = lambda _session, _header, _body: None
+    on_frame: Callable[[Session, FrameHeader, bytes], None] = lambda _session, _header, _body: None
     frames: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
     closed_count: int = 0
     memory: bytearray = field(default_factory=bytearray)
     waiting: list[Session] = field(default_factory=list)
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         self.frames.append((header.type, header.request_id, bytes(body), bytes(self.memory[: header.payload_bytes])))
         self.on_frame(session, header, bytes(body))
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         self.memory = bytearray(header.payload_bytes)
         if isinstance(self.room, Exception):
             raise self.room
@@ -144,7 +144,7 @@ class Replies:
     bodies: list[bytes] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
 
-    def __call__(self, header: Header | None, body: "memoryview | KVStoreError") -> None:
+    def __call__(self, header: FrameHeader | None, body: "memoryview | KVStoreError") -> None:
         if isinstance(body, KVStoreError):
             assert header is None
             self.errors.append(body)

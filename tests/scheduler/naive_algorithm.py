@@ -6,7 +6,7 @@ Two things are ours: what an instance computes sooner than it fetches it, it com
 from collections.abc import Hashable, Sequence
 
 from kvstore.scheduler.dispatcher import Estimators
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest
 
 INF = float("inf")
 
@@ -28,7 +28,7 @@ def algorithm_1(
     pool_p: Sequence[PrefillInstance],
     pool_d: Sequence[DecodeInstance],
     prefix_lens: Sequence[int],
-    request: Request,
+    request: ScheduleRequest,
     estimators: Estimators,
     kvcache_balancing_threshold: float,
 ) -> Decision | Rejection:
@@ -84,5 +84,5 @@ def algorithm_1(
     )
 
 
-def needed(instance: DecodeInstance, request: Request) -> int:
+def needed(instance: DecodeInstance, request: ScheduleRequest) -> int:
     return instance.context_tokens + request.input_tokens + request.output_tokens

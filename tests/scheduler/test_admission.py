@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.admission import ADMISSIONS, Admission, PoolLoad, expected_decoding, make_admission, uniformly_decoding
+from kvstore.scheduler.admission import ADMISSIONS, AdmissionPolicy, PoolLoad, expected_decoding, make_admission, uniformly_decoding
 from kvstore.scheduler.request import Reason, Rejection, Slo
 from tests.lab.simulator.two_stages import Course, OneSecondEach, run
 
 SLO = Slo(ttft_s=4, tbt_s=3)
 
 
-def admission(name: str, load_limit: float = 1.0) -> Admission:
+def admission(name: str, load_limit: float = 1.0) -> AdmissionPolicy:
     return make_admission(name, OneSecondEach(), load_limit=load_limit)
 
 

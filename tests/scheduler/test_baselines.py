@@ -6,7 +6,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.baselines import DISPATCHERS, make_dispatcher
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest, Slo
 
 BASELINES = [name for name in DISPATCHERS if name != "kvcache_centric"]
 DECODE = [DecodeInstance("d0")]
@@ -27,8 +27,8 @@ def dispatcher(name: str, seed: int = 0) -> Dispatcher:
 NO_SLO = Slo()
 
 
-def request(slo: Slo = NO_SLO) -> Request:
-    return Request(range(4), 41, 10, slo=slo)
+def request(slo: Slo = NO_SLO) -> ScheduleRequest:
+    return ScheduleRequest(range(4), 41, 10, slo=slo)
 
 
 def prefill(*queues_s: float) -> list[PrefillInstance]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from kvstore.scheduler.dispatcher import Decoding, broken_slo, decodings, select_decoding_instance
-from kvstore.scheduler.request import DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
+from kvstore.scheduler.request import DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest, Slo
 
-REQUEST = Request((), input_tokens=100, block_tokens=16, output_tokens=20)
+REQUEST = ScheduleRequest((), input_tokens=100, block_tokens=16, output_tokens=20)
 
 
 class Counting:

@@ -13,7 +13,7 @@ from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.kvcache_centric import KVCacheCentric
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest, Slo
 from tests.scheduler.naive_algorithm import algorithm_1, prefix_match
 
 BLOCK_TOKENS = 10
@@ -40,8 +40,8 @@ def estimators() -> Estimators:
 NO_SLO = Slo()
 
 
-def request(blocks: int = 4, slo: Slo = NO_SLO) -> Request:
-    return Request(range(blocks), blocks * BLOCK_TOKENS + 1, BLOCK_TOKENS, slo=slo)
+def request(blocks: int = 4, slo: Slo = NO_SLO) -> ScheduleRequest:
+    return ScheduleRequest(range(blocks), blocks * BLOCK_TOKENS + 1, BLOCK_TOKENS, slo=slo)
 
 
 def prefill(*queues_s: float, send_bytes_per_s: float = 1000.0) -> list[PrefillInstance]:
@@ -51,7 +51,7 @@ def prefill(*queues_s: float, send_bytes_per_s: float = 1000.0) -> list[PrefillI
 DECODE = [DecodeInstance("d0")]
 
 
-def decided(dispatcher: KVCacheCentric, asked: Request, matches: list[int], pool: list[PrefillInstance]) -> Decision:
+def decided(dispatcher: KVCacheCentric, asked: ScheduleRequest, matches: list[int], pool: list[PrefillInstance]) -> Decision:
     found = dispatcher.dispatch(asked, matches, pool, DECODE)
     assert isinstance(found, Decision)
     return found
@@ -103,7 +103,7 @@ def test_where_decode_instances_are_full_or_slow_who_decodes_its_own_gets_it_tho
     decode = [DecodeInstance("d0", batch=1, capacity_tokens=42), DecodeInstance("p1", is_own=True)]
     dispatcher = KVCacheCentric(estimators())
 
-    def goes_to(asked: Request) -> tuple[int, int]:
+    def goes_to(asked: ScheduleRequest) -> tuple[int, int]:
         found = dispatcher.dispatch(asked, [0, 0], pool, decode)
         assert isinstance(found, Decision)
         return found.prefill, found.decode

@@ -4,11 +4,11 @@ import pytest
 
 from kvstore.security.actor import CONTROL, THIS_MASTER, Actor, host_of
 from kvstore.security.grpc_metadata import acting, on_behalf_of
-from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.identity import Identity, IdentityKind, Role
 
 
 def test_actor_names_the_credential_and_the_address() -> None:
-    actor = Actor.of(Identity(Kind.OPERATOR, Role.ADMIN, "alice", "0123"), peer="10.0.0.7", via=CONTROL)
+    actor = Actor.of(Identity(IdentityKind.OPERATOR, Role.ADMIN, "alice", "0123"), peer="10.0.0.7", via=CONTROL)
     assert actor == Actor("operator", "alice", "0123", "10.0.0.7", "control")
     assert str(actor) == "operator alice from 10.0.0.7"
     assert str(THIS_MASTER) == "master"

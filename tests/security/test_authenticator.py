@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
-from kvstore.security.authenticator import Guard
-from kvstore.security.identity import FELLOW, Identity, Kind
+from kvstore.security.authenticator import Authenticator
+from kvstore.security.identity import FELLOW, Identity, IdentityKind
 
 TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
 
@@ -27,7 +27,7 @@ class Clock:
 
 def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
     clock = Clock()
-    guard = Guard(str(file), wall_s=clock)
+    guard = Authenticator(str(file), wall_s=clock)
     blue = guard.identify("blue", "short")
     assert not guard.lets_everybody_in
     assert guard.holds(blue)
@@ -39,19 +39,19 @@ def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
 
 @pytest.mark.parametrize(("name", "token"), [("n1", "one"), ("n1", "join"), ("n2", "join")])
 def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, token: str) -> None:
-    assert Guard(str(file)).identify_node(name, token).kind is Kind.NODE
+    assert Authenticator(str(file)).identify_node(name, token).kind is IdentityKind.NODE
 
 
 @pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
 def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
-    guard = Guard(str(file))
+    guard = Authenticator(str(file))
     with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
         guard.identify_node(name, token)
     assert guard.refused == 1
 
 
 def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
-    guard, other = Guard(str(file)), Guard(str(file))
+    guard, other = Authenticator(str(file)), Authenticator(str(file))
     assert guard.identify_master(guard.master_key) is FELLOW
     for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
         with pytest.raises(Unauthorized, match="master's key"):
@@ -62,14 +62,14 @@ def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(
 def test_a_node_joins_by_its_certificate_under_its_own_name_only(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text('[tenants]\nred = "secret"\n')
-    guard, certificate = Guard(str(file), nodes_have_certificates=True), Identity(Kind.NODE, name="n1")
+    guard, certificate = Authenticator(str(file), nodes_have_certificates=True), Identity(IdentityKind.NODE, name="n1")
     assert guard.identify_node("n1", "", certificate) == certificate
     with pytest.raises(Unauthorized):
         guard.identify_node("n2", "", certificate)
 
 
 def test_a_new_file_takes_the_place_of_the_old_one(file: Path) -> None:
-    guard = Guard(str(file))
+    guard = Authenticator(str(file))
     red = guard.identify("red", "secret")
     assert not guard.has_changed()
     file.write_text(TEXT.replace("secret", "another"))
@@ -82,7 +82,7 @@ def test_a_new_file_takes_the_place_of_the_old_one(file: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["[tenants\n", None], ids=["malformed", "missing"])
 def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None) -> None:
-    guard = Guard(str(file))
+    guard = Authenticator(str(file))
     red, before = guard.identify("red", "secret"), guard.identities()
     file.unlink() if bad is None else file.write_text(bad)
     assert guard.has_changed()
@@ -97,7 +97,7 @@ def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None
 
 
 def test_who_guesses_is_counted_and_keeps_nobody_out(file: Path) -> None:
-    guard = Guard(str(file))
+    guard = Authenticator(str(file))
     for number in range(1000):
         with pytest.raises(Unauthorized):
             guard.identify("red", str(number))

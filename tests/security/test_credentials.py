@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, digest_of, read_credentials
-from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
 FULL = f"""
@@ -49,18 +49,18 @@ def full(tmp_path: Path) -> Credentials:
 @pytest.mark.parametrize(
     ("tenant", "token", "kind", "role", "name"),
     [
-        ("red", "secret", Kind.TENANT, Role.WRITE, "red"),
-        ("blue", "reads", Kind.TENANT, Role.READ, "blue"),
-        ("blue", "rules", Kind.TENANT, Role.ADMIN, "blue"),
-        ("", "join", Kind.NODE, Role.NONE, ""),
-        ("", "one", Kind.NODE, Role.NONE, "n1"),
-        ("", "two", Kind.NODE, Role.NONE, "n1"),
-        ("", "engine", Kind.INSTANCE, Role.NONE, "p0"),
-        ("", "root", Kind.OPERATOR, Role.ADMIN, "ops"),
-        ("blue", "root", Kind.OPERATOR, Role.ADMIN, "ops"),
+        ("red", "secret", IdentityKind.TENANT, Role.WRITE, "red"),
+        ("blue", "reads", IdentityKind.TENANT, Role.READ, "blue"),
+        ("blue", "rules", IdentityKind.TENANT, Role.ADMIN, "blue"),
+        ("", "join", IdentityKind.NODE, Role.NONE, ""),
+        ("", "one", IdentityKind.NODE, Role.NONE, "n1"),
+        ("", "two", IdentityKind.NODE, Role.NONE, "n1"),
+        ("", "engine", IdentityKind.INSTANCE, Role.NONE, "p0"),
+        ("", "root", IdentityKind.OPERATOR, Role.ADMIN, "ops"),
+        ("blue", "root", IdentityKind.OPERATOR, Role.ADMIN, "ops"),
     ],
 )
-def test_each_token_is_of_one_kind_and_role(full: Credentials, tenant: str, token: str, kind: Kind, role: Role, name: str) -> None:
+def test_each_token_is_of_one_kind_and_role(full: Credentials, tenant: str, token: str, kind: IdentityKind, role: Role, name: str) -> None:
     found = full.identify(tenant, token, now_s=IN_TIME_S)
     assert (found.kind, found.role, found.name) == (kind, role, name)
     assert full.holds(found, now_s=IN_TIME_S)
@@ -94,14 +94,14 @@ def test_without_credentials_everybody_is_let_in() -> None:
     assert nobody.identify("any", "thing", now_s=0) == EVERYBODY
     assert nobody.holds(EVERYBODY, now_s=0)
     assert len(nobody) == 0
-    assert not nobody.holds(Identity(Kind.TENANT, Role.READ, "red", "1f"), now_s=0)
+    assert not nobody.holds(Identity(IdentityKind.TENANT, Role.READ, "red", "1f"), now_s=0)
 
 
 def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: Credentials) -> None:
     node, red, blue = (
-        Identity(Kind.NODE, name="n1"),
-        Identity(Kind.TENANT, Role.WRITE, "red"),
-        Identity(Kind.TENANT, Role.WRITE, "blue"),
+        Identity(IdentityKind.NODE, name="n1"),
+        Identity(IdentityKind.TENANT, Role.WRITE, "red"),
+        Identity(IdentityKind.TENANT, Role.WRITE, "blue"),
     )
     assert full.identify("", "", now_s=IN_TIME_S, certificate=node) == node
     assert full.holds(node, now_s=IN_TIME_S)
@@ -109,24 +109,24 @@ def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: C
     shown = full.identify("red", "secret", now_s=IN_TIME_S, certificate=replace(red, certificate=b"f" * 32))
     assert shown.certificate == b"f" * 32
     assert full.holds(shown, now_s=IN_TIME_S)
-    assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is Kind.TENANT
+    assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is IdentityKind.TENANT
     with pytest.raises(Denied, match=r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write$"):
         full.identify("red", "secret", now_s=IN_TIME_S, certificate=blue)
 
 
 def test_operator_token_beside_a_certificate(full: Credentials) -> None:
     """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an operator's token."""
-    any_tenant = Identity(Kind.TENANT, Role.ADMIN, "red", certificate=b"f" * 32)
+    any_tenant = Identity(IdentityKind.TENANT, Role.ADMIN, "red", certificate=b"f" * 32)
     found = full.identify("red", "root", now_s=IN_TIME_S, certificate=any_tenant)
-    assert (found.kind, found.certificate) == (Kind.OPERATOR, b"f" * 32)
+    assert (found.kind, found.certificate) == (IdentityKind.OPERATOR, b"f" * 32)
     with pytest.raises(Denied, match=r"^the certificate is of tenant 'red' with role write, the token of operator "):
-        full.identify("red", "root", now_s=IN_TIME_S, certificate=Identity(Kind.TENANT, Role.WRITE, "red"))
+        full.identify("red", "root", now_s=IN_TIME_S, certificate=Identity(IdentityKind.TENANT, Role.WRITE, "red"))
 
 
 def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path, full: Credentials) -> None:
     changed = read_credentials(written(tmp_path, FULL.replace('"read"', '"write"').replace('p0 = "engine"', 'p0 = "other"')))
     gone = {(identity.kind, identity.name) for identity in changed.gone_since(full)}
-    assert gone == {(Kind.TENANT, "blue"), (Kind.INSTANCE, "p0")}
+    assert gone == {(IdentityKind.TENANT, "blue"), (IdentityKind.INSTANCE, "p0")}
     assert not changed.holds(full.identify("blue", "reads", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.holds(full.identify("red", "secret", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.gone_since(changed) == []
@@ -169,7 +169,7 @@ def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it
     assert str(refused.value).endswith(NODES_LINE)
     read_credentials(written(tmp_path, f'[tenants]\nred = "secret"\n{NODES_LINE}\n'))
     assert len(read_credentials(path.replace("tokens", "tokens"), nodes_have_certificates=True))
-    assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(Kind.NODE)
+    assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(IdentityKind.NODE)
 
 
 def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full: Credentials) -> None:

@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Want
+from kvstore.protocol.catalog_messages import CommitBlocks, CopyResult, Digests, Heartbeat, QueryVictims, RequestCopy
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
 from kvstore.protocol.master_messages import (
-    Cancel,
+    CancelReservations,
     Exists,
     Lookup,
     MatchPrefix,
@@ -143,7 +143,7 @@ FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     MatchPrefix: (MatchPrefix([b"k"]), READERS),
     Nodes: (Nodes(), READERS),
     Reserve: (Reserve([b"k"], [1]), WRITERS),
-    Cancel: (Cancel([b"k"], [1]), WRITERS),
+    CancelReservations: (CancelReservations([b"k"], [1]), WRITERS),
     Remove: (Remove([b"k"]), MANAGERS),
     RemoveMatching: (RemoveMatching("", 1, "*"), MANAGERS),
     Pin: (Pin([b"k"]), MANAGERS),
@@ -151,10 +151,10 @@ FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     Replicate: (Replicate([b"k"], 2), WRITERS),
     type(publish(1, [])): (publish(1, []), NODES),
     Digests: (Digests(1, 1, 0, [1], b"\1", [1], b"\2"), NODES),
-    Claim: (Claim(1, "green", "ns", [b"k"], [1], [1], [b""], 0), NODES),
-    Copied: (Copied(1, "green", [b"k"], [1], b"\1"), NODES),
-    Coldest: (Coldest(1, "green", [b"k"]), NODES),
-    Want: (Want(1, "green", 1, [b"k"]), NODES),
+    CommitBlocks: (CommitBlocks(1, "green", "ns", [b"k"], [1], [1], [b""], 0), NODES),
+    CopyResult: (CopyResult(1, "green", [b"k"], [1], b"\1"), NODES),
+    QueryVictims: (QueryVictims(1, "green", [b"k"]), NODES),
+    RequestCopy: (RequestCopy(1, "green", 1, [b"k"]), NODES),
     Heartbeat: (Heartbeat(b""), NODES),
 }
 

@@ -9,27 +9,36 @@ from typing import Final
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey
+from kvstore.protocol.catalog_messages import (
+    DRAIN_CLOSED,
+    CopyBlocks,
+    DeleteBlocks,
+    PrefetchBlocks,
+    RevokeCredentials,
+    SetDraining,
+    SetPinned,
+    TicketKey,
+)
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, from_code
-from kvstore.protocol.event_messages import Events
+from kvstore.protocol.event_messages import FetchEvents
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import (
-    Abort,
-    Commit,
-    Flush,
+    AbortPuts,
+    CommitPuts,
+    ExportSlabs,
     HoldBlocks,
-    Open,
-    OpenAhead,
+    MapSlabs,
     OpenIndex,
+    OpenSlotAhead,
+    OpenSlots,
     Put,
-    PutAhead,
-    Read,
-    Regions,
-    Release,
+    PutFromSlot,
+    ReadBlocks,
     ReleaseHolds,
-    Slabs,
+    ReleaseLeases,
+    WaitCommitted,
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
@@ -43,38 +52,38 @@ BLOCK: Final = b"block"
 FRAMES: Final[dict[type[Message], Message]] = {
     kind: message
     for message in (
-        Read([BLOCK], [4], 100, 0),
-        Release([1]),
-        Regions([]),
-        Slabs([]),
+        ReadBlocks([BLOCK], [4], 100, 0),
+        ReleaseLeases([1]),
+        ExportSlabs([]),
+        MapSlabs([]),
         OpenIndex(),
-        Events(0),
+        FetchEvents(0),
         Put("", [b"new"], [1], [1], [0], [b""]),
-        Open("", [b"new"], [1], [1], [b""]),
-        Commit([], []),
-        OpenAhead(1),
-        PutAhead(1, 0, "", [b"new"], [1], [0], [1], [b""]),
-        Abort([]),
-        Flush(),
+        OpenSlots("", [b"new"], [1], [1], [b""]),
+        CommitPuts([], []),
+        OpenSlotAhead(1),
+        PutFromSlot(1, 0, "", [b"new"], [1], [0], [1], [b""]),
+        AbortPuts([]),
+        WaitCommitted(),
         HoldBlocks(1, 100, [BLOCK], [4]),
         ReleaseHolds([1]),
-        Drop(1, "red", [BLOCK], [4]),
-        Hold(1, "red", [BLOCK]),
-        Copy(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
-        Drain(1, DRAIN_CLOSED),
+        DeleteBlocks(1, "red", [BLOCK], [4]),
+        SetPinned(1, "red", [BLOCK]),
+        CopyBlocks(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
+        SetDraining(1, DRAIN_CLOSED),
         TicketKey(1, 1, 0, bytes(32)),
-        Revoke(1, "red", [1]),
-        Seek(1, "red", 1, [b"k"]),
+        RevokeCredentials(1, "red", [1]),
+        PrefetchBlocks(1, "red", 1, [b"k"]),
     )
     if (kind := type(message))
 }
 READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
 WRITES: Final = {"red writes", "red rules"}
 ALLOWED: Final[dict[type[Message], set[str]]] = {
-    **dict.fromkeys((Read, Release, Regions), READS | {"a pass"}),
-    **dict.fromkeys((Slabs, OpenIndex, Events, HoldBlocks, ReleaseHolds), READS),
-    **dict.fromkeys((Put, Open, Commit, Abort, OpenAhead, PutAhead, Flush), WRITES),
-    **{kind: set() for kind in (Drop, Hold, Copy, Drain, TicketKey, Revoke, Seek)},
+    **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs), READS | {"a pass"}),
+    **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds), READS),
+    **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted), WRITES),
+    **{kind: set() for kind in (DeleteBlocks, SetPinned, CopyBlocks, SetDraining, TicketKey, RevokeCredentials, PrefetchBlocks)},
 }
 KNOWN: Final = READS | {"a pass"}
 """Whose Hello is answered with Welcome."""
@@ -137,7 +146,7 @@ def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVSto
         if message is not None:
             sock.sendall(frame(message, payload=b"x" if isinstance(message, Put) else b""))
             if isinstance(
-                message, Release | ReleaseHolds
+                message, ReleaseLeases | ReleaseHolds
             ):  # it has no answer where it is taken: then that to what no node takes is the first
                 sock.sendall(frame(Lookup([BLOCK]), request_id=2))
             header, answer, _values = read_frame(sock)
@@ -166,7 +175,7 @@ def test_a_hello_is_welcome_from_who_shows_a_ticket_of_his_own_for_this_node(nod
 
 def test_a_pass_reads_no_other_block_and_a_ticket_to_read_maps_nothing_to_write(node: Served) -> None:
     told = hellos(node)
-    assert isinstance(refusal(node, told["a pass"], Read([b"other"], [4], 100, 0)), Denied)
-    assert isinstance(refusal(node, told["a pass"], Regions([0])), Denied)
-    assert isinstance(refusal(node, told["red reads"], Slabs([], 1)), Denied)
-    assert refusal(node, told["red writes"], Slabs([], 1)) is None
+    assert isinstance(refusal(node, told["a pass"], ReadBlocks([b"other"], [4], 100, 0)), Denied)
+    assert isinstance(refusal(node, told["a pass"], ExportSlabs([0])), Denied)
+    assert isinstance(refusal(node, told["red reads"], MapSlabs([], 1)), Denied)
+    assert refusal(node, told["red writes"], MapSlabs([], 1)) is None

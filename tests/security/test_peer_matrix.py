@@ -15,10 +15,19 @@ import pytest
 from kvstore.protocol import handover_messages, transfers
 from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, from_code
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, unpack_header
-from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.handover_messages import (
+    CancelRequest,
+    ExportRegions,
+    PartReady,
+    RankHello,
+    RankReport,
+    ReadsDone,
+    RequestCache,
+    RequestEnded,
+)
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure
-from kvstore.protocol.transfers import Attach, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import Attach, Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.transfer.memory.region import Exports, Region
 from tests.handover.link_end import End
 from tests.handover.loop import running
@@ -26,19 +35,19 @@ from tests.rpc.raw_peers import PATIENCE_S, RawAsker, a_target, fetch, make_regi
 
 SECRET: Final = b"of this engine's description"
 JOINS: Final = {"nobody": None, "no secret": b"", "wrong": b"a guess", "another engine's": SECRET[:-1] + b"N", "who was told": SECRET}
-ENGINES: Final[dict[type[Message], frozenset[str]]] = dict.fromkeys((Fetch, Store, Fence, Notice), frozenset({"who was told"}))
+ENGINES: Final[dict[type[Message], frozenset[str]]] = dict.fromkeys((ReadRegions, WriteRegions, Fence, Notice), frozenset({"who was told"}))
 BY_UNIX_SOCKET: Final = {Attach}
 """Its user alone connects there, and shows the region's key: tests/transfer/shm/test_target.py."""
 RANKS: Final[dict[type[Message], Message]] = {
     kind: message
     for message in (
-        Ask(b"r", 1, 0, [], 0, []),
-        Show(b"r", [], []),
-        Part(b"r", 0, 1, 0, 0, 0),
-        Done(b"r"),
-        Stop(b"r", 1, ""),
-        Report(b"r", 0),
-        Verdict(b"r", 0, ""),
+        RequestCache(b"r", 1, 0, [], 0, []),
+        ExportRegions(b"r", [], []),
+        PartReady(b"r", 0, 1, 0, 0, 0),
+        ReadsDone(b"r"),
+        CancelRequest(b"r", 1, ""),
+        RankReport(b"r", 0),
+        RequestEnded(b"r", 0, ""),
     )
     if (kind := type(message))
 }
@@ -49,8 +58,8 @@ def said_in(module: object) -> set[type[Message]]:
 
 
 def test_there_is_a_row_for_every_frame() -> None:
-    assert said_in(transfers) == {*ENGINES, *BY_UNIX_SOCKET, Join, Joined}
-    assert said_in(handover_messages) == {*RANKS, Greet}
+    assert said_in(transfers) == {*ENGINES, *BY_UNIX_SOCKET, JoinEngine, JoinReply}
+    assert said_in(handover_messages) == {*RANKS, RankHello}
 
 
 @pytest.fixture
@@ -64,7 +73,12 @@ def region() -> Iterator[tuple[Exports, Region]]:
 
 def asked(kind: type[Message], region: Region, *, key: int) -> tuple[Message, bytes]:
     piece = shown(region)._replace(key=key), 0, 4
-    return {Fetch: (fetch([piece]), b""), Store: (store([piece]), b"them"), Fence: (Fence([7]), b""), Notice: (Notice(b"n"), b"")}[kind]
+    return {
+        ReadRegions: (fetch([piece]), b""),
+        WriteRegions: (store([piece]), b"them"),
+        Fence: (Fence([7]), b""),
+        Notice: (Notice(b"n"), b""),
+    }[kind]
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.__name__)
@@ -77,8 +91,8 @@ def test_an_engine_takes_a_frame_from_who_has_shown_its_secret_and_from_nobody_e
         for name, secret in JOINS.items():
             with RawAsker(metadata) as peer:
                 if secret is not None:
-                    peer.send(Join("peer", 1, secret))
-                    joined = peer.answer()[0].type == Joined.TYPE
+                    peer.send(JoinEngine("peer", 1, secret))
+                    joined = peer.answer()[0].type == JoinReply.TYPE
                     assert joined is (secret == SECRET)
                 message, payload = asked(kind, memory, key=memory.write_key)
                 peer.send(message, payload)
@@ -88,14 +102,14 @@ def test_an_engine_takes_a_frame_from_who_has_shown_its_secret_and_from_nobody_e
                 except (EOFError, ConnectionResetError):  # it was hung up on
                     pass
     assert taken == ENGINES[kind]
-    assert bytes(memory.memory) == (b"them" if kind is Store else b"ours")
+    assert bytes(memory.memory) == (b"them" if kind is WriteRegions else b"ours")
 
 
 def test_who_has_joined_reads_and_writes_what_he_has_the_key_of(region: tuple[Exports, Region]) -> None:
     exports, memory = region
     with a_target(exports, SECRET, stall_timeout_s=PATIENCE_S) as (_target, metadata), RawAsker(metadata) as peer:
         peer.join(secret=SECRET)
-        for kind, keys in {Fetch: (1,), Store: (1, memory.read_key)}.items():
+        for kind, keys in {ReadRegions: (1,), WriteRegions: (1, memory.read_key)}.items():
             for key in keys:
                 peer.send(*asked(kind, memory, key=key))
                 assert isinstance(peer.failure(), Denied)
@@ -110,8 +124,8 @@ def test_a_rank_takes_a_frame_from_who_has_greeted_this_run_of_it_and_from_nobod
         stack.callback(one.close)
         greetings = {
             "nobody": None,
-            "of another run": Greet(bytes(16), one.info.pack()),
-            "a rank": Greet(other.info.instance, one.info.pack()),
+            "of another run": RankHello(bytes(16), one.info.pack()),
+            "a rank": RankHello(other.info.instance, one.info.pack()),
         }
         for name, greet in greetings.items():
             with closing(socket.create_connection((other.info.control.host, other.info.control.port), timeout=PATIENCE_S)) as sock:

@@ -5,10 +5,19 @@ from collections.abc import Mapping
 import pytest
 
 from kvstore.protocol.errors import Denied, InvalidArgument, Unauthorized
-from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.handover_messages import (
+    CancelRequest,
+    ExportRegions,
+    PartReady,
+    RankHello,
+    RankReport,
+    ReadsDone,
+    RequestCache,
+    RequestEnded,
+)
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, IdentityKind, Role
 from kvstore.security.permissions import (
     COMMANDS,
     MASTER_FRAMES,
@@ -18,16 +27,18 @@ from kvstore.security.permissions import (
     OPERATES,
     REPORTS,
     RPCS,
-    Rule,
+    Permission,
     allowed,
     check,
     check_complete,
     refusal,
 )
 
-READER, WRITER, ADMIN = (Identity(Kind.TENANT, role, "red") for role in (Role.READ, Role.WRITE, Role.ADMIN))
-OPERATOR, NODE, INSTANCE = (Identity(kind) for kind in (Kind.OPERATOR, Kind.NODE, Kind.INSTANCE))
-BETWEEN_RANKS = {kind.TYPE for kind in (Ask, Done, Greet, Part, Report, Show, Stop, Verdict)}
+READER, WRITER, ADMIN = (Identity(IdentityKind.TENANT, role, "red") for role in (Role.READ, Role.WRITE, Role.ADMIN))
+OPERATOR, NODE, INSTANCE = (Identity(kind) for kind in (IdentityKind.OPERATOR, IdentityKind.NODE, IdentityKind.INSTANCE))
+BETWEEN_RANKS = {
+    kind.TYPE for kind in (RequestCache, ReadsDone, RankHello, PartReady, RankReport, ExportRegions, CancelRequest, RequestEnded)
+}
 """Hand-over: ranks of engines say these to one another, and nobody to a master or a node."""
 
 
@@ -38,7 +49,7 @@ def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
 
 
 @pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
-def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Rule]) -> None:
+def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Permission]) -> None:
     assert allowed(frames, STRANGER) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
     assert allowed(frames, ADMIN) < allowed(frames, EVERYBODY) | {number for number, rule in frames.items() if rule is COMMANDS}
 
@@ -64,7 +75,7 @@ def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
         (REPORTS, WRITER, Denied, r"instance's token"),
     ],
 )
-def test_who_may_not_is_told_what_it_needs(rule: Rule, identity: Identity, error: type[Exception], text: str) -> None:
+def test_who_may_not_is_told_what_it_needs(rule: Permission, identity: Identity, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         check(rule, identity, "Drain")
     assert isinstance(refusal(rule, identity, "Drain"), error)

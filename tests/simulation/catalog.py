@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeVar
 
 from kvstore.master.catalogs.group_commit import check_changes
-from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Done, Follower, Owner
+from kvstore.master.catalogs.interface import Candidate, Catalog, CatalogOwner, Change, Done, Follower
 from kvstore.protocol.errors import CatalogUnavailable, Closed, KVStoreError, StaleEpoch
 from tests.simulation.etcd import HOST, LEASE_NS, Etcd
 from tests.simulation.world import MS, S, Thread
@@ -215,7 +215,7 @@ class ModelCatalog(Catalog):
             follower.owned_by(owner)
             self._watch(me, follower, at, owner)
 
-    def _watch(self, me: Candidate, follower: Follower, at: int, owner: Owner | None) -> None:
+    def _watch(self, me: Candidate, follower: Follower, at: int, owner: CatalogOwner | None) -> None:
         """Until this master has been owner and is not any more."""
         while not self._is_closed:
             if self._told_deposed is not None:

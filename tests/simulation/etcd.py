@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Candidate, Change, Op, Owner
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Candidate, CatalogOwner, Change, Op
 from kvstore.protocol.errors import StaleEpoch
 from tests.simulation.network import Network
 from tests.simulation.world import S
@@ -38,7 +38,7 @@ class Etcd:
     blocks: dict[tuple[str, bytes], tuple[Any, ...]] = field(default_factory=dict)
     log: list[tuple[int, int, Sequence[Change]]] = field(default_factory=list)
     """(revision, writer's epoch, changes)."""
-    owner: Owner | None = None
+    owner: CatalogOwner | None = None
     fence: int = 0
     """The mod revision of the owner's key."""
     lease_until_ns: int = 0
@@ -68,7 +68,7 @@ class Etcd:
         if self.owner is not None:
             return 0
         self.revision += 1
-        self.owner, self.fence = Owner(me.name, me.address, self.revision), self.revision
+        self.owner, self.fence = CatalogOwner(me.name, me.address, self.revision), self.revision
         self.lease_until_ns = now_ns + LEASE_NS
         self.network.world.trace("etcd elects", me.name, self.revision)
         self._tell()

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvstore.protocol.errors import Broken
 from kvstore.tiers.memfd import Bytes, Memfd
-from kvstore.transfer.memory.mapping import Slab
+from kvstore.transfer.memory.mapping import MappedSlab
 
 FIRST_FD: Final = 2_000_000
 _OF_PROCESS: Final = "/proc/self/fd/"
@@ -82,13 +82,13 @@ class Descriptors:
             file.memory = np.zeros(file.size_bytes, np.uint8)
         return file.memory[:size_bytes]
 
-    def map_slab(self, fd: int, size_bytes: int, *, writable: bool, **_options: bool) -> Slab:
+    def map_slab(self, fd: int, size_bytes: int, *, writable: bool, **_options: bool) -> MappedSlab:
         """kvstore.transfer.memory.mapping.map_slab."""
         try:
             view = self.map(fd, size_bytes).data
         finally:
             self.close(fd)
-        return Slab(view if writable else view.toreadonly())
+        return MappedSlab(view if writable else view.toreadonly())
 
     def _file(self, fd: int) -> _File:
         try:

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.harness import write
 from benchmarks.masters.memory import PUBLISHED, resident_bytes
-from kvstore.cli.tools.bench import Row, table
+from kvstore.cli.tools.bench import BenchRow, table
 from kvstore.client.sync import Client
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.config import MasterSettings
@@ -222,11 +222,11 @@ class Scale:
         self._under_way = 0
         self._rng = random.Random(2)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[BenchRow]:
         cluster, nodes = self.cluster, len(self.cluster.nodes)
         with installed(cluster.machine):
             cluster.start()
-            yield Row(f"{nodes} nodes register: until all have", self._until(lambda: is_settled(cluster)), "s")
+            yield BenchRow(f"{nodes} nodes register: until all have", self._until(lambda: is_settled(cluster)), "s")
             yield from self._computed("a node that registers", nodes)
             idle = self._measured(SECONDS, lambda: None)
             for role, used in idle.items():
@@ -243,7 +243,7 @@ class Scale:
 
     # --- phases ---
 
-    def _filled(self) -> Iterator[Row]:
+    def _filled(self) -> Iterator[BenchRow]:
         """Every node's host has a client that puts its share."""
         cluster, share = self.cluster, self._blocks // len(self.cluster.nodes)
         cluster.start_clients(self._clients)
@@ -260,7 +260,7 @@ class Scale:
             client.client(TENANT).put_batch(keys, [VALUE] * len(keys))
         client.client(TENANT).flush()
 
-    def _stocked(self, idle: dict[str, Used]) -> Iterator[Row]:
+    def _stocked(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
         """Owners are given the rows of many more blocks, of which each node is said to have as many: their directories are what grows with
         blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them. `idle`
         becomes what they compute then while nobody asks."""
@@ -272,14 +272,14 @@ class Scale:
             count = min(PUBLISHED, self._directory_blocks - number * PUBLISHED)
             spent_ms.append(_stock(directories[number % len(directories)], node_ids[number % len(node_ids)], number, count))
         known = self.cluster.blocks_known()
-        yield Row("blocks that the owners know of", known, "blocks")
-        yield Row("their memory a block", (resident_bytes() - before) / self._directory_blocks, "bytes")
-        yield Row(f"the longest of {messages} messages of {PUBLISHED} blocks", max(spent_ms), "ms")
-        yield Row("the median of them", statistics.median(spent_ms), "ms")
+        yield BenchRow("blocks that the owners know of", known, "blocks")
+        yield BenchRow("their memory a block", (resident_bytes() - before) / self._directory_blocks, "bytes")
+        yield BenchRow(f"the longest of {messages} messages of {PUBLISHED} blocks", max(spent_ms), "ms")
+        yield BenchRow("the median of them", statistics.median(spent_ms), "ms")
         idle.update(self._measured(SECONDS, lambda: None))
         yield from _told(f"nobody asks, {known} blocks known: a second of an owner", idle["owner"], SECONDS)
 
-    def _loaded(self, idle: dict[str, Used]) -> Iterator[Row]:
+    def _loaded(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
         """Requests of engines: what is there of a prompt? What is, half of it from other hosts, is read, and the rest put."""
         share = self._blocks // len(self.cluster.nodes)
         asking = self._rng.sample(self.cluster.clients, min(self._requests, len(self.cluster.clients)))
@@ -308,18 +308,18 @@ class Scale:
             raise Trouble(f"request {number} misses what was there")
         library.put_batch(new, [VALUE] * len(new))
 
-    def _taken_over(self) -> Iterator[Row]:
+    def _taken_over(self) -> Iterator[BenchRow]:
         """The owner is killed; how long until another one owns the catalog, and has heard all that nodes have."""
         cluster, former = self.cluster, self.cluster.owning()[0]
         self.world.meter.read()
         cluster.kill(former)
         cluster.masters.remove(former)
-        yield Row("an owner is killed: until others own what it did", self._until(cluster.is_owned), "s")
-        yield Row("until they have heard all that nodes have, from there", self._until(lambda: is_settled(cluster)), "s")
+        yield BenchRow("an owner is killed: until others own what it did", self._until(cluster.is_owned), "s")
+        yield BenchRow("until they have heard all that nodes have, from there", self._until(lambda: is_settled(cluster)), "s")
         for role, used in self._by_role(self.world.meter.read()).items():
             yield from _told(f"a block of a cluster whose owner died: {NAMES[role]}", used, self._blocks)
 
-    def _lost(self) -> Iterator[Row]:
+    def _lost(self) -> Iterator[BenchRow]:
         """Nodes are killed at once; how long until nobody is sent to them, and what it costs."""
         cluster, nodes, share = self.cluster, len(self.cluster.nodes), self._blocks // len(self.cluster.nodes)
         before = cluster.blocks_known()
@@ -327,14 +327,14 @@ class Scale:
         for daemon in lost:
             cluster.kill(daemon)
         took_s = self._until(lambda: cluster.nodes_known() == len(cluster.nodes))
-        yield Row(f"{len(lost)} nodes are killed: until no master sends anybody to them", took_s, "s")
-        yield Row("blocks that left with them", before - cluster.blocks_known(), "blocks")
+        yield BenchRow(f"{len(lost)} nodes are killed: until no master sends anybody to them", took_s, "s")
+        yield BenchRow("blocks that left with them", before - cluster.blocks_known(), "blocks")
         used = self._by_role(self.world.meter.read())
         yield from _told(
             "a block that a dead node had: an owner", used["owner"], max(1, (share + self._directory_blocks // nodes) * len(lost))
         )
 
-    def _swept(self, idle: dict[str, Used]) -> Iterator[Row]:
+    def _swept(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
         """The dead nodes are forgotten, and their blocks' rows with them, a slice at a time: what that costs an owner while it lasts."""
         directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
 
@@ -345,7 +345,7 @@ class Scale:
         self._until(lambda: in_use() < rows)
         used = self._measured(SECONDS, lambda: None)["owner"].add(idle["owner"], -1)
         buried = rows - in_use()
-        yield Row("rows of forgotten nodes' blocks given back in a second", buried / SECONDS, "blocks")
+        yield BenchRow("rows of forgotten nodes' blocks given back in a second", buried / SECONDS, "blocks")
         yield from _told("a second of that: an owner", used, SECONDS)
 
     # --- parts ---
@@ -381,7 +381,7 @@ class Scale:
         self.world.run(self.world.now_ns + seconds * S)
         return self._by_role(self.world.meter.read())
 
-    def _computed(self, what: str, times: int) -> Iterator[Row]:
+    def _computed(self, what: str, times: int) -> Iterator[BenchRow]:
         for role, used in self._by_role(self.world.meter.read()).items():
             yield from _told(f"{what}: {NAMES[role]}", used, times)
 
@@ -423,15 +423,15 @@ def _rows_in_use(directory: Directory) -> int:
     return sum(len(tenant.rows) for tenant in directory.columns()[1])
 
 
-def _told(what: str, used: Used, times: int) -> Iterator[Row]:
+def _told(what: str, used: Used, times: int) -> Iterator[BenchRow]:
     """What it computes, and what it sends where it sends anything."""
-    yield Row(what, used.cpu_ns / 1e3 / times, "us")
+    yield BenchRow(what, used.cpu_ns / 1e3 / times, "us")
     if used.messages > 0:
-        yield Row(f"{what}, sent", used.messages / times, "messages")
-        yield Row(f"{what}, sent", used.bytes / times, "bytes")
+        yield BenchRow(f"{what}, sent", used.messages / times, "messages")
+        yield BenchRow(f"{what}, sent", used.bytes / times, "bytes")
 
 
-def heartbeat_rows() -> Iterator[Row]:
+def heartbeat_rows() -> Iterator[BenchRow]:
     """What a heartbeat costs a real master, the kernel's part included."""
     with tempfile.TemporaryDirectory() as folder:
         master = MasterProcess(Path(folder))
@@ -444,7 +444,7 @@ def heartbeat_rows() -> Iterator[Row]:
             for number in range(40):
                 beat.counters[f"counter_{number}"] = number
             message = Heartbeat(beat.SerializeToString())
-            yield Row("a heartbeat over the link: a real master", _beaten_us(places.pid, lambda: node.ask(message)), "us")
+            yield BenchRow("a heartbeat over the link: a real master", _beaten_us(places.pid, lambda: node.ask(message)), "us")
         finally:
             node.close()
             master.stop()
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory-blocks", type=int, default=0, help="more, that owners alone know of: 90 bytes of memory each")
     chosen = parser.parse_args(arguments)
     logging.getLogger("kvstore").setLevel(logging.CRITICAL)  # hundreds of nodes say that there is no master yet
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     with collecting_only_now():
         scale = Scale(
             chosen.nodes,

@@ -10,16 +10,16 @@ from unittest.mock import patch
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory.index.tenants import Tenant
-from kvstore.master.directory.writes.removals import Removals
-from kvstore.master.directory.writes.reservations import Reservations
+from kvstore.master.directory.writes.removals import RemovedKeys
+from kvstore.master.directory.writes.reservations import DirectoryReservations
 from kvstore.master.server.node_frames import NodeFrames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
-from kvstore.rpc.tracing import Span
+from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.copies import Copies
-from kvstore.store.replication.event_replicator import Published, Publisher, Publishers
-from kvstore.store.shared_index.index_writer import Showing
-from kvstore.store.writes.commit_batcher import Deciding
+from kvstore.store.block_table.copies import BlockCopies
+from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators, Published
+from kvstore.store.shared_index.index_writer import SharedIndexWriter
+from kvstore.store.writes.commit_batcher import CommitBatcher
 from tests.simulation.etcd import Etcd
 
 Bug = Callable[[], AbstractContextManager[Any]]
@@ -29,10 +29,10 @@ Bug = Callable[[], AbstractContextManager[Any]]
 def acknowledged_before_published() -> Iterator[None]:
     """The node answers a put for the cluster without waiting until its event is durable at the master."""
 
-    def when_published(self: Publisher, _newest: int, callback: Published, _span: Span | None = None, **_more: Any) -> None:
+    def when_published(self: EventReplicator, _newest: int, callback: Published, _span: TraceSpan | None = None, **_more: Any) -> None:
         callback(None)
 
-    with patch.object(Publisher, "when_published", when_published):
+    with patch.object(EventReplicator, "when_published", when_published):
         yield
 
 
@@ -40,10 +40,10 @@ def acknowledged_before_published() -> Iterator[None]:
 def told_to_the_first_master() -> Iterator[None]:
     """What becomes of blocks a node tells the owner of partition 0, whichever they are of."""
 
-    def emit(self: Publishers, kind: int, block: Block) -> None:
+    def emit(self: EventReplicators, kind: int, block: Block) -> None:
         self[0].emit(kind, block)
 
-    with patch.object(Publishers, "emit", emit):
+    with patch.object(EventReplicators, "emit", emit):
         yield
 
 
@@ -63,15 +63,15 @@ def claim_answered_before_durable() -> Iterator[None]:
 @contextmanager
 def generation_not_bumped() -> Iterator[None]:
     """Every put is granted the same generation."""
-    take = Reservations._take
+    take = DirectoryReservations._take
 
-    def same(self: Reservations, count: int) -> range:
+    def same(self: DirectoryReservations, count: int) -> range:
         former = self._last_generation
         granted = take(self, count)
         self._last_generation = former
         return granted
 
-    with patch.object(Reservations, "_take", same), patch.object(Reservations, "saw", lambda self, generation: None):
+    with patch.object(DirectoryReservations, "_take", same), patch.object(DirectoryReservations, "saw", lambda self, generation: None):
         yield
 
 
@@ -90,43 +90,46 @@ def epoch_not_compared() -> Iterator[None]:
 def removal_forgotten() -> Iterator[None]:
     """A removal is not kept for the nodes that are away."""
 
-    def remember(self: Removals, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
+    def remember(self: RemovedKeys, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         return []
 
-    with patch.object(Removals, "remember", remember):
+    with patch.object(RemovedKeys, "remember", remember):
         yield
 
 
 @contextmanager
 def eviction_not_told() -> Iterator[None]:
     """The master hears nothing of blocks that have left."""
-    emit = Publisher.emit
+    emit = EventReplicator.emit
 
-    def quiet(self: Publisher, kind: int, block: Block) -> None:
+    def quiet(self: EventReplicator, kind: int, block: Block) -> None:
         if kind != EVENT_GONE:
             emit(self, kind, block)
 
-    with patch.object(Publisher, "emit", quiet):
+    with patch.object(EventReplicator, "emit", quiet):
         yield
 
 
 @contextmanager
 def slot_reused_while_shown() -> Iterator[None]:
     """A block's entry in the shared index stays when its slot becomes another's."""
-    with patch.object(Showing, "hide", lambda self, block: None), patch.object(Showing, "hide_all", lambda self, blocks: None):
+    with (
+        patch.object(SharedIndexWriter, "hide", lambda self, block: None),
+        patch.object(SharedIndexWriter, "hide_all", lambda self, blocks: None),
+    ):
         yield
 
 
 @contextmanager
 def decision_ignored() -> Iterator[None]:
     """A block that the master has decided against stays."""
-    settle = Deciding._settle
+    settle = CommitBatcher._settle
 
-    def keep(self: Deciding, blocks: list[Block], reply: Any) -> None:
-        with patch.object(Copies, "drop", lambda self, block: None):
+    def keep(self: CommitBatcher, blocks: list[Block], reply: Any) -> None:
+        with patch.object(BlockCopies, "drop", lambda self, block: None):
             settle(self, blocks, reply)
 
-    with patch.object(Deciding, "_settle", keep):
+    with patch.object(CommitBatcher, "_settle", keep):
         yield
 
 

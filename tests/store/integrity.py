@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvstore.protocol.shared_index import CHECK, KEY, SEQUENCE, checks_of, hash_of, tag_of
-from kvstore.store.block_table.block import ON_HOLD, TIERS, Block, Columns
-from kvstore.store.block_table.copies import Copies
+from kvstore.store.block_table.block import ON_HOLD, TIERS, Block, BlockColumns
+from kvstore.store.block_table.copies import BlockCopies
 from kvstore.store.block_table.eviction_order import EvictionOrder
 from kvstore.store.block_table.free_slots import SlotsAhead
 from kvstore.store.block_table.holds import _COUNT_SHIFT, _ONE, MAX_ENTRIES, Holds
@@ -18,13 +18,13 @@ from kvstore.store.block_table.open_puts import MAX_WHOLE, EndedPuts, OpenBatch,
 from kvstore.store.block_table.rows import FIRST_ROW, BlockRows
 from kvstore.store.block_table.slab_index import SlabIndex
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.block_table.tier_view import EncodedTotals, Level
-from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided
+from kvstore.store.block_table.tier_view import EncodedTotals, TierView
+from kvstore.store.block_table.uncommitted import UNDECIDED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
-from kvstore.store.reads.read_limiter import ReadTurns
-from kvstore.store.shared_index.index import ShownIndex
-from kvstore.store.shared_index.index_growth import Growth
-from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.reads.read_limiter import ReadLimiter
+from kvstore.store.shared_index.index import SharedIndexTable
+from kvstore.store.shared_index.index_growth import IndexGrowth
+from kvstore.store.shared_index.index_writer import SharedIndexWriter
 
 
 @singledispatch
@@ -47,7 +47,7 @@ def _block(self: Block) -> None:
 
 
 @check.register
-def _columns(self: Columns) -> None:
+def _columns(self: BlockColumns) -> None:
     """Assert that all are of one length."""
     columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations)
     narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
@@ -58,7 +58,7 @@ def _columns(self: Columns) -> None:
 
 
 @check.register
-def _copies(self: Copies) -> None:
+def _copies(self: BlockCopies) -> None:
     """Assert that slots, orders and blocks agree."""
     for index, level in self._levels.items():
         check(level, (block for block in self._visible if block.is_in(index)))
@@ -113,7 +113,7 @@ def _holds(self: Holds) -> None:
 
 
 @check.register
-def _level(self: Level, blocks: Iterable[Block]) -> None:
+def _level(self: TierView, blocks: Iterable[Block]) -> None:
     """Assert that slots, order and bytes agree. `blocks` are those with a copy here."""
     blocks = list(blocks)
     self.tier.check_integrity()
@@ -210,7 +210,7 @@ def _block_table(self: BlockTable) -> None:
 
 
 @check.register
-def _undecided(self: Undecided) -> None:
+def _undecided(self: UncommittedBlocks) -> None:
     """Assert that every block is in exactly one state, and every wait has something to wait for."""
     known = set(self.blocks())
     to_claim = [block for waiting in self._to_claim.values() for block in waiting]
@@ -239,14 +239,14 @@ def _visible_blocks(self: VisibleBlocks) -> None:
 
 
 @check.register
-def _read_turns(self: ReadTurns) -> None:
+def _read_turns(self: ReadLimiter) -> None:
     """Assert that the peers' bytes add up."""
     assert self.held_bytes == sum(self._of_peer.values())
     assert all(held > 0 for held in self._of_peer.values())
 
 
 @check.register
-def _growth(self: Growth) -> None:
+def _growth(self: IndexGrowth) -> None:
     """Assert that each block says where it is, and that both show the same as far as they do."""
     new, old = shown(self._new), shown(self.old)
     assert all(block.shown == entry for entry, block in new.items())
@@ -255,7 +255,7 @@ def _growth(self: Growth) -> None:
         assert all(entry >= self._next for entry in old)
 
 
-def shown(self: ShownIndex) -> "dict[int, Block]":
+def shown(self: SharedIndexTable) -> "dict[int, Block]":
     """By entry, all that it shows, after having asserted that entries, tags and blocks agree."""
     found = {entry: block for entry in range(self.entries) if (block := self.block_at(entry)) is not None}
     assert self.count == len(found)
@@ -276,13 +276,13 @@ def shown(self: ShownIndex) -> "dict[int, Block]":
 
 
 @check.register
-def _shown_index(self: ShownIndex) -> None:
+def _shown_index(self: SharedIndexTable) -> None:
     """Assert that it shows each block once, and the block says where."""
     assert all(block.shown == entry for entry, block in shown(self).items())
 
 
 @check.register
-def _showing(self: Showing) -> None:
+def _showing(self: SharedIndexWriter) -> None:
     """Each index is whole."""
     for of_tenant in self._tenants.values():
         check(of_tenant.growth or of_tenant.index)

@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.store.config import NodeSettings
-from kvstore.store.identity import Identity, new_instance
+from kvstore.store.identity import NodeIdentity, new_instance
 from kvstore.store.master_requests import ask
-from kvstore.store.master_session.master_link import MasterLink, Report
+from kvstore.store.master_session.master_link import HeartbeatReport, MasterLink
 from kvstore.testing.transfer.waiting import eventually
 
 
 class Deaf:
     """Takes no command."""
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         raise InvalidArgument("no commands")
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise InvalidArgument("no values")
 
     def closed(self, session: Session) -> None:
@@ -41,7 +41,7 @@ class Member:
 
     def __init__(self, node_id: Callable[[], int], on_refused: Callable[[str], None], answers: Sequence[KVStoreError | None]) -> None:
         self.reactor = Reactor()
-        self.identity = Identity("n0", "1", "", "", "t:1", new_instance())
+        self.identity = NodeIdentity("n0", "1", "", "", "t:1", new_instance())
         self.linked = Linked()
         self.sessions: list[Session] = []
         self.refused = on_refused
@@ -57,9 +57,9 @@ class Member:
     def node_id(self, partition: int) -> int:
         return self._node_id()
 
-    def report(self, hot_blocks: int, slow_version: int) -> Report:
+    def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
         hot = [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[hot_blocks])] if hot_blocks else []
-        return Report([], {}, rates=[pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)], hot=hot)
+        return HeartbeatReport([], {}, rates=[pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)], hot=hot)
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         return
@@ -71,12 +71,12 @@ class Member:
         self.linked.put((sock.dup(), registration))
         self.sessions.append(Session(self.reactor, sock, Deaf()))
 
-    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         if self._answers:
             if (answer := self._answers.pop(0)) is not None:
                 answered(answer)
         else:
-            ask(self.sessions[-1], Heartbeat(request), Heard, answered, deadline_s=deadline_s)
+            ask(self.sessions[-1], Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
 
 
 @contextmanager

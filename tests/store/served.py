@@ -15,24 +15,35 @@ import xxhash
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Commit, Open, Opened, Put, Read, Release, Slabs
+from kvstore.protocol.node_messages import (
+    INLINE,
+    MAPPED,
+    CommitPuts,
+    MapSlabs,
+    OpenSlots,
+    OpenSlotsReply,
+    Put,
+    ReadBlocks,
+    ReadBlocksReply,
+    ReleaseLeases,
+)
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server.server import ConnectionLimits, Nobody, Server
+from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server
 from kvstore.rpc.server.session import DEFAULT_LIMITS, Session
 from kvstore.security.identity import Identity as Bearer
-from kvstore.security.identity import Kind, Role
+from kvstore.security.identity import IdentityKind, Role
 from kvstore.security.tickets.issuer import Issuer
 from kvstore.store.block_table.block import Block
 from kvstore.store.config import NodeSettings
-from kvstore.store.identity import Identity
+from kvstore.store.identity import NodeIdentity
 from kvstore.store.node_service import NodeService
-from kvstore.store.replication.event_replicator import Publisher, Publishers
-from kvstore.store.session_authenticator import Admission
+from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
+from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.engine import TransferEngine
@@ -99,23 +110,23 @@ class Served(Storage):
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.table, self.dram, self.showing = self.store.table, self.store.dram, self.store.showing
         self.partitioning, self.codec, self._tiers = self.store.partitioning, self.store.codec, self.store.tiers
-        self.publishers = Publishers(
-            self.store.table.blocks, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=4)
+        self.publishers = EventReplicators(
+            self.store.table.blocks, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=4)
         )
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
     def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
-        self.admission = Admission(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
+        self.admission = SessionAuthenticator(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
         self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
         self.admission.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
         key = self.issuer.register(5, self.reactor.now_ns())
         self.admission.add_key(key.key_id, key.secret, age_ms=0)
-        self.server = Server(self.reactor, Nobody(), ConnectionLimits(100), send_limits=limits)
+        self.server = Server(self.reactor, NullHandler(), ConnectionLimits(100), send_limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
-        identity = Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77)
+        identity = NodeIdentity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77)
         self.service = NodeService(self, self.admission, identity)
         self.server.handler = self.service
         self.reactor.after_events += [self.leaving.step, self.mover.kick, self.publisher.flush, self.deciding.flush]
@@ -143,7 +154,7 @@ class Served(Storage):
 
     def ticket(self, tenant: str = "red", role: Role = Role.WRITE, *, left_s: float = TIMEOUT_S, credential: str = "one") -> bytes:
         """As the master would issue it."""
-        bearer = Bearer(Kind.TENANT, role, tenant, credential)
+        bearer = Bearer(IdentityKind.TENANT, role, tenant, credential)
         return self.call(lambda: self.issuer.ticket(5, bearer, left_s=left_s, now_ns=self.reactor.now_ns()))
 
     def demote(self, *names: str) -> None:
@@ -210,18 +221,20 @@ class Client:
         )
         return list(self.ask(message, Flags, timeout_s=timeout_s, payload=list(values.values())).flags)
 
-    def open(self, sizes: Mapping[str, int], *, timeout_s: float = TIMEOUT_S, generation: int = 1, engine: int = 0) -> Opened:
+    def open(self, sizes: Mapping[str, int], *, timeout_s: float = TIMEOUT_S, generation: int = 1, engine: int = 0) -> OpenSlotsReply:
         count = len(sizes)
         keys = [name.encode() for name in sizes]
-        return self.ask(Open("ns", keys, list(sizes.values()), [generation] * count, [b""] * count, engine), Opened, timeout_s=timeout_s)
+        return self.ask(
+            OpenSlots("ns", keys, list(sizes.values()), [generation] * count, [b""] * count, engine), OpenSlotsReply, timeout_s=timeout_s
+        )
 
-    def write(self, opened: Opened, index: int, value: bytes) -> None:
+    def write(self, opened: OpenSlotsReply, index: int, value: bytes) -> None:
         """Through the mapping of the slab."""
         offset = opened.offsets[index]
         self.map(opened.slabs[index], writable=True)[offset : offset + len(value)] = value
 
-    def commit(self, opened: Opened, values: Sequence[bytes]) -> list[int]:
-        return list(self.ask(Commit(list(opened.put_ids), [digest(value) for value in values]), Flags).flags)
+    def commit(self, opened: OpenSlotsReply, values: Sequence[bytes]) -> list[int]:
+        return list(self.ask(CommitPuts(list(opened.put_ids), [digest(value) for value in values]), Flags).flags)
 
     def map(self, slab: int, *, writable: bool = False) -> mmap.mmap:
         if (slab, writable) not in self._maps:
@@ -235,18 +248,18 @@ class Client:
 
     def slabs(self, slabs: Sequence[int], *, writable: bool = False) -> tuple[list[int], list[int]]:
         """(sizes, descriptors)"""
-        answer, fds = self.channel.call_for_fds(Slabs(list(slabs), int(writable)), Deadline(TIMEOUT_S))
+        answer, fds = self.channel.call_for_fds(MapSlabs(list(slabs), int(writable)), Deadline(TIMEOUT_S))
         return list(answer.sizes), fds
 
     def ask_blocks(
         self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = (), engine: int = 0
-    ) -> Blocks:
+    ) -> ReadBlocksReply:
         keys = [name.encode() for name in names]
-        return self.ask(Read(keys, generations or [0] * len(keys), inline_bytes, lease_ms, engine), Blocks)
+        return self.ask(ReadBlocks(keys, generations or [0] * len(keys), inline_bytes, lease_ms, engine), ReadBlocksReply)
 
     def read(
         self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = ()
-    ) -> tuple[Blocks, list[bytes | None]]:
+    ) -> tuple[ReadBlocksReply, list[bytes | None]]:
         """The answer and the values, None for a miss."""
         blocks = self.ask_blocks(*names, inline_bytes=inline_bytes, lease_ms=lease_ms, generations=generations)
         values: list[bytes | None] = [None] * len(names)
@@ -264,7 +277,7 @@ class Client:
         return blocks, values
 
     def release(self, *leases: int) -> None:
-        self.channel.post(Release(list(leases)))
+        self.channel.post(ReleaseLeases(list(leases)))
 
     def close(self) -> None:
         self.channel.close()

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from kvstore.client.local.reader_slots import Hazard, LocalDesk
-from kvstore.client.local.shared_index import IndexView
+from kvstore.client.local.reader_slots import Hazard, LocalReaderSlots
+from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.block_table.holds import SHARE, Holds
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.quotas import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.block_table.table import BlockTable, TableRules
-from kvstore.store.shared_index.index_writer import Showing
+from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.store.tiering.mover import MoveJob, fetch
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -79,12 +79,12 @@ class Found(NamedTuple):
     slot: int
 
 
-def find(index: IndexView, key: bytes) -> Found | None:
+def find(index: SharedIndexReader, key: bytes) -> Found | None:
     place = index.find(key)
     return None if place is None else Found(*place)
 
 
-def still(index: IndexView, found: Found) -> bool:
+def still(index: SharedIndexReader, found: Found) -> bool:
     """Whether the place was the block's all the time since it was found."""
     return index.words[found.at] == found.sequence
 
@@ -92,7 +92,7 @@ def still(index: IndexView, found: Found) -> bool:
 class LocalClient:
     """What a client of this host sees of a tenant's blocks, and says."""
 
-    def __init__(self, index: IndexView, desk: LocalDesk, dram: DramTier, tenant: str) -> None:
+    def __init__(self, index: SharedIndexReader, desk: LocalReaderSlots, dram: DramTier, tenant: str) -> None:
         self.index = index
         self.desk = desk
         self._dram = dram
@@ -175,7 +175,9 @@ class Store:
         """The wall clock of recorded events."""
         times = SHARE if may_hold_all else 1
         self.holds = Holds({index: times * tier.capacity_bytes for index, tier in self.tiers.items()}, max_ns=MAX_HOLD_NS)
-        self.showing = Showing(self.dram, self.holds, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner))
+        self.showing = SharedIndexWriter(
+            self.dram, self.holds, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner)
+        )
         self.partitioning = Partitioning()
         self.table = BlockTable(
             self.tiers,
@@ -188,7 +190,7 @@ class Store:
                 encoding_of=self._encoding if self.codec is not None else None,
             ),
             emit=lambda kind, block: self.emit(kind, block),
-            events=EventLog(lambda: self.now_us),
+            events=BlockEventLog(lambda: self.now_us),
             showing=self.showing,
             partitioning=self.partitioning,
             holds=self.holds,
@@ -199,7 +201,7 @@ class Store:
         """A client of this host that has attached to the tenant's index."""
         sizes, fds = self.showing.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
         try:
-            return LocalClient(IndexView(fds[0], sizes.sizes[0]), LocalDesk(fds[1], sizes.sizes[1]), self.dram, tenant)
+            return LocalClient(SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1]), self.dram, tenant)
         finally:
             for fd in fds:
                 os.close(fd)

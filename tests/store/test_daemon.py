@@ -14,12 +14,12 @@ from kvstore.cli.tools.cluster_checks import clock, fetch
 from kvstore.client import Client as KVStoreClient
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.message import GRANTED, TIER_BITS
-from kvstore.protocol.node_messages import Read
+from kvstore.protocol.node_messages import ReadBlocks
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.store.daemon import main
 from kvstore.testing.transfer.waiting import eventually
 from tests.refusals import refused_here
@@ -59,7 +59,7 @@ def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
 def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -> None:
     """A master's too; what they tell of it, and what `doctor` asks there, says so."""
     authority = Authority(tmp_path / "authority")
-    cert, key = authority.file(Subject(MASTER), hosts=HOSTS)
+    cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     https = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
     trusting = ssl.create_default_context(cafile=str(authority.folder / "ca.pem"))
     with running("master", *master_flags(tmp_path), *https, log=tmp_path / "master.log") as master:
@@ -172,7 +172,7 @@ def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and
         askers = [connect(node, tcp=True).channel.detach() for _ in range(4)]
         for asker in askers:
             asker.settimeout(10)
-            asker.sendall(b"".join(frame(Read([low[0].encode()] * 1000, [0] * 1000, 1 << 30, 1000)) for _ in range(2)))
+            asker.sendall(b"".join(frame(ReadBlocks([low[0].encode()] * 1000, [0] * 1000, 1 << 30, 1000)) for _ in range(2)))
         assert askers[0].recv(1)
         assert client.put({"small": b"x"}) == [1], "all of it has been heard by now"
         assert memory_bytes(node, "VmHWM") - before < 192 << 20

@@ -8,7 +8,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.master_session.master_link import MasterLink
-from kvstore.store.master_session.master_session import Links, MasterSession
+from kvstore.store.master_session.master_session import MasterConnections, MasterSession
 
 
 @dataclass
@@ -36,15 +36,17 @@ def made() -> list[Link]:
 
 
 @pytest.fixture
-def links(made: list[Link]) -> Links:
+def links(made: list[Link]) -> MasterConnections:
     def make_link(partition: int, _session: MasterSession) -> MasterLink:
         made.append(Link(partition))
         return cast(MasterLink, made[-1])
 
-    return Links(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
+    return MasterConnections(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
 
 
-def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(links: Links, made: list[Link]) -> None:
+def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(
+    links: MasterConnections, made: list[Link]
+) -> None:
     links.registered(2, 7)
     links.registered(2, 7)
     assert made[1].done == ["start"]
@@ -56,7 +58,7 @@ def test_another_id_is_told_to_the_other_masters_and_another_number_of_partition
 
 
 def test_what_could_not_be_made_or_started_comes_with_the_next_registration(
-    links: Links, made: list[Link], monkeypatch: pytest.MonkeyPatch
+    links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts: list[None] = []
     monkeypatch.setattr(links, "_on_cut", lambda: cuts.append(None))

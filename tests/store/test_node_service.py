@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
 from kvstore.protocol.errors import (
     Denied,
     Draining,
@@ -20,16 +20,16 @@ from kvstore.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.event_messages import EventBatch, FetchEvents
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
-    Flush,
     HoldBlocks,
-    Open,
-    Read,
+    MapSlabs,
+    OpenSlots,
+    ReadBlocks,
     ReleaseHolds,
-    Slabs,
+    WaitCommitted,
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import connect, parse_address
@@ -60,9 +60,9 @@ def master(node: Served) -> Iterator[Master]:
     master.close()
 
 
-def copy_of(key: bytes, *, epoch: int) -> Copy:
+def copy_of(key: bytes, *, epoch: int) -> CopyBlocks:
     """From a node that is not there."""
-    return Copy(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""], [])
+    return CopyBlocks(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""], [])
 
 
 def find(node: Served, name: str) -> Block | None:
@@ -75,8 +75,8 @@ def find(node: Served, name: str) -> Block | None:
 def test_what_is_held_goes_with_force_only(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     client.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
-    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((0,)))
-    assert master.ask(Drop(1, "red", [b"a"], [9], 1)) == Flags(bytes((1,)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a"], [9])) == Flags(bytes((0,)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a"], [9], 1)) == Flags(bytes((1,)))
     client.channel.post(ReleaseHolds([4]))
     until(node, lambda: not node.store.holds.blocks)
 
@@ -106,7 +106,7 @@ def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
                 with pytest.raises(Denied, match="tenant 'red' with role read may not put blocks"):
                     refused()
             with pytest.raises(Denied, match="may not put blocks"):
-                reader.ask(Flush(), Ok)
+                reader.ask(WaitCommitted(), Ok)
         assert find(node, "b") is None
 
 
@@ -135,7 +135,7 @@ def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path)
                 lambda: reader.put({"c": b"c"}),
                 lambda: reader.open({"c": 1}),
                 lambda: reader.slabs([0]),
-                lambda: reader.ask(Events(0), EventBatch),
+                lambda: reader.ask(FetchEvents(0), EventBatch),
             ):
                 with pytest.raises(Denied, match=r"node 'other' may not (put|read|record)"):
                     refused()
@@ -148,7 +148,7 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
         shown, other = node.ticket(credential="one"), node.ticket(credential="two")
         revoked, stays = node.connect(ticket=shown), node.connect(ticket=other)
         number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0], node.reactor.now_ns()))
-        link.sendall(frame(Revoke(0, "red", [number])))
+        link.sendall(frame(RevokeCredentials(0, "red", [number])))
         assert read_frame(link)[1] == Count(1)
         eventually(revoked.channel.has_hung_up, "the node hangs up")
         assert not stays.channel.has_hung_up()
@@ -190,7 +190,7 @@ def test_a_tenants_name_that_the_master_would_refuse_is_refused_here(node: Serve
             node.connect(tenant=tenant)
 
 
-@pytest.mark.parametrize("message", [Read([b"a"], [0], 0, 0), Slabs([0]), Open("ns", [b"a"], [1], [1], [b""])])
+@pytest.mark.parametrize("message", [ReadBlocks([b"a"], [0], 0, 0), MapSlabs([0]), OpenSlots("ns", [b"a"], [1], [1], [b""])])
 def test_nothing_is_answered_without_a_hello(node: Served, message: Message) -> None:
     with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
         sock.sendall(frame(message))
@@ -267,7 +267,7 @@ def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
 
 
 @pytest.mark.parametrize(
-    "message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"]), copy_of(b"b", epoch=9), Drain(9, DRAIN_CLOSED)]
+    "message", [DeleteBlocks(9, "red", [b"a"], [9], 1), SetPinned(9, "red", [b"a"]), copy_of(b"b", epoch=9), SetDraining(9, DRAIN_CLOSED)]
 )
 def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
     client.put({"a": b"a"})
@@ -280,40 +280,40 @@ def test_only_the_link_commands(node: Served, client: Client, message: Message) 
 
 def test_a_drop_deletes_what_is_not_newer_than_the_command_and_says_what_is_not_there(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b"}, generation=5)
-    assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 1, 1)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 1, 1)))
     assert client.read("a", "b")[1] == [None, b"b"]
-    assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((1,)))
+    assert master.ask(DeleteBlocks(1, "blue", [b"b"], [9])) == Flags(bytes((1,)))
     assert client.read("b")[1] == [b"b"]
 
 
 def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
-    assert master.ask(Drain(1, DRAIN_CLOSED)) == Ok()
+    assert master.ask(SetDraining(1, DRAIN_CLOSED)) == Ok()
     with pytest.raises(Draining):
         client.put({"b": b"b"})
     with pytest.raises(Draining):
         client.open({"b": 100})
     assert client.read("a", "b")[1] == [b"a", None]
-    assert master.ask(Drain(1, DRAIN_NOT)) == Ok()
+    assert master.ask(SetDraining(1, DRAIN_NOT)) == Ok()
     assert client.put({"b": b"b"}) == [1]
 
 
 def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a" * 100, "b": b"b"})
     client.ask_blocks("a")
-    assert master.ask(Hold(1, "red", [b"b", b"x"])) == Flags(bytes((1, 0)))
-    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
-    assert master.ask(Hold(1, "red", [b"b"], 0)) == Flags(bytes((1,)))
-    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9], 1)) == Flags(bytes((1, 1)))
+    assert master.ask(SetPinned(1, "red", [b"b", b"x"])) == Flags(bytes((1, 0)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+    assert master.ask(SetPinned(1, "red", [b"b"], 0)) == Flags(bytes((1,)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9], 1)) == Flags(bytes((1, 1)))
     assert client.read("a", "b")[1] == [None, None]
 
 
 def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b", "c": b"c"})
-    master.ask(Hold(1, "red", [b"a", b"b", b"c"]))
-    master.ask(Drop(1, "red", [b"c"], [9], 1))
+    master.ask(SetPinned(1, "red", [b"a", b"b", b"c"]))
+    master.ask(DeleteBlocks(1, "red", [b"c"], [9], 1))
     node.call(lambda: node.service.synced())
-    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
 
     def link_again() -> None:
         link = node.service.links[0]
@@ -321,15 +321,15 @@ def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served,
         node.service.link_up(link, 1)
 
     node.call(link_again)
-    master.ask(Hold(2, "red", [b"b"]))
+    master.ask(SetPinned(2, "red", [b"b"]))
     node.call(lambda: node.service.synced())
-    assert master.ask(Drop(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
+    assert master.ask(DeleteBlocks(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
 
 
 def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
-    assert isinstance(master.ask(Hold(7, "red", [b"a"])), Flags)
-    for message in (Hold(6, "red", [b"a"], 0), Drop(6, "red", [b"a"], [9]), copy_of(b"b", epoch=6)):
+    assert isinstance(master.ask(SetPinned(7, "red", [b"a"])), Flags)
+    for message in (SetPinned(6, "red", [b"a"], 0), DeleteBlocks(6, "red", [b"a"], [9]), copy_of(b"b", epoch=6)):
         answer = master.ask(message)
         assert isinstance(answer, Failure)
         assert answer.code == StaleEpoch.code
@@ -347,7 +347,7 @@ def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_an
         node.store.table.room.evict(block, node.store.table._landing)
 
     node.call(evict)
-    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
     assert list(node.store.tiers[2].recover()) == []
 
 
@@ -356,12 +356,12 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     nvme = node.store.tiers[2]
     assert isinstance(nvme, FailingNvme)
     nvme.flush_failure = TierFailed("EIO")
-    answer = master.ask(Drop(1, "red", [b"a"], [9]))
+    answer = master.ask(DeleteBlocks(1, "red", [b"a"], [9]))
     assert isinstance(answer, Failure)
     assert answer.code == Unavailable.code
     assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
     nvme.flush_failure = None
-    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
+    assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
 
 
 # --- nonsense ---

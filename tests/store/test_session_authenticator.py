@@ -9,12 +9,12 @@ import pytest
 from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello
-from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.identity import Identity, IdentityKind, Role
 from kvstore.security.tickets.issuer import PASS_TTL_S, Issuer
-from kvstore.store.session_authenticator import Admission
+from kvstore.store.session_authenticator import SessionAuthenticator
 
 S = 10**9
-RED = Identity(Kind.TENANT, Role.WRITE, "red", "one")
+RED = Identity(IdentityKind.TENANT, Role.WRITE, "red", "one")
 GRACE_S, TICKET_S = 1000.0, 100.0
 
 
@@ -40,7 +40,7 @@ class Scene:
         self.now_ns = 5 * S
         self.revoked: set[bytes] = set()
         self.hidden: list[str] = []
-        self.admission = Admission(
+        self.admission = SessionAuthenticator(
             clock_ns=lambda: self.now_ns, grace_s=GRACE_S, is_revoked=self.revoked.__contains__, on_revoked=self.hidden.append
         )
         self.numbers = iter(range(1, 1000))
@@ -81,7 +81,7 @@ def admit(scene: Scene, hello: Hello, version: int = VERSION) -> Any:
 
 def test_a_tenant_is_who_his_ticket_says_for_as_long_as_it_says(scene: Scene) -> None:
     caller = admit(scene, scene.hello())
-    assert caller.identity == Identity(Kind.TENANT, Role.WRITE, "red")
+    assert caller.identity == Identity(IdentityKind.TENANT, Role.WRITE, "red")
     assert (caller.tenant, caller.until_ns, caller.issuer, caller.blocks) == ("red", scene.now_ns + TICKET_S * S, "first", None)
 
 
@@ -133,7 +133,7 @@ def test_one_that_a_former_master_let_in_lives_as_long_as_its_ticket(scene: Scen
 def test_a_pass_and_its_session_end_on_time(scene: Scene) -> None:
     shown = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
     caller = admit(scene, hello := scene.hello(shown, role=ROLE_NODE, name="n2", epoch=1))
-    assert caller.identity == Identity(Kind.NODE, name="n2")
+    assert caller.identity == Identity(IdentityKind.NODE, name="n2")
     caller.check_blocks([b"a"], [1])
     connection = scene.enter(hello)
     scene.wait(PASS_TTL_S)
@@ -141,8 +141,8 @@ def test_a_pass_and_its_session_end_on_time(scene: Scene) -> None:
 
 
 def test_what_is_revoked_ends_and_comes_in_no_more_and_others_stay(scene: Scene) -> None:
-    other = Identity(Kind.TENANT, Role.READ, "red", "two")
-    blue = Identity(Kind.TENANT, Role.READ, "blue", "one")
+    other = Identity(IdentityKind.TENANT, Role.READ, "red", "two")
+    blue = Identity(IdentityKind.TENANT, Role.READ, "blue", "one")
     ticket = scene.ticket()
     sessions = [scene.enter(), scene.enter(scene.hello(scene.ticket(other))), scene.enter(scene.hello(scene.ticket(blue), tenant="blue"))]
     assert scene.admission.revoke("red", {scene.issuer.revoke(RED, scene.now_ns)}) == 1
@@ -153,7 +153,7 @@ def test_what_is_revoked_ends_and_comes_in_no_more_and_others_stay(scene: Scene)
 
 def test_with_any_credential_of_a_tenant_all_that_a_former_master_let_in_of_his_ends(scene: Scene) -> None:
     before = scene.enter()
-    blue = Identity(Kind.TENANT, Role.READ, "blue", "one")
+    blue = Identity(IdentityKind.TENANT, Role.READ, "blue", "one")
     other = scene.enter(scene.hello(scene.ticket(blue), tenant="blue"))
     scene.issuer = scene.new_master("second", epoch=2)
     assert scene.admission.revoke("red", {4711}) == 1

@@ -14,7 +14,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TierFailed
 from kvstore.protocol.settings import Size
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server.server import Nobody
+from kvstore.rpc.server.server import NullHandler
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, NVME, Loss
 from kvstore.store.block_table.tags import tag_of
@@ -87,7 +87,7 @@ def test_what_is_open_is_closed_where_nvme_cannot_be_recovered(settings: NodeSet
 def test_who_looks_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
     reactor, (ours, theirs) = Reactor(), socket.socketpair()
     with theirs:
-        session = Session(reactor, ours, Nobody())
+        session = Session(reactor, ours, NullHandler())
         hang_up_on_looker(session)
         assert not session.is_open
         assert theirs.recv(1) == b""

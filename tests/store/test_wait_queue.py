@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from kvstore.store.wait_queue import Waiting, WaitingRoom
+from kvstore.store.wait_queue import WaitingRequest, WaitQueue
 
 
-class Asker(Waiting):
+class Asker(WaitingRequest):
     """Writes down what happens to it. Its attempts succeed once it is named in its room's `lucky`; `meanwhile` runs within them."""
 
     def __init__(self, line: "Line", name: str, tenant: str, owner: object, deadline_ns: int, meanwhile: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Line:
     """A room, and what happened to those who wait in it."""
 
     def __init__(self) -> None:
-        self.room = WaitingRoom(max_of_owner=3)
+        self.room = WaitQueue(max_of_owner=3)
         self.lucky = ""
         self.log: list[str] = []
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Placement, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, RequestPlacement, SchedulerClient
 from tests.forked import said
 from tests.namespaces import TwoHosts
 from tests.system.running import DEADLINE_S
@@ -27,11 +27,15 @@ def main() -> None:
     master, *keys = sys.argv[1:]
     with SchedulerClient(ClientSettings(master=master, deadline_s=DEADLINE_S)) as scheduler:
         # The busy one last: what it waits for gets less with time.
-        for name, role, node, queue_s in (("pb", Role.PREFILL, "b", 0.0), ("d", Role.DECODE, "", 0.0), ("pa", Role.PREFILL, "a", BUSY_S)):
+        for name, role, node, queue_s in (
+            ("pb", InstanceRole.PREFILL, "b", 0.0),
+            ("d", InstanceRole.DECODE, "", 0.0),
+            ("pa", InstanceRole.PREFILL, "a", BUSY_S),
+        ):
             scheduler.report(InstanceReport(name=name, role=role, address=f"http://{name}", node=node, queue_s=queue_s))
         input_tokens = len(keys) * BLOCK_TOKENS + 1
         placed = scheduler.schedule([key.encode() for key in keys], block_tokens=BLOCK_TOKENS, input_tokens=input_tokens, output_tokens=1)
-        assert isinstance(placed, Placement)
+        assert isinstance(placed, RequestPlacement)
         print(json.dumps(asdict(placed)))
 
 

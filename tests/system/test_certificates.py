@@ -24,7 +24,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.subjects import Subject
+from kvstore.security.tls.subjects import CertificateSubject
 from kvstore.testing.transfer.waiting import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.security.tls.certified import Cluster, flags, given_to, revoke, swap
@@ -193,7 +193,7 @@ def test_a_master_with_another_programs_certificate_does_not_start(tmp_path: Pat
 )
 def test_a_master_with_another_hosts_certificate_does_not_start(tmp_path: Path, more: tuple[str, ...], host: str) -> None:
     hosts = tuple(name for name in ("127.0.0.1", "master-2") if name != host)
-    of_another = Cluster(tmp_path / "certs").server(Subject(subjects.MASTER), hosts=hosts)
+    of_another = Cluster(tmp_path / "certs").server(CertificateSubject(subjects.MASTER), hosts=hosts)
     line = refusal(MASTER, *ANYWHERE, *more, "--run-dir", str(tmp_path), *flags(of_another))
     assert f"tls_cert: it does not name {host}, by which others reach this master" in line
 

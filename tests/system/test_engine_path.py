@@ -20,7 +20,17 @@ from kvstore.client.sync import Client
 from kvstore.client.writes import engine_put as by_engine
 from kvstore.protocol.errors import Denied, KVStoreError, Retry, StaleHandle
 from kvstore.protocol.master_messages import Nodes, NodeTable
-from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Commit, Open, Opened, Read, RegionList, Regions
+from kvstore.protocol.node_messages import (
+    MAPPED,
+    MISS,
+    CommitPuts,
+    ExportSlabs,
+    ExportSlabsReply,
+    OpenSlots,
+    OpenSlotsReply,
+    ReadBlocks,
+    ReadBlocksReply,
+)
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.protocol.settings import Size
 from kvstore.rpc.address import parse_address
@@ -173,7 +183,7 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
     [agent] = description.agents
     with RawAsker(agent.metadata) as writer:
         writer.join(key.decode(), secret=description.secret)
-        opened = channel.call(Open("", [key], [MIB], [1], [b""], 1), Opened, deadline)  # last: from here on TTL_S runs
+        opened = channel.call(OpenSlots("", [key], [MIB], [1], [b""], 1), OpenSlotsReply, deadline)  # last: from here on TTL_S runs
         region = unpack_region(opened.regions[0])
         writer.send(store([(region, 0, MIB)]), b"\xee" * 1000, payload_bytes=MIB, deadline_ms=20_000)
         connection.send("writing")
@@ -184,7 +194,7 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
             ending = "written"
         except OSError:
             ending = "hung up on"
-        reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
+        reply = channel.call(CommitPuts([opened.put_ids[0]], [0]), Flags, deadline)
         connection.send((ending, list(reply.flags)))
         connection.recv()
 
@@ -225,14 +235,14 @@ def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path)
             hello = {tenant: hello_to_node(system.address, tenant, TOKENS[tenant]) for tenant in TOKENS}
             red, blue = (Channel.open(parse_address(node_tcp(system)), hello[tenant], deadline) for tenant in ("red", "blue"))
             with closing(red), closing(blue):
-                there = red.call(Read([b"k"], [0], 0, 10_000, 1), Blocks, deadline)
+                there = red.call(ReadBlocks([b"k"], [0], 0, 10_000, 1), ReadBlocksReply, deadline)
                 assert list(there.statuses) == [MAPPED]
-                assert list(blue.call(Read([b"k"], [0], 0, 10_000, 1), Blocks, deadline).statuses) == [MISS]
-                asked = Regions(there.slabs)
-                assert blue.call(asked, RegionList, deadline).regions == [b""]
-                [shown] = red.call(asked, RegionList, deadline).regions
+                assert list(blue.call(ReadBlocks([b"k"], [0], 0, 10_000, 1), ReadBlocksReply, deadline).statuses) == [MISS]
+                asked = ExportSlabs(there.slabs)
+                assert blue.call(asked, ExportSlabsReply, deadline).regions == [b""]
+                [shown] = red.call(asked, ExportSlabsReply, deadline).regions
                 assert shown
-                opened = blue.call(Open("", [b"mine"], [MIB], [1], [b""], 1), Opened, deadline)
+                opened = blue.call(OpenSlots("", [b"mine"], [MIB], [1], [b""], 1), OpenSlotsReply, deadline)
                 peer = engine.connect(described)
                 mine, known = unpack_region(opened.regions[0]), unpack_region(shown)
                 # Blue's own key opens nothing of red's, and no more of its slab than its slot.

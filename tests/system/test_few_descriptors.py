@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvstore.cli.tools import cluster_checks
-from kvstore.cli.tools.transport_checks import Verdict
+from kvstore.cli.tools.transport_checks import CheckVerdict
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import TooManyConnections
@@ -35,6 +35,6 @@ def test_clients_beyond_the_descriptors_are_refused_with_the_cause(tmp_path: Pat
         assert 0 < log.read_text().count("refusing connections") < len(refused) / 4, "a line a minute and reason"
         eventually(lambda: status(master).nodes[0].counters["refused_connections"] > 0, "the node has told the master")
         found = {check.name: check for check in cluster_checks.checks(ClientSettings(master=address, deadline_s=PATIENCE_S))}
-    assert found["connections"].verdict is Verdict.WARNING
+    assert found["connections"].verdict is CheckVerdict.WARNING
     assert f"may have {OPEN_FILES} files open" in found["connections"].found
     assert "LimitNOFILE=65536" in found["connections"].advice

@@ -12,7 +12,7 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, VERSION
 from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.node_messages import Put, Read
+from kvstore.protocol.node_messages import Put, ReadBlocks
 from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello
 from kvstore.rpc.address import Address, connect, parse_address
 from tests.rpc.wires import frame, read_frame
@@ -46,7 +46,7 @@ GARBAGE = {
     "an answer to nothing": HELLO + header(kind=4),
     "no Hello first": frame(Exists([b"k"])),
     "a Put without its values": HELLO + header(kind=Put.TYPE, body=len(Put("", [b"k"], [9], [0], [0], [b""]).pack()), payload=9),
-    "a Read, and gone": HELLO + frame(Read([b"kept"] * 1000, [0] * 1000, 0, 60_000)) * 5,
+    "a Read, and gone": HELLO + frame(ReadBlocks([b"kept"] * 1000, [0] * 1000, 0, 60_000)) * 5,
 }
 
 
@@ -114,7 +114,7 @@ def test_another_protocol_version_is_answered_with_both_versions(system: System,
 def test_a_storm_of_mutated_frames_brings_no_daemon_down(system: System) -> None:
     """Valid frames with a few bytes changed get further in than noise does."""
     choose = random.Random(4)
-    frames = [frame(message) for message in (Hello(ROLE_CLIENT), Exists([b"kept"]), Read([b"kept"], [0], 0, 100))]
+    frames = [frame(message) for message in (Hello(ROLE_CLIENT), Exists([b"kept"]), ReadBlocks([b"kept"], [0], 0, 100))]
     for port in FRAME_PORTS:
         for _ in range(100):
             data = bytearray(HELLO + b"".join(choose.choices(frames, k=3)))

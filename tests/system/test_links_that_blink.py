@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
-from kvstore.master.leadership.leader import Leading
+from kvstore.master.leadership.leader import LeaderRole
 from kvstore.protocol.errors import Unavailable
 from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
@@ -26,7 +26,7 @@ class Blinking:
     def __init__(self, places: Places) -> None:
         assert places.master is not None
         self.reactor = places.master.reactor
-        self.leading: Leading = places.master.partitions[0].standing.leading()
+        self.leading: LeaderRole = places.master.partitions[0].standing.leading()
 
     def counted(self, name: str) -> int:
         return self.leading.frames.counters[name]

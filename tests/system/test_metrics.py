@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
@@ -24,9 +24,9 @@ ROOM_BLOCKS = 512
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     plan = ClusterPlan(dram="2MiB", nvme="1MiB", nodes=1, catalog=f"lmdb:{tmp_path_factory.mktemp('catalog')}", is_private=True)
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         yield cluster
 
@@ -40,7 +40,7 @@ def scraped(http: str) -> tuple[dict[str, str], Samples]:
     return {family.name: family.type for family in families if not family.name.startswith("process_")}, samples
 
 
-def https(cluster: Cluster) -> tuple[str, str]:
+def https(cluster: LocalCluster) -> tuple[str, str]:
     """Of master and node, as status names them."""
     with cluster.control() as control:
         status = control.status()
@@ -48,7 +48,7 @@ def https(cluster: Cluster) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("metrics", "which"), [(MASTER, 0), (NODE, 1)], ids=["master", "node"])
-def test_what_is_told_is_what_is_listed(cluster: Cluster, metrics: tuple[Metric, ...], which: int) -> None:
+def test_what_is_told_is_what_is_listed(cluster: LocalCluster, metrics: tuple[Metric, ...], which: int) -> None:
     kinds, samples = scraped(https(cluster)[which])
     assert kinds == {metric.name: str(metric.kind) for metric in metrics}
     listed = {metric.name: set(metric.labels) for metric in metrics}
@@ -58,7 +58,7 @@ def test_what_is_told_is_what_is_listed(cluster: Cluster, metrics: tuple[Metric,
             assert {label for label, _ in labels} - {"le"} == listed[family], name
 
 
-def test_figures_are_those_of_what_was_done(cluster: Cluster) -> None:
+def test_figures_are_those_of_what_was_done(cluster: LocalCluster) -> None:
     master, node = https(cluster)
     _, before = scraped(node)
 
@@ -89,7 +89,7 @@ def test_figures_are_those_of_what_was_done(cluster: Cluster) -> None:
     assert told["kvstore_master_catalog_size_bytes", ()] > 0
 
 
-def test_what_is_refused_is_counted_by_its_reason(cluster: Cluster) -> None:
+def test_what_is_refused_is_counted_by_its_reason(cluster: LocalCluster) -> None:
     master, _ = https(cluster)
 
     def refused() -> float:

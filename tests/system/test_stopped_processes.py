@@ -11,7 +11,7 @@ import pytest
 from kvstore.client.local.fast_puts import OfferedSlot
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
-from kvstore.protocol.node_messages import Commit, Open, OpenAhead, Opened, SlabFds, Slabs
+from kvstore.protocol.node_messages import CommitPuts, MapSlabs, MapSlabsReply, OpenSlotAhead, OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
@@ -53,15 +53,15 @@ def hold_put(connection: Connection, unix: str, key: bytes) -> None:
     """Open a put and map its slot, say so, and when told to go on scribble over it and say what the commit gave."""
     deadline = Deadline(DEADLINE_S)
     channel = Channel.open(Address(unix=unix), Hello(ROLE_CLIENT), deadline)
-    opened = channel.call(Open("", [key], [MIB], [1], [b""]), Opened, deadline)
-    answer, [fd] = channel.call_for_fds(Slabs([opened.slabs[0]], 1), deadline)
-    assert isinstance(answer, SlabFds)
+    opened = channel.call(OpenSlots("", [key], [MIB], [1], [b""]), OpenSlotsReply, deadline)
+    answer, [fd] = channel.call_for_fds(MapSlabs([opened.slabs[0]], 1), deadline)
+    assert isinstance(answer, MapSlabsReply)
     slab = mmap.mmap(fd, answer.sizes[0])
     os.close(fd)
     connection.send("holding")
     connection.recv()
     slab[opened.offsets[0] : opened.offsets[0] + MIB] = b"\xee" * MIB
-    reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
+    reply = channel.call(CommitPuts([opened.put_ids[0]], [0]), Flags, deadline)
     connection.send(list(reply.flags))
     connection.recv()
 
@@ -71,14 +71,14 @@ def write_behind(connection: Connection, unix: str, key: bytes, is_ahead: bool) 
     deadline = Deadline(DEADLINE_S)
     channel = Channel.open(Address(unix=unix), Hello(ROLE_CLIENT), deadline)
     if is_ahead:
-        answer, [page] = channel.call_for_fds(OpenAhead(MIB), deadline)
+        answer, [page] = channel.call_for_fds(OpenSlotAhead(MIB), deadline)
         entered = OfferedSlot(page, answer.sizes[0]).enter(MIB)
         assert entered is not None
         slab_id, offset = entered[1:]
     else:
-        opened = channel.call(Open("", [key], [MIB], [1], [b""]), Opened, deadline)
+        opened = channel.call(OpenSlots("", [key], [MIB], [1], [b""]), OpenSlotsReply, deadline)
         slab_id, offset = opened.slabs[0], opened.offsets[0]
-    answer, [fd] = channel.call_for_fds(Slabs([slab_id], 1), deadline)
+    answer, [fd] = channel.call_for_fds(MapSlabs([slab_id], 1), deadline)
     slab = mmap.mmap(fd, answer.sizes[0])
     sock = channel.detach()
     sock.sendall(b"nonsense" * 8)

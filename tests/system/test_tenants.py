@@ -10,7 +10,7 @@ import pytest
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unauthorized
-from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Read, Slabs
+from kvstore.protocol.node_messages import MAPPED, MISS, MapSlabs, ReadBlocks, ReadBlocksReply
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
@@ -99,15 +99,15 @@ def test_a_node_gives_no_one_the_bytes_or_slabs_of_another_tenant(system: System
         Channel.open(node_unix(system), hello_to_node(system.address, tenant, TOKENS[tenant]), deadline) for tenant in ("red", "blue")
     )
     with closing(red), closing(blue):
-        there = red.call(Read(KEYS, [0, 0], 0, 1000), Blocks, deadline)
+        there = red.call(ReadBlocks(KEYS, [0, 0], 0, 1000), ReadBlocksReply, deadline)
         assert list(there.statuses) == [MAPPED, MAPPED]
         with as_tenant(system, "red") as client:
             generations = [found[0].generation for found in client.locate(KEYS)]
         for asked in (generations, [0, 0]):
-            blocks = blue.call(Read(KEYS, asked, 0, 1000), Blocks, deadline)
+            blocks = blue.call(ReadBlocks(KEYS, asked, 0, 1000), ReadBlocksReply, deadline)
             assert (list(blocks.statuses), list(blocks.sizes)) == ([MISS, MISS], [0, 0])
         for writable in (0, 1):
-            answer, fds = blue.call_for_fds(Slabs(there.slabs, writable), deadline)
+            answer, fds = blue.call_for_fds(MapSlabs(there.slabs, writable), deadline)
             assert (list(answer.sizes), fds) == ([0, 0], [])
 
 

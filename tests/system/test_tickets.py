@@ -13,7 +13,7 @@ import pytest
 from kvstore.client.aio import AsyncClient
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, Unavailable
-from kvstore.protocol.node_messages import Blocks, Read
+from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -120,7 +120,7 @@ def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp
             with pytest.raises(Unauthorized):
                 client.put(b"new", b"value")
             assert not blue.has_hung_up()
-            assert blue.call(Read([b"k"], [0], 100, 0), Blocks, Deadline(DEADLINE_S)).sizes[0] == len(b"blue's")
+            assert blue.call(ReadBlocks([b"k"], [0], 100, 0), ReadBlocksReply, Deadline(DEADLINE_S)).sizes[0] == len(b"blue's")
             assert other.get(b"k") == b"blue's"
         with system.client(tenant="red", token="another secret") as again:
             assert again.get(b"k") == b"value"

@@ -23,7 +23,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.transfer.config import TransferSettings
 from tests.credentials import tokens_file
 from tests.security.tls.certified import HOSTS, Cluster, given_to, past, revoke, swap
@@ -214,7 +214,7 @@ def test_certificates_are_exchanged_under_load_and_no_operation_is_lost(encrypte
         worker.start()
     try:
         for _ in range(3):
-            swap(encrypted.of_master, encrypted.authority.server(Subject(MASTER), hosts=HOSTS))
+            swap(encrypted.of_master, encrypted.authority.server(CertificateSubject(MASTER), hosts=HOSTS))
             swap(encrypted.of_nodes["n0"], encrypted.authority.node("n0"))
             swap(settings, in_one_file(encrypted.client()))
             done = rounds[0]

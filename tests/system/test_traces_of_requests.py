@@ -13,9 +13,9 @@ from typing import Any, Final
 import pytest
 
 from kvstore.cli.tools.child import Child
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.protocol.traceparent import TraceParent, parse_traceparent
 from tests.forked import Forked
 from tests.router.scripted import PROMPT, choice, following
@@ -83,8 +83,8 @@ def config(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
-def cluster(config: Path) -> Iterator[Cluster]:
-    with Cluster(ClusterPlan(dram="8MiB", is_private=True, config=str(config)), on_log=lambda *_: None, start=Forked) as cluster:
+def cluster(config: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(ClusterPlan(dram="8MiB", is_private=True, config=str(config)), on_log=lambda *_: None, start=Forked) as cluster:
         cluster.wait_ready()
         yield cluster
 
@@ -113,10 +113,10 @@ def named(span: Came) -> TraceParent:
 
 
 def test_a_request_is_one_trace_from_who_asked_over_router_and_master_to_the_engines(
-    cluster: Cluster, config: Path, collector: Collector, engine: Engine
+    cluster: LocalCluster, config: Path, collector: Collector, engine: Engine
 ) -> None:
     with SchedulerClient(ClientSettings(master=cluster.address)) as scheduler:
-        for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        for name, role in (("p", InstanceRole.PREFILL), ("d", InstanceRole.DECODE)):
             scheduler.report(InstanceReport(name=name, role=role, address=engine.url))
         flags = ("--master", cluster.address, "--listen", "127.0.0.1:0", "--model", "m", "--block-tokens", "4")
         with daemon("kvstore.router.daemon", config, *flags) as router:
@@ -141,7 +141,7 @@ def test_a_request_is_one_trace_from_who_asked_over_router_and_master_to_the_eng
 
 
 def test_a_sidecars_report_is_one_trace_with_the_engine_and_the_master(
-    cluster: Cluster, config: Path, collector: Collector, engine: Engine
+    cluster: LocalCluster, config: Path, collector: Collector, engine: Engine
 ) -> None:
     flags = ("--engine", engine.url, "--master", cluster.address, "--name", "e", "--deadline-s", "60")
     with daemon("kvstore.engines.sidecar.daemon", config, *flags):

@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -30,13 +30,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with traced_cluster(collector, tmp_path_factory.mktemp("tracing"), nodes=2) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def traced(cluster: Cluster, collector: Collector) -> Iterator[Client]:
+def traced(cluster: LocalCluster, collector: Collector) -> Iterator[Client]:
     """Its calls are traced within a span of the program's. Its daemon is asked by shared memory."""
     with Client(cluster.address, tracing=to(collector)) as client:
         yield client
@@ -51,7 +51,7 @@ def engine(sampler: Sampler) -> trace.Tracer:
     return TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("engine")
 
 
-def test_one_trace_over_client_node_and_master_below_the_engines_own_span(cluster: Cluster, collector: Collector) -> None:
+def test_one_trace_over_client_node_and_master_below_the_engines_own_span(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client:
         with engine(ALWAYS_ON).start_as_current_span("step") as step:
             assert client.put(b"one secret key", b"x" * 5000, namespace="n", ack="cluster")
@@ -78,7 +78,7 @@ def test_one_trace_over_client_node_and_master_below_the_engines_own_span(cluste
     assert "secret" not in repr(collector.all())
 
 
-def test_calls_of_the_control_plane_are_parts_too(cluster: Cluster, collector: Collector) -> None:
+def test_calls_of_the_control_plane_are_parts_too(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, tracing=to(collector, sample_ratio=1)) as client:
         client.put(b"listed", b"value", ack="cluster")
         assert client.status()["nodes"]
@@ -90,7 +90,7 @@ def test_calls_of_the_control_plane_are_parts_too(cluster: Cluster, collector: C
         assert spans[f"kvstore.master.{of_master}"].error == ""
 
 
-def test_chance_samples_all_or_nothing_and_the_engine_decides_for_its_own(cluster: Cluster, collector: Collector) -> None:
+def test_chance_samples_all_or_nothing_and_the_engine_decides_for_its_own(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=0)) as client:
         assert client.match_prefix([b"none such"]) == 0
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=1)) as client:
@@ -106,7 +106,7 @@ def test_chance_samples_all_or_nothing_and_the_engine_decides_for_its_own(cluste
     assert not {"kvstore.match_prefix", "kvstore.master.match_prefix"} & {span.name for span in collector.all()}
 
 
-def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: Cluster, collector: Collector) -> None:
+def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: LocalCluster, collector: Collector) -> None:
     settings = ClientSettings(get_inline_bytes=0)
     with Client(cluster.address, settings=settings, tracing=to(collector, sample_ratio=1)) as client:
         client.put(b"near", b"n" * 4096)
@@ -119,7 +119,7 @@ def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: Cluster, colle
     assert told == {"kvstore.keys": 1, "kvstore.hits": 1, "kvstore.bytes": 4096, "kvstore.requests": 0, "kvstore.way": "shared memory"}
 
 
-def test_a_collector_that_is_away_holds_up_nobody(cluster: Cluster) -> None:
+def test_a_collector_that_is_away_holds_up_nobody(cluster: LocalCluster) -> None:
     away = TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1)
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=away) as client:
         for number in range(50):
@@ -151,7 +151,7 @@ def chain(collector: Collector, span_id: str, *names: str) -> list[Came]:
     return found
 
 
-def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: Cluster, collector: Collector) -> None:
+def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client, step() as root:
         assert client.put_batch([b"published 1", b"published 2"], [b"x" * 1000] * 2, ack="cluster") == [True, True]
     _call, put, publish = chain(collector, root, "put_batch", "node.put", "master.publish")

@@ -10,21 +10,21 @@ import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.telemetry import routes
-from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.logs import JsonLines
-from kvstore.telemetry.metrics.metric import Kind, Metric
+from kvstore.telemetry.metrics.metric import Metric, MetricKind
 from kvstore.telemetry.routes import LevelChange, add_debug, add_health, add_log_level, add_metrics
 from tests.telemetry.http.asking import Answer, ask
 from tests.telemetry.http.served import FixedAccess, running
 
-BLOCKS = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
+BLOCKS = Metric("kvstore_x_blocks", MetricKind.GAUGE, "Blocks.")
 
 LOGGER = logging.getLogger("kvstore.of_this_test")
 
 
 @contextlib.contextmanager
-def serving(*adders: Callable[[HttpServer], None], access: Access = Access.ADMIN) -> Iterator[HttpServer]:
+def serving(*adders: Callable[[HttpServer], None], access: AccessLevel = AccessLevel.ADMIN) -> Iterator[HttpServer]:
     server = HttpServer("127.0.0.1:0", access_control=FixedAccess(access))
     for add in adders:
         add(server)
@@ -41,7 +41,7 @@ def levels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def health(unready: Callable[[], Sequence[str]], alive: Callable[[], None] = lambda: None) -> Iterator[str]:
-    with serving(lambda server: add_health(server, alive, unready), access=Access.NONE) as server:
+    with serving(lambda server: add_health(server, alive, unready), access=AccessLevel.NONE) as server:
         yield server.address
 
 
@@ -74,11 +74,11 @@ def test_one_whose_loop_hangs_is_neither() -> None:
             assert (answer.status, answer.text) == (503, "the event loop did not answer within 5 s\n")
 
 
-@pytest.mark.parametrize("has", Access)
-def test_who_may_read_gets_them(has: Access) -> None:
+@pytest.mark.parametrize("has", AccessLevel)
+def test_who_may_read_gets_them(has: AccessLevel) -> None:
     with serving(lambda server: add_metrics(server, (BLOCKS,), lambda: {"kvstore_x_blocks": 7}), access=has) as server:
         answer = ask(server.address, "/metrics", headers={"Accept": "application/openmetrics-text"})
-    if has is Access.NONE:
+    if has is AccessLevel.NONE:
         assert answer.status == 401
     else:
         assert answer.status == 200
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused(server: HttpServer, body: object) -> None:
 
 
 def test_levels_threads_and_profiles_are_for_operators() -> None:
-    with serving(add_log_level, add_debug, access=Access.READ) as server:
+    with serving(add_log_level, add_debug, access=AccessLevel.READ) as server:
         assert post(server, {"level": "debug"}).status == 401
         assert [ask(server.address, path).status for path in ("/debug/threads", "/debug/profile")] == [401, 401]
 

@@ -11,18 +11,18 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, TierFailed
 from kvstore.tiers import lmdb_records
-from kvstore.tiers.lmdb_records import Header, LmdbRead, LmdbRecords, key_of, pack_header, unpack_header
+from kvstore.tiers.lmdb_records import LmdbRead, LmdbRecords, ValueHeader, key_of, pack_header, unpack_header
 from kvstore.tiers.nvme_env import Environment, begin_transaction
-from kvstore.tiers.placements import Run
+from kvstore.tiers.placements import PageRun
 
-LARGE = Header(5000, 1, (Run(3, 5),), b"large")
+LARGE = ValueHeader(5000, 1, (PageRun(3, 5),), b"large")
 
 KEY = (7).to_bytes(8)
 
 HEADERS = [
-    Header(10, (1 << 64) - 1, (), b""),
-    Header(5000, 1, (Run(3, 5),), b"tag"),
-    Header(1 << 30, 0, (Run(1 << 40, (1 << 40) + 7), Run(0, 1)), bytes(range(256))),
+    ValueHeader(10, (1 << 64) - 1, (), b""),
+    ValueHeader(5000, 1, (PageRun(3, 5),), b"tag"),
+    ValueHeader(1 << 30, 0, (PageRun(1 << 40, (1 << 40) + 7), PageRun(0, 1)), bytes(range(256))),
 ]
 
 
@@ -42,11 +42,11 @@ class Store:
                 raise failure
             yield transaction
 
-    def put(self, block_id: int, header: Header, data: bytes = b"") -> None:
+    def put(self, block_id: int, header: ValueHeader, data: bytes = b"") -> None:
         self.environment.write(lambda transaction: self.records.put(transaction, block_id, header, data))
 
-    def put_value(self, block_id: int, data: bytes) -> Header:
-        header = Header(len(data), xxhash.xxh3_64_intdigest(data), (), b"tag-%d" % block_id)
+    def put_value(self, block_id: int, data: bytes) -> ValueHeader:
+        header = ValueHeader(len(data), xxhash.xxh3_64_intdigest(data), (), b"tag-%d" % block_id)
         self.put(block_id, header, data)
         return header
 
@@ -97,12 +97,12 @@ def test_a_damaged_page_fails_one_read_and_the_others_go_on(store: Store) -> Non
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_header_is_unpacked_as_it_was_packed(header: Header) -> None:
+def test_header_is_unpacked_as_it_was_packed(header: ValueHeader) -> None:
     assert unpack_header(KEY, pack_header(KEY, header)) == header
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_header_with_any_bit_flipped_is_refused(header: Header) -> None:
+def test_header_with_any_bit_flipped_is_refused(header: ValueHeader) -> None:
     packed = pack_header(KEY, header)
     for bit in range(8 * len(packed)):
         damaged = bytearray(packed)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
-from kvstore.tiers.placements import ExtentAllocator, Placement, Placements, Run, Runs
+from kvstore.tiers.placements import ExtentAllocator, PageRun, Placement, Placements, Runs
 
 PAGES = 300
 
@@ -80,7 +80,7 @@ def test_waiting_for_release_ends_with_the_read(placements: Placements) -> None:
 
 def test_restored_values_have_their_extents_and_the_rest_is_free() -> None:
     placements = Placements()
-    kept = [(3, Placement(30, (Run(2, 4), Run(8, 9)))), (4, Placement(40, (Run(4, 5),)))]
+    kept = [(3, Placement(30, (PageRun(2, 4), PageRun(8, 9)))), (4, Placement(40, (PageRun(4, 5),)))]
     assert placements.restore(kept, 10) == set()
     placements.grow(10)
     placements.check_integrity()
@@ -90,7 +90,7 @@ def test_restored_values_have_their_extents_and_the_rest_is_free() -> None:
 
 def test_of_overlapping_values_the_newest_is_restored() -> None:
     placements = Placements()
-    found = [(1, (Run(0, 4),)), (2, (Run(3, 6), Run(8, 10))), (3, (Run(5, 7),)), (4, (Run(7, 8),))]
+    found = [(1, (PageRun(0, 4),)), (2, (PageRun(3, 6), PageRun(8, 10))), (3, (PageRun(5, 7),)), (4, (PageRun(7, 8),))]
     assert placements.restore([(number, Placement(0, runs)) for number, runs in found], 10) == {1, 2}
     placements.grow(10)
     placements.check_integrity()
@@ -101,9 +101,9 @@ def allocator(*free: tuple[int, int]) -> ExtentAllocator:
     """One of PAGES pages of which these runs are free."""
     made = ExtentAllocator()
     made.grow(PAGES)
-    assert made.take(PAGES) == Run(0, PAGES)
+    assert made.take(PAGES) == PageRun(0, PAGES)
     for begin, end in free:
-        made.free(Run(begin, end))
+        made.free(PageRun(begin, end))
     made.check_integrity()
     return made
 
@@ -111,7 +111,7 @@ def allocator(*free: tuple[int, int]) -> ExtentAllocator:
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["take", "pieces", "free", "grow"]), st.integers(1, 40)), max_size=80))
 def test_extents_in_any_order_match_a_set_of_pages(steps: list[tuple[str, int]]) -> None:
-    made, free, taken = ExtentAllocator(), set[int](), list[list[Run]]()
+    made, free, taken = ExtentAllocator(), set[int](), list[list[PageRun]]()
     for act, number in steps:
         if act == "grow":
             free |= set(range(made.end_pages, made.end_pages + number))
@@ -130,7 +130,7 @@ def test_extents_in_any_order_match_a_set_of_pages(steps: list[tuple[str, int]])
         assert {page for run in made.free_runs() for page in range(*run)} == free
 
 
-def without(free: set[int], runs: list[Run], pages: int) -> set[int]:
+def without(free: set[int], runs: list[PageRun], pages: int) -> set[int]:
     got = [page for run in runs for page in range(*run)]
     assert len(got) == pages == len(set(got))
     assert free.issuperset(got)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import TierFailed
-from kvstore.tiers.placements import PAGE_BYTES, Run
+from kvstore.tiers.placements import PAGE_BYTES, PageRun
 from kvstore.tiers.tier import TierFull
-from kvstore.tiers.value_file import DIRECT_BYTES, MAX_JOINED, PIECE_BYTES, Piece, ValueFile, joined, pieces_of
+from kvstore.tiers.value_file import DIRECT_BYTES, MAX_JOINED, PIECE_BYTES, FilePiece, ValueFile, joined, pieces_of
 from tests.tiers.test_nvme_env import file_size_limit
 
 SIZES = [1, 4096, 5000, DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, 3 * PIECE_BYTES + 777]
@@ -59,7 +59,7 @@ def fill(memory: memoryview, seed: int) -> bytes:
     return bytes(memory)
 
 
-def write(file: ValueFile, runs: tuple[Run, ...], value: memoryview) -> None:
+def write(file: ValueFile, runs: tuple[PageRun, ...], value: memoryview) -> None:
     for group in joined(pieces_of(runs, value)):
         file.write(group)
 
@@ -72,7 +72,7 @@ def test_a_value_is_read_as_it_was_written(open_file: Callable[..., ValueFile], 
     file = open_file(direct=is_direct)
     assert file.is_direct == is_direct
     pages = -(-size_bytes // PAGE_BYTES)
-    before, runs, after = (Run(2, 3),), (Run(3, 3 + pages),), (Run(3 + pages, 4 + pages),)
+    before, runs, after = (PageRun(2, 3),), (PageRun(3, 3 + pages),), (PageRun(3 + pages, 4 + pages),)
     for neighbour in (before, after):
         write(file, neighbour, memoryview(b"n" * PAGE_BYTES))
     source, destination = aligned(size_bytes, shift_bytes), aligned(size_bytes, shift_bytes)
@@ -89,8 +89,8 @@ def test_a_value_is_read_as_it_was_written(open_file: Callable[..., ValueFile], 
 
 
 def test_short_neighbours_are_joined_and_large_values_are_not() -> None:
-    def piece(page: int, pages: int, is_large: bool = False) -> Piece:
-        return Piece(page * PAGE_BYTES, (page + pages) * PAGE_BYTES, memoryview(b""), is_large)
+    def piece(page: int, pages: int, is_large: bool = False) -> FilePiece:
+        return FilePiece(page * PAGE_BYTES, (page + pages) * PAGE_BYTES, memoryview(b""), is_large)
 
     assert joined([]) == []
     pieces = [piece(0, 1), piece(1, 2), piece(4, 1), piece(5, 40, is_large=True), piece(45, 1), piece(46, 1)]
@@ -141,7 +141,7 @@ def test_a_disk_without_room_to_grow_leaves_the_file_as_it_was(open_file: Callab
 @pytest.mark.parametrize("size_bytes", [4096, DIRECT_BYTES])
 def test_a_write_that_fails_or_is_cut_short_says_so(open_file: Callable[..., ValueFile], size_bytes: int) -> None:
     file = open_file()
-    runs, value = (Run(0, size_bytes // PAGE_BYTES),), aligned(size_bytes)
+    runs, value = (PageRun(0, size_bytes // PAGE_BYTES),), aligned(size_bytes)
     for code, kind in ((errno.ENOSPC, TierFull), (errno.EIO, TierFailed)):
         with pytest.MonkeyPatch.context() as patch:
             refuse(patch, "pwritev", code)
@@ -161,7 +161,7 @@ def test_a_write_that_fails_or_is_cut_short_says_so(open_file: Callable[..., Val
 @pytest.mark.parametrize("size_bytes", [4096, DIRECT_BYTES, DIRECT_BYTES + 5])
 def test_a_read_that_fails_says_so_and_one_behind_the_end_is_short(open_file: Callable[..., ValueFile], size_bytes: int) -> None:
     file = open_file(pages=64)
-    [piece] = pieces_of((Run(0, 33),), aligned(size_bytes))
+    [piece] = pieces_of((PageRun(0, 33),), aligned(size_bytes))
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, "preadv", errno.EIO)
         refuse(patch, "posix_fadvise", errno.EIO)
@@ -169,5 +169,5 @@ def test_a_read_that_fails_says_so_and_one_behind_the_end_is_short(open_file: Ca
         with pytest.raises(TierFailed, match="cannot be read: Input/output error"):
             file.read(piece)
     assert file.read(piece)
-    [behind] = pieces_of((Run(64, 97),), aligned(size_bytes))
+    [behind] = pieces_of((PageRun(64, 97),), aligned(size_bytes))
     assert not file.read(behind)

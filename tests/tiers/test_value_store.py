@@ -10,7 +10,7 @@ import xxhash
 
 from kvstore.protocol.errors import Closed, TierFailed
 from kvstore.tiers import value_store
-from kvstore.tiers.placements import PAGE_BYTES, Placement, Run
+from kvstore.tiers.placements import PAGE_BYTES, PageRun, Placement
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, PIECE_BYTES
 from kvstore.tiers.value_store import MIN_SEGMENT_BYTES, ExtentRead, ValueStore
@@ -123,7 +123,7 @@ def test_a_disk_without_room_for_a_segment_gives_what_the_value_takes(
         [runs] = store.place([8192], flush=fail_flush)
         with pytest.raises(TierFull):
             store.place([8193], flush=lambda: None)
-    assert runs == (Run(0, 2),)
+    assert runs == (PageRun(0, 2),)
     store.place([8193], flush=fail_flush)
 
 

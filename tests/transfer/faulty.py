@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from kvstore.protocol.errors import Closed, Denied, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
@@ -69,9 +69,9 @@ class FaultyAgent(TransferAgent):
         self.answers: deque[Answer] = deque()
         self.default = DELIVER
         self.ignores_cancel = self.has_ignored_a_cancel = False
-        self.before_submit: Callable[[Request], None] | None = None
-        self.under_way: list[Request] = []
-        self.begun: list[Request] = []
+        self.before_submit: Callable[[AgentRequest], None] | None = None
+        self.under_way: list[AgentRequest] = []
+        self.begun: list[AgentRequest] = []
         self.loaded: list[FaultyRemote] = []
         self.peak = 0
         self.is_closed = False
@@ -82,7 +82,7 @@ class FaultyAgent(TransferAgent):
 
     # --- what tests tell it ---
 
-    def end(self, request: Request, answer: Answer = DELIVER) -> bool:
+    def end(self, request: AgentRequest, answer: Answer = DELIVER) -> bool:
         """End a request under way. False if that has happened meanwhile."""
         with self._lock:
             if request not in self.under_way:
@@ -128,7 +128,7 @@ class FaultyAgent(TransferAgent):
     def _forget(self, region: Region) -> None:
         del self.exported[self.transport, region.region_id]
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         if self.before_submit is not None:
             self.before_submit(request)
         with self._lock:
@@ -143,7 +143,7 @@ class FaultyAgent(TransferAgent):
         elif not answer.waits:
             self.end(request, answer)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         assert request in self.begun, "cancelled before it was submitted"
         if self.ignores_cancel:
             self.has_ignored_a_cancel = True
@@ -173,7 +173,7 @@ class FaultyAgent(TransferAgent):
             raise Unreachable(f"{remote.name} is gone")
         return peer
 
-    def _move(self, request: Request, limit_bytes: int | None) -> KVStoreError | None:
+    def _move(self, request: AgentRequest, limit_bytes: int | None) -> KVStoreError | None:
         """Move at most so many bytes; what went wrong by itself."""
         left_bytes = request.size_bytes if limit_bytes is None else min(limit_bytes, request.size_bytes)
         if not left_bytes:
@@ -219,7 +219,7 @@ class KeyedAgent(FaultyAgent):
         super().export(region)
         return self.rail.device.encode() if self.rail.device != "rail9" else None
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         if any(piece.remote.descriptors != {"keyed": request.remote.device.encode()} for piece in request.pieces):
             request.finish(Denied("not this rail's key"))
         else:
@@ -232,7 +232,7 @@ class RaisingAgent(FaultyAgent):
     transport = "raising"
     finishes_first: ClassVar[bool] = False
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         if self.finishes_first:
             super().submit(request)
         raise RuntimeError("a mistake in a plug-in")

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Region
 
 MAGIC = b"LOCAL "
@@ -44,7 +44,7 @@ class LocalAgent(TransferAgent):
     def _forget(self, region: Region) -> None:
         self._regions.pop(region.region_id, None)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         request.state = threading.Lock()
         if self.is_stalled:
             return
@@ -60,7 +60,7 @@ class LocalAgent(TransferAgent):
         else:
             self._finish(request, None)
 
-    def run(self, request: Request) -> None:
+    def run(self, request: AgentRequest) -> None:
         ended = threading.Event()
         while not request.is_over:
             try:
@@ -68,7 +68,7 @@ class LocalAgent(TransferAgent):
             except KVStoreError as error:
                 self._finish(request, error)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         self._finish(request, cancelled())
 
     def notify(self, remote: str, message: bytes, deadline: Deadline) -> None:
@@ -93,7 +93,7 @@ class LocalAgent(TransferAgent):
             raise Unreachable(f"{name} is gone")
         return self.agents[name]
 
-    def _finish(self, request: Request, error: KVStoreError | None) -> None:
+    def _finish(self, request: AgentRequest, error: KVStoreError | None) -> None:
         with self._lock:
             is_first = not request.is_over and request.state is not None
             request.state = None

@@ -6,7 +6,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
-from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, Direction, Notices, Request
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, AgentRequest, Direction, Notices
 from kvstore.transfer.memory.region import Piece
 from tests.rpc.raw_peers import make_region, shown
 
@@ -23,10 +23,10 @@ def test_what_nobody_takes_is_bounded_in_number_and_in_bytes(size_bytes: int, mo
     assert len(notices.take()) == 1
 
 
-def a_request(**fields: object) -> Request:
+def a_request(**fields: object) -> AgentRequest:
     region = make_region(100)
     pieces = [Piece(region, 0, shown(region), 50, 20), Piece(region, 20, shown(region), 70, 30)]
-    return Request(Direction.READ, "peer", pieces, Deadline(PATIENCE_S), **fields)  # type: ignore[arg-type]
+    return AgentRequest(Direction.READ, "peer", pieces, Deadline(PATIENCE_S), **fields)  # type: ignore[arg-type]
 
 
 def test_whoever_waits_is_told_of_the_end() -> None:

@@ -28,11 +28,11 @@ from kvstore.protocol.transfers import (
     MAX_PIECE_BYTES,
     MAX_TRANSFER_BODY_BYTES,
     Fence,
-    Fetch,
-    Join,
-    Joined,
+    JoinEngine,
+    JoinReply,
     Notice,
-    Store,
+    ReadRegions,
+    WriteRegions,
 )
 from kvstore.testing.transfer.waiting import eventually, within
 from kvstore.transfer.agent import Direction
@@ -93,12 +93,12 @@ def answer_join(make: Callable[[int], bytes]) -> Play:
 BAD_AT_JOIN: list[tuple[str, Play, type[KVStoreError]]] = [
     ("never answers", silent, Unreachable),
     ("hangs up", lambda sock: None, Unreachable),
-    ("half a header", answer_join(lambda number: frame(Joined("x"), number)[:10]), Unreachable),
-    ("another version", answer_join(lambda number: frame(Joined("x"), number, version=VERSION + 1)), ProtocolError),
-    ("another request", answer_join(lambda number: frame(Joined("x"), number + 1)), ProtocolError),
+    ("half a header", answer_join(lambda number: frame(JoinReply("x"), number)[:10]), Unreachable),
+    ("another version", answer_join(lambda number: frame(JoinReply("x"), number, version=VERSION + 1)), ProtocolError),
+    ("another request", answer_join(lambda number: frame(JoinReply("x"), number + 1)), ProtocolError),
     (
         "a body over the limit",
-        answer_join(lambda number: frame(Joined("x"), number, body=TOO_LONG)),
+        answer_join(lambda number: frame(JoinReply("x"), number, body=TOO_LONG)),
         ProtocolError,
     ),
     ("a refusal", answer_join(lambda number: frame(Failure(Unavailable.code, "full"), 0)), Unavailable),
@@ -140,7 +140,7 @@ BAD_AT_READING: list[tuple[str, Play, type[KVStoreError]]] = [
     ("announces more", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE + 1))), ProtocolError),
     ("announces too much", answer_request(lambda number: frame(Ok(), number, payload_bytes=MAX_PAYLOAD_BYTES + 1)), ProtocolError),
     ("a body", answer_request(lambda number: frame(Ok(), number, body=b"x", payload=bytes(SIZE))), ProtocolError),
-    ("another type", answer_request(lambda number: frame(Joined("x"), number)), ProtocolError),
+    ("another type", answer_request(lambda number: frame(JoinReply("x"), number)), ProtocolError),
     ("another request", answer_request(lambda number: whole(number + 1)), ProtocolError),
     ("a failure of unknown code", answer_request(lambda number: frame(Failure(399, "?"), number)), Fenced),
     (
@@ -266,7 +266,9 @@ def raw(metadata: bytes) -> Iterator[RawAsker]:
         yield raw
 
 
-def header(*, magic: bytes = MAGIC, version: int = VERSION, kind: int = Join.TYPE, body_bytes: int = 0, payload_bytes: int = 0) -> bytes:
+def header(
+    *, magic: bytes = MAGIC, version: int = VERSION, kind: int = JoinEngine.TYPE, body_bytes: int = 0, payload_bytes: int = 0
+) -> bytes:
     return HEADER.pack(magic, version, kind, 7, 0, body_bytes, payload_bytes)
 
 
@@ -321,7 +323,7 @@ def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, me
 def test_a_name_and_number_that_are_taken_are_refused(raw: RawAsker, metadata: bytes, served: tuple[Target, bytes]) -> None:
     raw.join("same", 5)
     with RawAsker(metadata) as other:
-        other.send(Join("same", 5))
+        other.send(JoinEngine("same", 5))
         assert isinstance(other.failure(), ProtocolError)
         assert other.is_refused()
     assert raw.works()
@@ -333,22 +335,22 @@ def test_a_name_and_number_that_are_taken_are_refused(raw: RawAsker, metadata: b
 
 @pytest.mark.parametrize("agent_name", ["", "x" * 256], ids=["none", "long"])
 def test_a_name_that_is_none_is_refused(raw: RawAsker, agent_name: str) -> None:
-    raw.send(Join(agent_name, 1))
+    raw.send(JoinEngine(agent_name, 1))
     assert isinstance(raw.failure(), ProtocolError)
     assert raw.is_refused()
 
 
-@pytest.mark.parametrize("kind", [Fetch, Store])
-def test_a_body_that_is_no_request_is_refused(raw: RawAsker, kind: type[Fetch | Store]) -> None:
+@pytest.mark.parametrize("kind", [ReadRegions, WriteRegions])
+def test_a_body_that_is_no_request_is_refused(raw: RawAsker, kind: type[ReadRegions | WriteRegions]) -> None:
     raw.join()
     raw.socket.sendall(header(kind=kind.TYPE, body_bytes=5) + b"\xff" * 5)
     assert isinstance(raw.failure(), ProtocolError)
     assert raw.is_refused()
 
 
-@pytest.mark.parametrize("kind", [Fetch, Store])
+@pytest.mark.parametrize("kind", [ReadRegions, WriteRegions])
 @pytest.mark.parametrize("sizes", [[MAX_PIECE_BYTES + 1], [MAX_PIECE_BYTES] * 5], ids=["one", "together"])
-def test_pieces_too_large_are_refused(raw: RawAsker, region: Region, kind: type[Fetch | Store], sizes: list[int]) -> None:
+def test_pieces_too_large_are_refused(raw: RawAsker, region: Region, kind: type[ReadRegions | WriteRegions], sizes: list[int]) -> None:
     raw.join()
     count = len(sizes)
     raw.send(kind([region.region_id] * count, [region.write_key] * count, [0] * count, sizes))
@@ -440,7 +442,7 @@ def a_crowd(metadata: bytes, count: int) -> Iterator[list[RawAsker]]:
 def test_connections_beyond_the_limit_are_refused_and_the_others_stay(metadata: bytes, served: tuple[Target, bytes]) -> None:
     with a_crowd(metadata, 8) as crowd:
         with RawAsker(metadata) as refused:
-            refused.send(Join("refused", 1))
+            refused.send(JoinEngine("refused", 1))
             assert type(refused.failure()) is Unavailable
             assert refused.is_refused()
         assert all(asker.works() for asker in crowd)

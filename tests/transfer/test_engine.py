@@ -26,7 +26,7 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.streams.tcp import TcpListener
-from kvstore.transfer.topology.model import Rails
+from kvstore.transfer.topology.model import RailPreference
 from tests.forks import told_by_child
 from tests.ports import free_ports
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
@@ -418,7 +418,7 @@ def test_what_is_under_way_on_a_rail_that_vanishes_goes_on_by_another(scene: Sce
 def test_memory_that_comes_near_other_rails_is_described_anew(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     links = topology("rail0", "rail1")
-    assert engine.refresh(replace(links, override={"cpu:0": Rails(("rail1",), ("rail0",))}))
+    assert engine.refresh(replace(links, override={"cpu:0": RailPreference(("rail1",), ("rail0",))}))
     assert b'"cpu:0":[["rail1"],["rail0"]]' in engine.describe()
     engine.transfer([(remote, bytearray(4), 4)])
     assert [len(agent.begun) for agent in agents(engine)] == [0, 1]

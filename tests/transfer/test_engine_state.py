@@ -24,7 +24,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
-from kvstore.transfer.agent import Request
+from kvstore.transfer.agent import AgentRequest
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.batch import Copy, Span
@@ -171,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     # --- the network ---
 
-    def _under_way(self) -> list[tuple[FaultyAgent, Request]]:
+    def _under_way(self) -> list[tuple[FaultyAgent, AgentRequest]]:
         return [(agent, request) for agent in self.all_agents for request in agent.under_way]
 
     @precondition(lambda self: self._under_way())

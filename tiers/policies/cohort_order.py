@@ -10,7 +10,7 @@ from typing import Final, Generic
 
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.reuse_hazard import BUCKETS
-from kvstore.tiers.policies.visits import CLASSES, Cohort, Leaf, Run
+from kvstore.tiers.policies.visits import CLASSES, Cohort, Leaf, VisitRun
 
 RINGS: Final = CLASSES * BUCKETS * 2
 ORPHANS: Final = RINGS
@@ -58,7 +58,7 @@ class CohortOrder(Generic[K]):
             return None
         ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
         leaf = next(iter(next(iter(self._rings[ring])).leaves[ring & 1]))
-        return leaf.first() if isinstance(leaf, Run) else leaf
+        return leaf.first() if isinstance(leaf, VisitRun) else leaf
 
     def __iter__(self) -> Iterator[K]:
         """Every leaf, those worth least first."""
@@ -100,7 +100,7 @@ class CohortOrder(Generic[K]):
 def keys_in(leaves: "Iterable[Leaf[K]]") -> Iterator[K]:
     """The blocks that these leaves are, in order."""
     for leaf in leaves:
-        if isinstance(leaf, Run):
+        if isinstance(leaf, VisitRun):
             yield from leaf
         else:
             yield leaf

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy, K, States
-from kvstore.tiers.policies.prefix_tree import Children, Node, alone, closes_cycle, has_cycle, is_alone, with_child, without_child
-from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Run, Visit, VisitLog
+from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, closes_cycle, has_cycle, is_alone, with_child, without_child
+from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog, VisitRun
 
 MAX_PASSED: Final = 1 << 16
 """Keys that are passed by, some 5 ms, in search of blocks that are no leaves: only where every leaf is in use."""
@@ -39,7 +39,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._nodes: States[K, Node[K] | Run[K, Cohort[K]]] = DictStates()
+        self._nodes: States[K, PrefixNode[K] | VisitRun[K, Cohort[K]]] = DictStates()
         """Of blocks that were stored alone only their run, which is filed for them, until more is to be known."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
         """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
@@ -74,13 +74,13 @@ class PrefixPolicy(EvictionPolicy[K]):
                 visit.follow(above.visit, parent, above.birth_turn, above.forks)
         if ghost is None:
             visit.new_blocks += 1
-            node = Node(parent, visit, visit.turn, 0)
+            node = PrefixNode(parent, visit, visit.turn, 0)
         else:
             if isinstance(ghost, Cohort):
                 former = alone(key, ghost)
                 ghost = former.visit, former.birth_turn, former.forks
             last, birth_turn, forks = ghost
-            node = Node(parent, visit, birth_turn, forks)
+            node = PrefixNode(parent, visit, birth_turn, forks)
             self._log.read(last, key, now_s)
             visit.turn = birth_turn + 1
         self._nodes[key] = node
@@ -109,7 +109,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def _parent_of(self, key: K) -> K | None:
         node = self._nodes.get(key)
-        return node.parent if isinstance(node, Node) else None
+        return node.parent if isinstance(node, PrefixNode) else None
 
     def insert_all(self, keys: Sequence[K], parents: Sequence[K | None] | None = None) -> None:
         inner = keys[1:-1]
@@ -132,16 +132,16 @@ class PrefixPolicy(EvictionPolicy[K]):
         is_unknown = self._nodes.are_new(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
 
-    def _find(self, key: K) -> Node[K] | None:
+    def _find(self, key: K) -> PrefixNode[K] | None:
         """What is known of a block; of one that was alone until now, which is filed no more."""
         node = self._nodes.get(key)
-        if isinstance(node, Run):
+        if isinstance(node, VisitRun):
             run, node = node, alone(key, node.home)
             self._nodes[key] = node
             self._have_left(run, 1)
         return node
 
-    def _have_left(self, run: Run[K, Cohort[K]], count: int) -> None:
+    def _have_left(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
         """So many blocks of the run are filed with it no more."""
         run.has_lost(count)
         if not run.left:
@@ -157,7 +157,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             return
         now_s = self._clock()
         visit = self._visit
-        if visit is None or isinstance(node, Run) or node.parent is None or visit.tip != node.parent:
+        if visit is None or isinstance(node, VisitRun) or node.parent is None or visit.tip != node.parent:
             visit = self._begin_visit(now_s)
             node = self._find(key)  # which the end of the visit before may have filed
             assert node is not None
@@ -173,7 +173,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def remove(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, Run):  # seldom, and a call for each costs a tenth of all this
+        if isinstance(node, VisitRun):  # seldom, and a call for each costs a tenth of all this
             node = self._find(key)
         if node is None:
             return
@@ -187,7 +187,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         if parent is None:
             return
         above = self._nodes.get(parent)
-        assert not isinstance(above, Run), "a block that has had a child is not alone"
+        assert not isinstance(above, VisitRun), "a block that has had a child is not alone"
         if above is None:
             self._forget_parentless(parent, key)
             return
@@ -221,7 +221,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         not, or stays."""
         nodes, first = self._nodes, self._order.first()
         run = nodes[first] if first is not None else None
-        if not isinstance(run, Run):
+        if not isinstance(run, VisitRun):
             return []
         found = list[K]()
         for key in islice(run, count):
@@ -266,7 +266,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = visit
         return visit
 
-    def _end_shared(self, visit: Visit[K], node: Node[K], now_s: float) -> None:
+    def _end_shared(self, visit: Visit[K], node: PrefixNode[K], now_s: float) -> None:
         """The visit has come to the end of a prefix that many share."""
         visit.forks = node.forks
         self._end_visit(visit, now_s)
@@ -278,7 +278,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         key = visit.tip
         assert key is not None
         node = self._nodes.get(key)
-        if isinstance(node, Node) and node.child is None and node.home is None:
+        if isinstance(node, PrefixNode) and node.child is None and node.home is None:
             if is_alone(node):
                 self._nodes[key] = self._file_alone((key,), cohort)
             else:
@@ -304,7 +304,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     # --- leaves: each in a cohort ---
 
-    def _adopt_all(self, key: K, node: Node[K]) -> None:
+    def _adopt_all(self, key: K, node: PrefixNode[K]) -> None:
         """Children of this block that are there before it are orphans no more."""
         node.adopt(self._parentless.pop(key))
         for child_key in node.children:
@@ -322,10 +322,10 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._unfile(child_key, child)
                 self._file(child_key, child, self._order.orphans)
 
-    def _child(self, key: K) -> Node[K]:
+    def _child(self, key: K) -> PrefixNode[K]:
         """A block that has a parent: it is not alone."""
         node = self._nodes[key]
-        assert isinstance(node, Node)
+        assert isinstance(node, PrefixNode)
         return node
 
     def _forget_parentless(self, parent: K, key: K) -> None:
@@ -335,13 +335,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         else:
             del self._parentless[parent]
 
-    def _file_by_visit(self, key: K, node: Node[K], *, in_front: bool = False) -> None:
+    def _file_by_visit(self, key: K, node: PrefixNode[K], *, in_front: bool = False) -> None:
         """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
         visit = node.visit
         home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
         self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
 
-    def _file(self, key: K, node: Node[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
+    def _file(self, key: K, node: PrefixNode[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
         node.home = home
         node.is_tip = is_tip
         leaves = home.leaves[is_tip]
@@ -351,20 +351,20 @@ class PrefixPolicy(EvictionPolicy[K]):
         if in_front:
             leaves.move_to_end(key, last=False)
 
-    def _file_alone(self, keys: Sequence[K], home: Cohort[K]) -> Run[K, Cohort[K]]:
+    def _file_alone(self, keys: Sequence[K], home: Cohort[K]) -> VisitRun[K, Cohort[K]]:
         """File blocks that were stored alone in the cohort's last leaf, if that is a run and has all that came to it; else in a new run."""
         leaves = home.leaves[True]
         last = next(reversed(leaves)) if leaves else None
-        if isinstance(last, Run) and last.is_whole:
+        if isinstance(last, VisitRun) and last.is_whole:
             last.extend(keys)
             return last
         if not leaves:
             self._order.enter(home, True)
-        run = Run(list(keys), home, self._nodes)
+        run = VisitRun(list(keys), home, self._nodes)
         leaves[run] = None
         return run
 
-    def _unfile(self, key: K, node: Node[K]) -> None:
+    def _unfile(self, key: K, node: PrefixNode[K]) -> None:
         home = node.home
         assert home is not None
         leaves = home.leaves[node.is_tip]
@@ -380,18 +380,18 @@ class PrefixPolicy(EvictionPolicy[K]):
         yield from self._order
         growing = self._visit.tip if self._visit is not None else None
         node = self._nodes.get(growing) if growing is not None else None
-        if growing is not None and isinstance(node, Node) and node.child is None and node.home is None:
+        if growing is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
             yield growing
         for key, node in self._nodes.scan(MAX_PASSED):  # past the leaves, of which there are few where one comes to this
-            if isinstance(node, Node) and node.child is not None:
+            if isinstance(node, PrefixNode) and node.child is not None:
                 yield key
 
     def check_integrity(self) -> None:
         filed = self._order.check_integrity()
-        nodes = {key: node for key, node in self._nodes.items() if isinstance(node, Node)}
-        in_runs = {key: (run.home, True) for key, run in self._nodes.items() if isinstance(run, Run)}
+        nodes = {key: node for key, node in self._nodes.items() if isinstance(node, PrefixNode)}
+        in_runs = {key: (run.home, True) for key, run in self._nodes.items() if isinstance(run, VisitRun)}
         assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
-        runs = Counter(run for _, run in self._nodes.items() if isinstance(run, Run))
+        runs = Counter(run for _, run in self._nodes.items() if isinstance(run, VisitRun))
         assert all(run.left == count for run, count in runs.items())
         growing = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():

@@ -60,7 +60,7 @@ def without_child(children: Children[K], key: K) -> Children[K]:
     return tuple(child for child in children if child != key)
 
 
-class Node(Generic[K]):
+class PrefixNode(Generic[K]):
     __slots__ = ("birth_turn", "child", "forks", "home", "is_tip", "parent", "siblings", "visit")
 
     def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
@@ -99,7 +99,7 @@ class Node(Generic[K]):
             self.siblings = without_child(self.siblings, key)
 
 
-def is_alone(node: Node[K]) -> bool:
+def is_alone(node: PrefixNode[K]) -> bool:
     """Whether `alone` would make the same of a leaf whose visit has just ended: a block without parent, stored by that visit and not known
     before, and nothing else was."""
     visit = node.visit
@@ -107,10 +107,10 @@ def is_alone(node: Node[K]) -> bool:
     return is_first and node.parent is None and not node.forks and not visit.forks
 
 
-def alone(key: K, cohort: Cohort[K]) -> Node[K]:
+def alone(key: K, cohort: Cohort[K]) -> PrefixNode[K]:
     """The node of a block without parent and children that was stored by itself, in a visit that ended in `cohort`, and not read since."""
     visit: Visit[K] = Visit()
     visit.blocks = visit.new_blocks = 1
     visit.tip = key
     visit.cohort = cohort
-    return Node(None, visit, visit.turn, 0)
+    return PrefixNode(None, visit, visit.turn, 0)

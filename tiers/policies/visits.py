@@ -47,11 +47,11 @@ TICK_S: Final = FIRST_EDGE_S
 MAX_COHORTS: Final = 16_384
 """Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
 
-Leaf: TypeAlias = "K | Run[K, Cohort[K]]"
+Leaf: TypeAlias = "K | VisitRun[K, Cohort[K]]"
 """A block, or the run of blocks that were stored alone."""
 
 
-class Run(Generic[K, H]):
+class VisitRun(Generic[K, H]):
     """`left` of `keys` are there: those of which `nodes`, which is the policy's, gives this very run. They are filed in `home`."""
 
     __slots__ = ("_begin", "_keys", "_nodes", "home", "left")

@@ -38,7 +38,7 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 @dataclass(frozen=True, slots=True)
-class Slab:
+class MappedSlab:
     """A mapped slab. Memory views cut from `memory` keep the mapping alive."""
 
     memory: memoryview
@@ -50,7 +50,7 @@ class Slab:
         return self.memory[offset_bytes : offset_bytes + size_bytes]
 
 
-def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, populated: bool = True) -> Slab:
+def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, populated: bool = True) -> MappedSlab:
     """Map the shared memory of `fd`, all pages present, and close `fd`. With `asks`, pages that are made for it are huge where the host
     gives any. Not `populated`: pages come with their first use, and those that nobody uses take no memory. Raises Broken, also when there
     is less memory than said: to touch a page behind its end would kill this process.
@@ -78,7 +78,7 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, po
     if populated:  # kernels before 5.14 refuse it: pages then come with their first use
         _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
     view = memoryview(owner)[begin : begin + size_bytes]
-    return Slab(view if writable else view.toreadonly())
+    return MappedSlab(view if writable else view.toreadonly())
 
 
 def give_back_pages(memory: memoryview) -> None:

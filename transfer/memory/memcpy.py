@@ -29,7 +29,7 @@ Gather = tuple[memoryview, Sequence[memoryview]]
 """(destination, sources that fill it in order): one value."""
 
 
-class Way(NamedTuple):
+class CopyMode(NamedTuple):
     """How one value is copied to an equally long destination, which is named first, and hashed: with the GIL or without."""
 
     copy: Callable[[memoryview, memoryview], None]
@@ -46,10 +46,10 @@ Scatter = tuple[memoryview, Sequence[memoryview]]
 """(source, destinations that take it in order): one value."""
 
 
-class Work(Protocol[C_contra, R_co]):
+class CopyWork(Protocol[C_contra, R_co]):
     """What is done with some pairs in one thread."""
 
-    def __call__(self, pairs: Sequence[C_contra], way: Way = ..., /) -> R_co: ...
+    def __call__(self, pairs: Sequence[C_contra], way: CopyMode = ..., /) -> R_co: ...
 
 
 COPY_BYTES: Final = 64 << 10
@@ -92,7 +92,7 @@ class MemcpyPool:
         """As `gather_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
         return [found for part in self._spread(partial(copy_and_sum_all_rows, row_bytes=row_bytes), pairs) for found in part]
 
-    def _spread(self, work: "Work[C, R]", pairs: Sequence[C]) -> list[R]:
+    def _spread(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
         if len(parts) == 1:
             return [self._alone(work, pairs)]
@@ -107,7 +107,7 @@ class MemcpyPool:
                 shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
         return shared.outcome()
 
-    def _alone(self, work: "Work[C, R]", pairs: Sequence[C]) -> R:
+    def _alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
         """In this thread: with the GIL where another one computes, as far as it is not much."""
         size_bytes = sum(len(destination) for destination, _ in pairs)
         if size_bytes < COPY_BYTES:
@@ -127,7 +127,7 @@ class MemcpyPool:
 class _Shared(Generic[C, R]):
     """One piece of work in parts, which the caller and the helpers take as they come."""
 
-    def __init__(self, work: "Work[C, R]", parts: Sequence[Sequence[C]]) -> None:
+    def __init__(self, work: "CopyWork[C, R]", parts: Sequence[Sequence[C]]) -> None:
         self.gate = Gate()
         self.left = deque(enumerate(parts))
         self._work = work
@@ -224,17 +224,17 @@ def _checksum_held(source: memoryview) -> int:
     return digest.intdigest()
 
 
-FREE: Final = Way(copy, xxhash.xxh3_64_intdigest, _update)
-HELD: Final = Way(_copy_held, _checksum_held, _update_held)
-HASH_HELD: Final = Way(copy, _checksum_held, _update_held)
+FREE: Final = CopyMode(copy, xxhash.xxh3_64_intdigest, _update)
+HELD: Final = CopyMode(_copy_held, _checksum_held, _update_held)
+HASH_HELD: Final = CopyMode(copy, _checksum_held, _update_held)
 
 
-def copy_all(pairs: Sequence[Pair], way: Way = FREE) -> None:
+def copy_all(pairs: Sequence[Pair], way: CopyMode = FREE) -> None:
     for destination, source in pairs:
         way.copy(destination, source)
 
 
-def scatter_all(scatters: Sequence[Scatter], way: Way = FREE) -> None:
+def scatter_all(scatters: Sequence[Scatter], way: CopyMode = FREE) -> None:
     for source, destinations in scatters:
         if len(destinations) == 1:
             way.copy(destinations[0], source)
@@ -245,7 +245,7 @@ def scatter_all(scatters: Sequence[Scatter], way: Way = FREE) -> None:
             at += len(destination)
 
 
-def gather_and_sum_all(gathers: Sequence[Gather], way: Way = FREE) -> list[int]:
+def gather_and_sum_all(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
     """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
     sums = []
     for destination, sources in gathers:
@@ -257,7 +257,7 @@ def gather_and_sum_all(gathers: Sequence[Gather], way: Way = FREE) -> list[int]:
     return sums
 
 
-def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way: Way) -> int:
+def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way: CopyMode) -> int:
     digest, at = xxhash.xxh3_64(), 0
     for source in sources:
         _copy_part(destination[at : at + len(source)], source, way)
@@ -266,14 +266,14 @@ def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way:
     return digest.intdigest()
 
 
-def _copy_part(destination: memoryview, source: memoryview, way: Way) -> None:
+def _copy_part(destination: memoryview, source: memoryview, way: CopyMode) -> None:
     if len(source) < PART_BYTES:
         destination[:] = source
     else:
         way.copy(destination, source)
 
 
-def copy_and_sum_all_rows(pairs: Sequence[Pair], way: Way = FREE, *, row_bytes: int) -> list[int]:
+def copy_and_sum_all_rows(pairs: Sequence[Pair], way: CopyMode = FREE, *, row_bytes: int) -> list[int]:
     sums: list[int] = []
     for destination, source in pairs:
         way.copy(destination, source)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, StaleHandle
-from kvstore.protocol.transfers import Fetch, Store
+from kvstore.protocol.transfers import ReadRegions, WriteRegions
 from kvstore.transfer.memory.signal_safety import Shield
 
 ANYWHERE: Final = "cpu:0"
@@ -237,12 +237,12 @@ class Exports:
             raise Denied(f"region {region_id} is read-only")
         return region
 
-    def hold(self, request: Fetch | Store) -> tuple[list[memoryview], Sequence[Region]]:
+    def hold(self, request: ReadRegions | WriteRegions) -> tuple[list[memoryview], Sequence[Region]]:
         """The memory of every piece in order, and the regions that are held for it: release each when the bytes have moved.
 
         Raises StaleHandle, Denied, InvalidArgument; nothing is held then.
         """
-        writing = isinstance(request, Store)
+        writing = isinstance(request, WriteRegions)
         views: list[memoryview] = []
         held: list[Region] = []
         known: dict[tuple[int, int], Region] = {}

@@ -20,7 +20,7 @@ from typing import Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleHandle, Unreachable
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Rail, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, Rail, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import regions_here
 from kvstore.transfer.memory.region import Region
@@ -34,7 +34,7 @@ from kvstore.transfer.nixl.descriptors import (
     pack_region,
     unpack_metadata,
 )
-from kvstore.transfer.nixl.library import NativeAgent, Progress
+from kvstore.transfer.nixl.library import NativeAgent, NixlProgress
 
 MAX_KNOWN_REGIONS: Final = 4096
 """Of one peer. NIXL keeps what it was told of a region until the peer is forgotten, and a slot that is written from another host is a
@@ -57,10 +57,10 @@ def close_all() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Transfer:
+class _NixlTransfer:
     """A request under way."""
 
-    request: Request
+    request: AgentRequest
     peer: NixlRemote
     handle: int
     is_attended: bool
@@ -85,8 +85,8 @@ class NixlAgent(TransferAgent):
         """Regions that tell this agent when they are closed."""
         self._known: dict[str, set[int]] = {}
         """Peers' servers that the initiator has loaded, and the ids of their regions."""
-        self._under_way: dict[int, _Transfer] = {}
-        self._over: list[tuple[Request, KVStoreError | None]] = []
+        self._under_way: dict[int, _NixlTransfer] = {}
+        self._over: list[tuple[AgentRequest, KVStoreError | None]] = []
         """To be finished once the lock has been let go: callbacks may call this agent."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -118,7 +118,7 @@ class NixlAgent(TransferAgent):
         finally:
             region.release()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         try:
             request.deadline.left_s()
             exported, local, remote = descriptor_rows(request.direction, request.pieces)
@@ -130,8 +130,8 @@ class NixlAgent(TransferAgent):
         except KVStoreError as error:
             request.finish(error)
 
-    def run(self, request: Request) -> None:
-        transfer: _Transfer | None = request.state
+    def run(self, request: AgentRequest) -> None:
+        transfer: _NixlTransfer | None = request.state
         if transfer is None:
             return
         transfer.is_attended = True
@@ -147,9 +147,9 @@ class NixlAgent(TransferAgent):
             if not request.is_over:
                 self._leave_to_thread(transfer)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         """It ends within the stall timeout: by itself, or because its bytes are cut off."""
-        transfer: _Transfer | None = request.state
+        transfer: _NixlTransfer | None = request.state
         if transfer is not None:
             request.is_cancelled = True
             transfer.give_up_at_ns = min(transfer.give_up_at_ns, time.monotonic_ns() + self._grace_ns)
@@ -187,7 +187,7 @@ class NixlAgent(TransferAgent):
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Raises Closed. Finishes, afterwards, what has been put into `_over`."""
-        over: list[tuple[Request, KVStoreError | None]] = []
+        over: list[tuple[AgentRequest, KVStoreError | None]] = []
         try:
             with self._lock:
                 if self._is_closed:
@@ -251,43 +251,43 @@ class NixlAgent(TransferAgent):
         if self._known.pop(remote.server, None) is not None and self._initiator is not None:
             self._initiator.forget(remote.server)
 
-    def _begin(self, request: Request, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
+    def _begin(self, request: AgentRequest, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
         if not request.caller_runs:
             self._need_thread()  # before a byte moves
         initiator = self._know(request.remote, exported)
         for region in regions_here(request.pieces):
             self._register(initiator, region)
         handle = initiator.prepare(request.direction, local, remote, request.remote.server)
-        transfer = _Transfer(request, request.remote, handle, request.caller_runs, request.deadline.at_ns)
+        transfer = _NixlTransfer(request, request.remote, handle, request.caller_runs, request.deadline.at_ns)
         request.state = self._under_way[handle] = transfer
         self._settle(transfer, initiator.post(handle))
         if not transfer.is_attended and self._under_way:
             self._work.notify()
 
-    def _look_after(self, transfers: Iterable[_Transfer]) -> None:
+    def _look_after(self, transfers: Iterable[_NixlTransfer]) -> None:
         with suppress(Closed), self._locked():
             for transfer in transfers:
                 # NIXL gives handles of old transfers to new ones: by its handle alone a transfer may be taken for another.
                 if self._under_way.get(transfer.handle) is transfer and self._initiator is not None:
                     self._settle(transfer, self._initiator.progress(transfer.handle))
 
-    def _settle(self, transfer: _Transfer, progress: Progress) -> None:
+    def _settle(self, transfer: _NixlTransfer, progress: NixlProgress) -> None:
         """A transfer has got so far: end it, and others with it, where that is so."""
         request, peer = transfer.request, transfer.peer
-        if progress is Progress.DONE:
+        if progress is NixlProgress.DONE:
             self._end(transfer, None)
-        elif progress is Progress.DISCONNECTED:
+        elif progress is NixlProgress.DISCONNECTED:
             self._known.pop(peer.server, None)
             for other in [other for other in self._under_way.values() if other.peer.server == peer.server]:
                 self._end(other, Unreachable(f"the connection to {peer.name} broke"))
-        elif progress is Progress.FAILED:
+        elif progress is NixlProgress.FAILED:
             self._end(transfer, Unreachable(f"NIXL failed in a transfer with {peer.name}"))
             self._give_up_initiator(_shared_fate(peer))
         elif time.monotonic_ns() >= transfer.give_up_at_ns:
             self._end(transfer, cancelled() if request.is_cancelled else request.deadline.exceeded())
             self._give_up_initiator(_shared_fate(peer))
 
-    def _end(self, transfer: _Transfer, error: KVStoreError | None) -> None:
+    def _end(self, transfer: _NixlTransfer, error: KVStoreError | None) -> None:
         """For the initiator to be given up at once, unless the transfer moves no byte any more."""
         assert self._initiator is not None
         self._initiator.release(transfer.handle)
@@ -305,7 +305,7 @@ class NixlAgent(TransferAgent):
             self._initiator.close()
             self._initiator = None
 
-    def _leave_to_thread(self, transfer: _Transfer) -> None:
+    def _leave_to_thread(self, transfer: _NixlTransfer) -> None:
         with suppress(Closed), self._locked():
             transfer.is_attended = False
             try:
@@ -324,7 +324,7 @@ class NixlAgent(TransferAgent):
                 raise Unreachable(f"no thread can be had to look after NIXL's transfers: {error}") from None
             self._thread = thread
 
-    def _unattended(self) -> list[_Transfer]:
+    def _unattended(self) -> list[_NixlTransfer]:
         return [transfer for transfer in self._under_way.values() if not transfer.is_attended]
 
     def _attend(self) -> None:

@@ -37,7 +37,7 @@ ENVIRONMENT: Final = {
 _environment_lock = threading.Lock()
 
 
-class Progress(Enum):
+class NixlProgress(Enum):
     """Of a transfer."""
 
     UNDER_WAY = "under way"
@@ -82,7 +82,7 @@ class NativeAgent:
             self._agent = self._nixl.nixlAgent(name, config)
             self._agent.createBackend("UCX", _backend_options(rail))
         self._operations = {Direction.READ: self._nixl.NIXL_READ, Direction.WRITE: self._nixl.NIXL_WRITE}
-        self._progress = {self._nixl.NIXL_IN_PROG: Progress.UNDER_WAY, self._nixl.NIXL_SUCCESS: Progress.DONE}
+        self._progress = {self._nixl.NIXL_IN_PROG: NixlProgress.UNDER_WAY, self._nixl.NIXL_SUCCESS: NixlProgress.DONE}
 
     def register(self, region: Region) -> None:
         """Raises ConfigError: the memory cannot be registered (a limit of locked memory, most likely)."""
@@ -124,11 +124,11 @@ class NativeAgent:
             handle: int = self._agent.createXferReq(self._operations[direction], here, there, peer, b"", [])
         return handle
 
-    def post(self, handle: int) -> Progress:
+    def post(self, handle: int) -> NixlProgress:
         """Begin a prepared transfer. Copies within a host are done before it returns."""
         return self._outcome(self._agent.postXferReq, handle, b"")
 
-    def progress(self, handle: int) -> Progress:
+    def progress(self, handle: int) -> NixlProgress:
         """How far a transfer is; drives it as well."""
         return self._outcome(self._agent.getXferStatus, handle)
 
@@ -155,13 +155,13 @@ class NativeAgent:
         # it for another at the same address.
         return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(region.address, region.size_bytes, region.region_id, "")])
 
-    def _outcome(self, call: Any, *args: Any) -> Progress:
+    def _outcome(self, call: Any, *args: Any) -> NixlProgress:
         try:
             return self._progress[call(*args)]
         except self._nixl.nixlRemoteDisconnectError:
-            return Progress.DISCONNECTED
+            return NixlProgress.DISCONNECTED
         except self._errors:
-            return Progress.FAILED
+            return NixlProgress.FAILED
 
     @contextmanager
     def _translated(self, message: str, kind: type[KVStoreError]) -> Iterator[None]:

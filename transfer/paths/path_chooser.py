@@ -20,7 +20,7 @@ UNKNOWN_SPEED_BYTES_S: Final = 12.5e9
 LATENCY_BUCKETS: Final = 32
 
 
-class Measured(NamedTuple):
+class MeasuredRate(NamedTuple):
     """A rate that was measured, at least SAMPLE_BYTES of it."""
 
     bytes_s: float
@@ -54,11 +54,11 @@ class Bandwidth:
     def bytes_s(self) -> float:
         return self._bytes / self._busy_ns * 1e9
 
-    def measured(self) -> Measured | None:
+    def measured(self) -> MeasuredRate | None:
         """None until enough has been delivered to tell."""
         if self.measured_ns < 0 or self._bytes < SAMPLE_BYTES:
             return None
-        return Measured(self.bytes_s, int(self._bytes), self.measured_ns)
+        return MeasuredRate(self.bytes_s, int(self._bytes), self.measured_ns)
 
     def restart(self, now_ns: int) -> None:
         """What is delivered counts from here: the path was idle until now, or something failed on it."""

@@ -21,7 +21,7 @@ TRIES_A_PATH: Final = 2
 """A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
 
 
-class Route(NamedTuple):
+class PathRoute(NamedTuple):
     """How a path is used: which agent of ours, and what it made of the peer's metadata."""
 
     agent: TransferAgent
@@ -65,7 +65,7 @@ class Peer:
         self.owner = owner
         self.name = info.name
         self.info = info
-        self.routes: dict[Path, Route] = {}
+        self.routes: dict[Path, PathRoute] = {}
         self.chooser = PathChooser(settings, random)
         self.slice_bytes = settings.slice_bytes_of("")
         """As the transport says that slices go by first."""
@@ -83,7 +83,7 @@ class Peer:
         states = self.chooser.states.values()
         return self.used_ns <= since_ns and self.head() is None and not any(state.in_flight_slices for state in states)
 
-    def set_routes(self, info: EngineInfo, routes: Mapping[Path, Route]) -> list[Route]:
+    def set_routes(self, info: EngineInfo, routes: Mapping[Path, PathRoute]) -> list[PathRoute]:
         """These are the ways now; returns those that are no longer used."""
         gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
         self.info = info
@@ -165,7 +165,7 @@ def _is_reached(regions: Iterable[RemoteRegion], path: Path) -> bool:
     return True
 
 
-def unload(routes: Iterable[Route]) -> None:
+def unload(routes: Iterable[PathRoute]) -> None:
     """These are not used any more; what is under way by them fails."""
     for route in routes:
         route.agent.unload_remote(route.remote)

@@ -23,7 +23,7 @@ from kvstore.transfer.config import AUTO, TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.memory.region import Exports, Region, on_rail
 from kvstore.transfer.paths.path_chooser import Path, PathFacts
-from kvstore.transfer.paths.peer import Peer, Route, unload
+from kvstore.transfer.paths.peer import PathRoute, Peer, unload
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.connection import Connection, Transport
@@ -68,7 +68,7 @@ def reaches(local: Rail, remote: Rail, locals: Sequence[Rail], *, same_host: boo
     return towards == local.address or towards not in [rail.address for rail in locals]
 
 
-class Maker:
+class AgentFactory:
     """Makes an engine's agents. They share what peers may reach (`exports`) and who serves them (`target`)."""
 
     def __init__(
@@ -205,10 +205,10 @@ def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls:
     return names
 
 
-class Rails:
+class RailAgents:
     """See the module. Owns the agents."""
 
-    def __init__(self, maker: Maker) -> None:
+    def __init__(self, maker: AgentFactory) -> None:
         self._maker = maker
         self._agents: dict[Place, TransferAgent] = {}
         self._preference: dict[str, int] = {}
@@ -268,7 +268,7 @@ class Rails:
     def _prefer(self) -> None:
         self._preference = {name: number for number, name in enumerate(dict.fromkeys(agent.transport for agent in self.agents))}
 
-    def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, Route]:
+    def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, PathRoute]:
         """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are,
         unless its secret is another: it is another process then, though its name and ports are the same. Whether shared memory reaches
         the peer its agent alone can say.
@@ -277,8 +277,8 @@ class Rails:
         """
         same_host = info.host == network_id()
         known = peer.info.agents if peer is not None and peer.info.secret == info.secret else ()
-        routes: dict[Path, Route] = {}
-        fresh: list[Route] = []
+        routes: dict[Path, PathRoute] = {}
+        fresh: list[PathRoute] = []
         for agent, entry in self._pairs(info, same_host):
             path = Path(agent.transport, agent.rail.device, entry.rail.device)
             old = peer.routes.get(path) if peer is not None and entry in known else None
@@ -290,7 +290,7 @@ class Rails:
             try:
                 remote = agent.load_remote(entry.metadata)
                 agent.trust(remote, info.secret)
-                routes[path] = Route(agent, remote, self._facts(agent, entry))
+                routes[path] = PathRoute(agent, remote, self._facts(agent, entry))
             except Unreachable:
                 continue
             except KVStoreError:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
-from kvstore.transfer.agent import Request, TransferAgent
+from kvstore.transfer.agent import AgentRequest, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import by_rail
 from kvstore.transfer.paths.peer import Peer, Slice
@@ -93,7 +93,7 @@ class SliceDispatcher:
             self._thread.peers = None
 
     def _pump_once(self, peer: Peer, caller: Transfer | None) -> None:
-        begun: list[tuple[TransferAgent, Request]] = []
+        begun: list[tuple[TransferAgent, AgentRequest]] = []
         after: After = []
         with self.lock:
             while (next_one := self._next(peer, after)) is not None:
@@ -108,7 +108,7 @@ class SliceDispatcher:
                     self._submitted(agent, request, after)
         _run(after)
 
-    def _submitted(self, agent: TransferAgent, request: Request, after: After) -> None:
+    def _submitted(self, agent: TransferAgent, request: AgentRequest, after: After) -> None:
         """From now on it can be cancelled, and is if its transfer failed meanwhile. Called with the lock held."""
         transfer: Transfer = request.context.transfer
         if request in transfer.in_flight:
@@ -116,7 +116,7 @@ class SliceDispatcher:
             if transfer.error is not None:
                 after.append(functools.partial(agent.cancel, request))
 
-    def _next(self, peer: Peer, after: After) -> tuple[TransferAgent, Request] | None:
+    def _next(self, peer: Peer, after: After) -> tuple[TransferAgent, AgentRequest] | None:
         """The next slice that a path takes now, as its agent's request. Called with the lock held."""
         now_ns = self._clock_ns()
         while (part := peer.head()) is not None:
@@ -136,7 +136,7 @@ class SliceDispatcher:
             peer.used_ns = now_ns
             pieces = by_rail(part.pieces, path.transport, path.remote_rail)
             transfer = part.transfer
-            request = Request(
+            request = AgentRequest(
                 part.direction,
                 remote,
                 pieces,
@@ -151,7 +151,7 @@ class SliceDispatcher:
             return agent, request
         return None
 
-    def _finished(self, request: Request) -> None:
+    def _finished(self, request: AgentRequest) -> None:
         """An agent's request is over: called by the agent."""
         part: Slice = request.context
         after: After = []
@@ -160,7 +160,7 @@ class SliceDispatcher:
         _run(after)
         self.pump(part.peer)
 
-    def _account(self, part: Slice, request: Request, after: After) -> None:
+    def _account(self, part: Slice, request: AgentRequest, after: After) -> None:
         """Note what became of a slice, and what follows from it. Called with the lock held."""
         transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
         assert path is not None
@@ -216,7 +216,7 @@ class SliceDispatcher:
                 agent.run(request)
 
 
-def _submit(agent: TransferAgent, request: Request) -> None:
+def _submit(agent: TransferAgent, request: AgentRequest) -> None:
     try:
         agent.submit(request)
     except Exception as error:  # a plug-in at fault must not take other slices with it

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.signal_safety import Gate, Shield
 
@@ -53,7 +53,7 @@ class Transfer:
         self.retries = 0
         """Slices that had to be tried again."""
         self.slices_left = 0
-        self.in_flight: dict[Request, TransferAgent | None] = {}
+        self.in_flight: dict[AgentRequest, TransferAgent | None] = {}
         """Requests under way, and whom to tell when they are to end: None until they are submitted."""
         self._held = held
         self._abort = abort

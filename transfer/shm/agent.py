@@ -31,9 +31,9 @@ from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.thread_pools import submit_once
-from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.mapping import Slab, map_slab
+from kvstore.transfer.memory.mapping import MappedSlab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
@@ -48,7 +48,7 @@ _WORD_BYTES: Final = 8
 """Of that table. It is read through a memoryview, which makes an int of a word in a third of the time that numpy takes."""
 
 
-class _Process:
+class _ProcessRequest:
     """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
     `is_loaded`."""
 
@@ -60,7 +60,7 @@ class _Process:
         self.live = memoryview(bytes(_WORD_BYTES * (CLOSED_COUNT + 1))).cast("Q")
         self.closed_count = 0
         """What the table said when it was last looked through."""
-        self.mapped: dict[tuple[int, int, bool], tuple[Slab, int]] = {}
+        self.mapped: dict[tuple[int, int, bool], tuple[MappedSlab, int]] = {}
         """With its place, by id, key and whether it is writable."""
         self.failed_ns = 0
         """When it last gave no answer within an attempt's time."""
@@ -117,9 +117,9 @@ class SharedMemoryAgent(TransferAgent):
             self._target = SharedTarget(name, exports or Exports(), max_connections=settings.max_connections, run_dir=run_dir)
         self._threads = ThreadPoolExecutor(settings.copy_threads or min(4, os.cpu_count() or 1), thread_name_prefix="kvstore-shm-copy")
         self._lock = threading.Lock()
-        self._queued: dict[Request, _Process] = {}
+        self._queued: dict[AgentRequest, _ProcessRequest] = {}
         """Submitted and not begun."""
-        self._peers: list[_Process] = []
+        self._peers: list[_ProcessRequest] = []
         self._is_closed = False
 
     def metadata(self) -> bytes:
@@ -131,7 +131,7 @@ class SharedMemoryAgent(TransferAgent):
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
             raise ProtocolError("these bytes do not say how a process is reached over shared memory")
-        peer = _Process(host.decode("ascii", "replace"), os.fsdecode(path))
+        peer = _ProcessRequest(host.decode("ascii", "replace"), os.fsdecode(path))
         if not is_here(peer.path, peer.host_id):
             raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
         with self._lock:
@@ -158,7 +158,7 @@ class SharedMemoryAgent(TransferAgent):
 
     # --- requests ---
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         peer = _as_process(request.remote)
         try:
             check_pieces(request.pieces, is_read=request.direction is Direction.READ)
@@ -176,7 +176,7 @@ class SharedMemoryAgent(TransferAgent):
         if not request.caller_runs and submit_once(self._threads, partial(self.run, request)) is None:
             self.run(request)  # closed meanwhile, which ended the request; or the system has no thread left
 
-    def run(self, request: Request) -> None:
+    def run(self, request: AgentRequest) -> None:
         with self._lock:
             peer = self._queued.pop(request, None)
         if peer is None:
@@ -191,14 +191,14 @@ class SharedMemoryAgent(TransferAgent):
             raise
         request.finish(error)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         with self._lock:
             was_queued = self._queued.pop(request, None) is not None
             request.is_cancelled = True
         if was_queued:
             request.finish(cancelled())
 
-    def _copy(self, peer: _Process, request: Request) -> None:
+    def _copy(self, peer: _ProcessRequest, request: AgentRequest) -> None:
         """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
         regions = regions_there(request.pieces)
         mapped, places = self._reach(peer, request, regions)
@@ -214,7 +214,9 @@ class SharedMemoryAgent(TransferAgent):
             if not peer.is_live(region.region_id, place):
                 raise StaleHandle(f"region {region.region_id} was closed while it was copied")
 
-    def _reach(self, peer: _Process, request: Request, regions: Iterable[RemoteRegion]) -> tuple[dict[int, memoryview], list[int]]:
+    def _reach(
+        self, peer: _ProcessRequest, request: AgentRequest, regions: Iterable[RemoteRegion]
+    ) -> tuple[dict[int, memoryview], list[int]]:
         """Of these regions the mapped memory, by the identity of the description, and the places."""
         writable = request.direction is Direction.WRITE
         mapped: dict[int, memoryview] = {}
@@ -232,7 +234,7 @@ class SharedMemoryAgent(TransferAgent):
             peer.lock.release()
         return mapped, places
 
-    def _connected(self, peer: _Process, deadline: Deadline) -> Channel:
+    def _connected(self, peer: _ProcessRequest, deadline: Deadline) -> Channel:
         """A channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
         if not peer.is_loaded:
             raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
@@ -242,7 +244,7 @@ class SharedMemoryAgent(TransferAgent):
         assert peer.channel is not None
         return peer.channel
 
-    def _connect(self, peer: _Process, deadline: Deadline) -> None:
+    def _connect(self, peer: _ProcessRequest, deadline: Deadline) -> None:
         """A channel is kept only with its table: without one every region would look closed."""
         with self._attempt(peer, deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
@@ -257,7 +259,9 @@ class SharedMemoryAgent(TransferAgent):
             raise
         peer.channel, peer.live, peer.closed_count = channel, table.cast("Q"), 0
 
-    def _find(self, peer: _Process, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
+    def _find(
+        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+    ) -> tuple[memoryview, int]:
         slab, place = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
         if not peer.is_live(remote.region_id, place):
             raise StaleHandle(f"region {remote.region_id} is closed")
@@ -265,7 +269,9 @@ class SharedMemoryAgent(TransferAgent):
             raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
         return slab.memory, place
 
-    def _attach(self, peer: _Process, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> tuple[Slab, int]:
+    def _attach(
+        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+    ) -> tuple[MappedSlab, int]:
         """Map a region. Called with the peer's lock held."""
         descriptor = remote.descriptors.get(self.transport, b"")
         if len(descriptor) != _PLACE.size or not remote.region_id:
@@ -275,7 +281,7 @@ class SharedMemoryAgent(TransferAgent):
         peer.mapped[remote.region_id, remote.key, writable] = slab, place
         return slab, place
 
-    def _map(self, peer: _Process, channel: Channel, message: Attach, deadline: Deadline) -> Slab:
+    def _map(self, peer: _ProcessRequest, channel: Channel, message: Attach, deadline: Deadline) -> MappedSlab:
         with self._attempt(peer, deadline) as attempt:
             answer, fds = channel.call_for_fds(message, attempt)
         if len(fds) != 1 or len(answer.sizes) != 1:
@@ -288,7 +294,7 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     @contextmanager
-    def _attempt(self, peer: _Process, deadline: Deadline) -> Iterator[Deadline]:
+    def _attempt(self, peer: _ProcessRequest, deadline: Deadline) -> Iterator[Deadline]:
         """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried. Called with the
         peer's lock held."""
         try:
@@ -337,13 +343,13 @@ class SharedMemoryAgent(TransferAgent):
             self._target.close()
 
 
-def _lock(peer: _Process, deadline: Deadline) -> None:
+def _lock(peer: _ProcessRequest, deadline: Deadline) -> None:
     """Not a context manager, which would cost a twentieth of the copy of 4 KiB."""
     if not peer.lock.acquire(timeout=deadline.left_s()):
         raise deadline.exceeded()
 
 
-def _as_process(remote: Remote) -> _Process:
-    if not isinstance(remote, _Process):
+def _as_process(remote: Remote) -> _ProcessRequest:
+    if not isinstance(remote, _ProcessRequest):
         raise InvalidArgument("this is not a peer that this agent has loaded")
     return remote

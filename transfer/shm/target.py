@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import Closed, ConfigError, Full, ProtocolError, StaleHandle, Unavailable
-from kvstore.protocol.frames import Header
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.frames import FrameHeader
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Hello, Ok, Welcome
-from kvstore.protocol.transfers import SERVER_AGENT, Attach, Fetch, Notice, Store
+from kvstore.protocol.transfers import SERVER_AGENT, Attach, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, Server, default_run_dir
@@ -160,7 +160,7 @@ class SharedTarget:
 
     # --- the handler of the server's sessions ---
 
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+    def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         if header.type == Hello.TYPE:
             session.context = Hello.unpack(body).name
             session.reply(header.request_id, Welcome(SERVER_AGENT, self._name, host_id=self.host_id, unix=self.path))
@@ -174,17 +174,17 @@ class SharedTarget:
         else:
             raise ProtocolError(f"shared memory takes no message of type {header.type}")
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError(f"a message of type {header.type} has no payload")
 
     def closed(self, session: Session) -> None:
         """What a peer has mapped stays mapped there; nothing is kept for it here."""
 
-    def _attach(self, session: Session, header: Header, message: Attach) -> None:
+    def _attach(self, session: Session, header: FrameHeader, message: Attach) -> None:
         if not message.region:
             self._send_descriptor(session, header, self._live.fd, self._live.size_bytes, writable=False)
             return
-        request = (Store if message.writable else Fetch)([message.region], [message.key], [0], [0])
+        request = (WriteRegions if message.writable else ReadRegions)([message.region], [message.key], [0], [0])
         _, [region] = self._exports.hold(request)  # once it is closed, its descriptor's number may be another file's
         try:
             if region.fd < 0:
@@ -193,10 +193,10 @@ class SharedTarget:
         finally:
             region.release()
 
-    def _send_descriptor(self, session: Session, header: Header, fd: int, size_bytes: int, *, writable: bool) -> None:
+    def _send_descriptor(self, session: Session, header: FrameHeader, fd: int, size_bytes: int, *, writable: bool) -> None:
         try:
             # A new description: one that was opened for reading only cannot be mapped for writing.
             copy = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
             raise Unavailable(f"no descriptor of this memory can be had: {error.strerror}") from None
-        session.reply(header.request_id, SlabFds([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))
+        session.reply(header.request_id, MapSlabsReply([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))

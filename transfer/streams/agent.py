@@ -18,14 +18,14 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, K
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.thread_pools import submit_once
-from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.streams.connection import Connection, Transport
-from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
-from kvstore.transfer.streams.request_stream import Lane, Link, NoticeRequest
+from kvstore.transfer.streams.endpoints import EndpointPool, OpenEndpoint, ReadyEndpoint
+from kvstore.transfer.streams.request_stream import NoticeRequest, PeerConnection, RequestStream
 from kvstore.transfer.streams.target import Target
 
 WINDOW_SLICES: Final = 2
@@ -41,7 +41,7 @@ log = logging.getLogger("kvstore.transfer")
 class _RemoteAgent:
     """A remote agent: how it is reached, and the lanes to it."""
 
-    def __init__(self, metadata: bytes, lanes: list[Lane]) -> None:
+    def __init__(self, metadata: bytes, lanes: list[RequestStream]) -> None:
         self.metadata = metadata
         self.lanes = lanes
         self.secret = b""
@@ -78,7 +78,9 @@ class ConnectionAgent(TransferAgent):
             self._target.attach(self._listener)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._pool: EndpointPool[Lane, Link] = EndpointPool(max_endpoints=settings.max_endpoints, idle_ttl_s=settings.idle_ttl_s)
+        self._pool: EndpointPool[RequestStream, PeerConnection] = EndpointPool(
+            max_endpoints=settings.max_endpoints, idle_ttl_s=settings.idle_ttl_s
+        )
         self._peers: set[_RemoteAgent] = set()
         self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
         # Another process of the same name must not fence, or be taken for, connections of this one.
@@ -98,7 +100,7 @@ class ConnectionAgent(TransferAgent):
         if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
             raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
         streams = self._settings.tcp_streams
-        peer = _RemoteAgent(metadata[len(head) :], [Lane(self._lock, WINDOW_SLICES) for _ in range(streams)])
+        peer = _RemoteAgent(metadata[len(head) :], [RequestStream(self._lock, WINDOW_SLICES) for _ in range(streams)])
         with self._lock:
             self._peers.add(peer)
         return peer
@@ -149,7 +151,7 @@ class ConnectionAgent(TransferAgent):
 
     # --- requests ---
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: AgentRequest) -> None:
         peer = _as_agent(request.remote)
         error = self._refusal(request)
         if error is None and not request.pieces and not isinstance(request, NoticeRequest):
@@ -171,7 +173,7 @@ class ConnectionAgent(TransferAgent):
         elif starts:
             self._start(lane)
 
-    def _refusal(self, request: Request) -> KVStoreError | None:
+    def _refusal(self, request: AgentRequest) -> KVStoreError | None:
         try:
             if len(request.pieces) > MAX_PIECES or request.size_bytes > MAX_REQUEST_BYTES:
                 raise InvalidArgument(f"a request has at most {MAX_PIECES} pieces and {MAX_REQUEST_BYTES} bytes: cut it")
@@ -183,7 +185,7 @@ class ConnectionAgent(TransferAgent):
             return error
         return None
 
-    def run(self, request: Request) -> None:
+    def run(self, request: AgentRequest) -> None:
         lane = request.state
         if lane is None:
             return
@@ -193,7 +195,7 @@ class ConnectionAgent(TransferAgent):
             lane.is_running = True
         self._run(lane, request.waits_for or request)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: AgentRequest) -> None:
         lane = request.state
         if lane is None:
             return
@@ -211,12 +213,12 @@ class ConnectionAgent(TransferAgent):
 
     # --- running lanes ---
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: RequestStream) -> None:
         """Have a runner serve a lane that is marked as running; without one, closed or for want of threads, this thread does."""
         if submit_once(self._runners, functools.partial(self._run, lane)) is None:
             self._run(lane)
 
-    def _run(self, lane: Lane, until: Any = None) -> None:
+    def _run(self, lane: RequestStream, until: Any = None) -> None:
         """Serve a lane that is marked as running: until it is empty, or for a caller that waits for `until` as long as that is next.
 
         Another thread goes on: others' requests, which have deadlines of their own, would keep the caller beyond its own.
@@ -248,7 +250,7 @@ class ConnectionAgent(TransferAgent):
                 self._start(lane)
                 raise
 
-    def _broke(self, lane: Lane, error: KVStoreError) -> None:
+    def _broke(self, lane: RequestStream, error: KVStoreError) -> None:
         with self._lock:
             failed = lane.broke(lane.link, error if not self._closed else Closed("the agent is closed"))
             if self._closed:
@@ -258,11 +260,11 @@ class ConnectionAgent(TransferAgent):
         for request, reason in failed:
             request.finish(Closed("the agent is closed") if self._closed else reason)
 
-    def _clear(self, lane: Lane) -> None:
+    def _clear(self, lane: RequestStream) -> None:
         lane.queued_bytes -= sum(request.size_bytes for request in lane.queue)
         lane.queue.clear()
 
-    def _give_back(self, lane: Lane, *, broken: bool = False) -> None:
+    def _give_back(self, lane: RequestStream, *, broken: bool = False) -> None:
         """The lane holds its connection no longer. Called with the lock held."""
         link, lane.link, lane.connection = lane.link, None, None
         if link is None:
@@ -281,7 +283,7 @@ class ConnectionAgent(TransferAgent):
                     link.connection.close()
                 self._changed.notify_all()
 
-    def _connect(self, lane: Lane, first: Request) -> Link:
+    def _connect(self, lane: RequestStream, first: AgentRequest) -> PeerConnection:
         """Have a connection for the lane and its first request, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed,
         or a refusal."""
         with self._lock:
@@ -308,13 +310,13 @@ class ConnectionAgent(TransferAgent):
             self._changed.notify_all()
         return link
 
-    def _take(self, lane: Lane, deadline: Deadline) -> Link | None:
+    def _take(self, lane: RequestStream, deadline: Deadline) -> PeerConnection | None:
         """An open connection, or None: a place is reserved for one. Called with the lock held."""
         while True:
             taken = self._pool.take(lane)
-            if isinstance(taken, Ready):
+            if isinstance(taken, ReadyEndpoint):
                 return taken.endpoint
-            if isinstance(taken, Open):
+            if isinstance(taken, OpenEndpoint):
                 if taken.evicted is not None:
                     taken.evicted.connection.close()
                 return None
@@ -327,7 +329,7 @@ class ConnectionAgent(TransferAgent):
                 self._changed.notify_all()
                 raise
 
-    def _open(self, lane: Lane, first: Request) -> Link:
+    def _open(self, lane: RequestStream, first: AgentRequest) -> PeerConnection:
         """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
         peer, deadline = _as_agent(first.remote), first.deadline
         attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
@@ -335,7 +337,7 @@ class ConnectionAgent(TransferAgent):
         try:
             connection = self._connection_class.connect(peer.metadata, self.rail, attempt)
             connection.stall_timeout_s = self._settings.stall_timeout_s
-            link = Link(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
+            link = PeerConnection(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
             with self._lock:
                 if self._closed or not peer.is_loaded:
                     raise Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
@@ -378,7 +380,7 @@ class ConnectionAgent(TransferAgent):
             self._target.close()
 
 
-def _load(lane: Lane) -> tuple[int, bool]:
+def _load(lane: RequestStream) -> tuple[int, bool]:
     return lane.queued_bytes, lane.is_running
 
 

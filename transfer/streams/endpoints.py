@@ -20,30 +20,30 @@ E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(Generic[E]):
+class ReadyEndpoint(Generic[E]):
     """Use this endpoint, then give it back."""
 
     endpoint: E
 
 
 @dataclass(frozen=True, slots=True)
-class Open(Generic[E]):
+class OpenEndpoint(Generic[E]):
     """A place is reserved, and nobody else connects to this key: close `evicted`, if there is one, connect, then report."""
 
     evicted: E | None
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForEndpoint:
     """Take again after the next change, or withdraw."""
 
 
-Taken: TypeAlias = Ready[E] | Open[E] | Wait
-_WAIT: Final = Wait()
+Taken: TypeAlias = ReadyEndpoint[E] | OpenEndpoint[E] | WaitForEndpoint
+_WAIT: Final = WaitForEndpoint()
 
 
 @dataclass(slots=True)
-class _Place(Generic[E]):
+class _EndpointEntry(Generic[E]):
     endpoint: E
     in_flight: int
     idle_since_ns: int = 0
@@ -56,7 +56,7 @@ class EndpointPool(Generic[K, E]):
 
     An endpoint leaves when it broke, was dropped, or has to make room, while users still hold it: it takes no new work, counts as
     open, and is returned by the `give_back` of its last user. Every endpoint told by `opened` is returned exactly once, in
-    `Open.evicted` or by `give_back`, `expire`, `drop` or `close`; from then on its place is free, so the owner closes it before it
+    `OpenEndpoint.evicted` or by `give_back`, `expire`, `drop` or `close`; from then on its place is free, so the owner closes it before it
     unlocks, for a descriptor too many never to be open.
 
     Waiting: every call but `take` may let others go on, and the owner then wakes all. Keys that wait for a place get one in the order
@@ -69,10 +69,10 @@ class EndpointPool(Generic[K, E]):
     def __init__(self, *, max_endpoints: int, idle_ttl_s: float) -> None:
         self._max_endpoints = max_endpoints
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
-        self._usable: dict[K, _Place[E]] = {}  # in the order in which they were opened
+        self._usable: dict[K, _EndpointEntry[E]] = {}  # in the order in which they were opened
         self._hand: K | None = None  # where the next eviction begins; None: at the oldest
-        self._idle: OrderedDict[K, _Place[E]] = OrderedDict()  # usable ones without users, the longest idle first
-        self._leaving: dict[int, _Place[E]] = {}  # by id() of the endpoint, which lives as long as its entry
+        self._idle: OrderedDict[K, _EndpointEntry[E]] = OrderedDict()  # usable ones without users, the longest idle first
+        self._leaving: dict[int, _EndpointEntry[E]] = {}  # by id() of the endpoint, which lives as long as its entry
         self._opening: dict[K, bool] = {}  # False: what is being opened shall leave at once
         self._waiting: OrderedDict[K, None] = OrderedDict()
         self._is_closed = False
@@ -88,7 +88,7 @@ class EndpointPool(Generic[K, E]):
             if not place.in_flight:
                 del self._idle[key]
             place.in_flight += 1
-            return Ready(place.endpoint)
+            return ReadyEndpoint(place.endpoint)
         if key in self._opening:
             return _WAIT
         if self._has_place_for(key):
@@ -103,7 +103,7 @@ class EndpointPool(Generic[K, E]):
 
     def opened(self, key: K, endpoint: E) -> None:
         """The attempt succeeded; its caller is the first user. After a `drop` or `close` meanwhile, the endpoint leaves with its users."""
-        place = _Place(endpoint, in_flight=1)
+        place = _EndpointEntry(endpoint, in_flight=1)
         if self._opening.pop(key):
             self._usable[key] = place
         else:
@@ -187,7 +187,7 @@ class EndpointPool(Generic[K, E]):
         free_count = self._free_count()
         return free_count > len(self._waiting) or key in islice(self._waiting, free_count)
 
-    def _reserve(self, key: K) -> Open[E]:
+    def _reserve(self, key: K) -> OpenEndpoint[E]:
         self._waiting.pop(key, None)
         evicted = None
         if self.open_count + len(self._opening) == self._max_endpoints:
@@ -195,7 +195,7 @@ class EndpointPool(Generic[K, E]):
             assert victim is not None, "a place counted as free has no idle endpoint"
             evicted = self._forget_idle(victim)
         self._opening[key] = True
-        return Open(evicted)
+        return OpenEndpoint(evicted)
 
     def _drain_for_waiting(self) -> None:
         """Have as many endpoints leave as keys wait for which no place is free or becoming free."""
@@ -218,14 +218,14 @@ class EndpointPool(Generic[K, E]):
                 return key
         return None
 
-    def _remove(self, key: K) -> _Place[E]:
+    def _remove(self, key: K) -> _EndpointEntry[E]:
         """Out of the usable ones. A hand that stood there moves on to the next newer one."""
         if self._hand == key:
             keys = list(self._usable)
             self._hand = next(iter(keys[keys.index(key) + 1 :]), None)
         return self._usable.pop(key)
 
-    def _leave(self, key: K, place: _Place[E]) -> None:
+    def _leave(self, key: K, place: _EndpointEntry[E]) -> None:
         self._remove(key)
         self._leaving[id(place.endpoint)] = place
 

@@ -19,12 +19,12 @@ from kvstore.protocol.errors import (
     Unreachable,
     from_code,
 )
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, FrameHeader, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Request
+from kvstore.transfer.agent import AgentRequest, Direction
 from kvstore.transfer.memory.pieces import views_here, wire_columns
 from kvstore.transfer.streams.connection import Connection
 
@@ -33,7 +33,7 @@ MAX_AHEAD_PIECES: Final = 2048
 LAST_ID: Final = 0xFFFFFFFF
 
 
-class Link:
+class PeerConnection:
     """A connection that has joined a peer's target: what is kept in the endpoint pool. Answers come in the order of the requests."""
 
     __slots__ = ("answer_id", "connection", "head", "number", "request_id")
@@ -47,7 +47,7 @@ class Link:
 
     def join(self, name: str, secret: bytes, deadline: Deadline) -> None:
         """Introduce this agent with the peer's secret. Raises the peer's refusal, Unreachable, DeadlineExceeded or ProtocolError."""
-        self.ask(Join(name, self.number, secret), Joined, deadline)
+        self.ask(JoinEngine(name, self.number, secret), JoinReply, deadline)
 
     def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> None:
         """Send a message without payload and take its answer, when no other is awaited. Raises the peer's typed error (the connection
@@ -87,7 +87,7 @@ class Link:
             self.connection.close()
             raise
 
-    def _failure(self, header: Header, message: Failure) -> KVStoreError:
+    def _failure(self, header: FrameHeader, message: Failure) -> KVStoreError:
         if not header.request_id:
             self.connection.close()  # the peer could not read us, or refuses us, and hangs up
         error = from_code(message.code, message.text)
@@ -96,7 +96,7 @@ class Link:
         return error
 
 
-class NoticeRequest(Request):
+class NoticeRequest(AgentRequest):
     """A notification, in the queue of a lane like any request."""
 
     __slots__ = ("message",)
@@ -104,30 +104,30 @@ class NoticeRequest(Request):
     message: bytes
 
 
-class Lane:
+class RequestStream:
     """See the module. `lock` guards the queues; `step` is for the one thread that runs the lane."""
 
     def __init__(self, lock: threading.Lock, window: int) -> None:
         self._lock = lock
         self._window = window
-        self.queue: deque[Request] = deque()
-        self.sent: deque[Request] = deque()
+        self.queue: deque[AgentRequest] = deque()
+        self.sent: deque[AgentRequest] = deque()
         """Asked for and not answered yet, all of one direction: else both sides could send and neither receive."""
         self.queued_bytes = 0
         self.is_running = False
-        self.link: Link | None = None
+        self.link: PeerConnection | None = None
         self.connection: Connection | None = None
         """The link's, or one that is about to be it: to be closed when nobody wants it any more."""
         self.is_proven = False
         """The connection has answered since it was taken; one that was open before may have died unnoticed."""
         self._step_ns = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: AgentRequest) -> None:
         """Called with the lock held."""
         self.queue.append(request)
         self.queued_bytes += request.size_bytes
 
-    def take_back(self, request: Request) -> bool:
+    def take_back(self, request: AgentRequest) -> bool:
         """Remove a request that is not asked for yet. Called with the lock held."""
         if request not in self.queue:
             return False
@@ -135,7 +135,7 @@ class Lane:
         self.queued_bytes -= request.size_bytes
         return True
 
-    def step(self, link: Link, *, asks: bool, caller: Any = None) -> None:
+    def step(self, link: PeerConnection, *, asks: bool, caller: Any = None) -> None:
         """Ask for as much as the window allows, if it `asks`, and take one answer. Raises what broke the connection; `sent` says who
         was under way. In the thread of a `caller`, which waits for that, no other's payload is sent ahead."""
         self._step_ns = time.monotonic_ns()
@@ -148,7 +148,7 @@ class Lane:
         if self.sent:
             self._answer(link, self.sent[0])
 
-    def _next(self, caller: Any) -> Request | None:
+    def _next(self, caller: Any) -> AgentRequest | None:
         """The next request to ask for now, moved to `sent`."""
         if not self.queue:
             return None
@@ -160,14 +160,14 @@ class Lane:
         self.sent.append(head)
         return self.queue.popleft()
 
-    def _may_follow(self, request: Request) -> bool:
+    def _may_follow(self, request: AgentRequest) -> bool:
         """Whether this side can ask for it while the peer is busy answering: both would wait if it did not fit the sockets."""
         if request.direction is not self.sent[0].direction:
             return False
         ahead = sum(len(other.pieces) for other in islice(self.sent, 1, None)) + len(request.pieces)
         return request.direction is Direction.WRITE or ahead <= MAX_AHEAD_PIECES
 
-    def _ask(self, link: Link, request: Request) -> None:
+    def _ask(self, link: PeerConnection, request: AgentRequest) -> None:
         deadline = request.deadline
         if isinstance(request, NoticeRequest):
             link.send(Notice(request.message), deadline)
@@ -176,11 +176,11 @@ class Lane:
             link.ask(Fence(list(request.fences)), Ok, deadline)
         columns = wire_columns(request.pieces)
         if request.direction is Direction.READ:
-            link.send(Fetch(*columns), deadline)
+            link.send(ReadRegions(*columns), deadline)
         else:
-            link.send(Store(*columns), deadline, views_here(request.pieces), request.size_bytes)
+            link.send(WriteRegions(*columns), deadline, views_here(request.pieces), request.size_bytes)
 
-    def _answer(self, link: Link, request: Request) -> None:
+    def _answer(self, link: PeerConnection, request: AgentRequest) -> None:
         """Take the answer to the oldest request. A typed error of the peer's ends that request alone."""
         error: KVStoreError | None = None
         try:
@@ -195,7 +195,7 @@ class Lane:
         self.is_proven = True
         self.finish_first(error)
 
-    def _has_stalled(self, link: Link) -> bool:
+    def _has_stalled(self, link: PeerConnection) -> bool:
         """Whether the step that broke took as long as a stall: then the way is bad, for what has died unnoticed is refused at once."""
         return time.monotonic_ns() - self._step_ns >= link.connection.stall_timeout_s * 1e9
 
@@ -206,7 +206,7 @@ class Lane:
             self.queued_bytes -= request.size_bytes
         request.finish(error)
 
-    def broke(self, link: Link | None, error: KVStoreError) -> list[tuple[Request, KVStoreError]]:
+    def broke(self, link: PeerConnection | None, error: KVStoreError) -> list[tuple[AgentRequest, KVStoreError]]:
         """The connection is gone (`link`), or none could be had (None). Returns who fails by it; others stay, to be asked for anew.
 
         A request's own end, its deadline or cancellation, is no fault of the others. Nor is it anyone's that a connection which had
@@ -221,7 +221,7 @@ class Lane:
         requests = [*self.sent, *self.queue]
         self.sent.clear()
         self.queue.clear()
-        failed: list[tuple[Request, KVStoreError]] = []
+        failed: list[tuple[AgentRequest, KVStoreError]] = []
         for request in requests:
             reason = _own_reason(request) or (None if try_again else error)
             if reason is None:
@@ -233,7 +233,7 @@ class Lane:
         return failed
 
 
-def _own_reason(request: Request) -> KVStoreError | None:
+def _own_reason(request: AgentRequest) -> KVStoreError | None:
     """Why a request ends by itself: it was cancelled, or its deadline is over."""
     if request.is_cancelled:
         return Cancelled("the transfer was cancelled")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
+from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Notices
 from kvstore.transfer.config import TransferSettings
@@ -29,7 +29,7 @@ LAST_WORD_S: Final = 0.5
 """How long a peer that made a mistake has to read the answer before the connection is closed under it."""
 
 
-class Answering:
+class Responder:
     """See the module. Thread-safe: each connection has one thread at a time, the counters a lock."""
 
     def __init__(self, name: str, exports: Exports, settings: TransferSettings) -> None:
@@ -44,7 +44,7 @@ class Answering:
         """(name of the agent, message) of what has come since the last call."""
         return self._notices.take()
 
-    def receive(self, connection: Connection) -> tuple[Header, memoryview]:
+    def receive(self, connection: Connection) -> tuple[FrameHeader, memoryview]:
         """The next request: its header and body; the payload is still to come. Raises what ends the connection."""
         head = memoryview(bytearray(HEADER_BYTES))
         if connection.fileno() >= 0:  # something is there: a header that comes in drops would keep the thread from others
@@ -65,11 +65,11 @@ class Answering:
             connection.recv_into([body], self.deadline_of(header))
         return header, body
 
-    def deadline_of(self, header: Header) -> Deadline:
+    def deadline_of(self, header: FrameHeader) -> Deadline:
         """How long the peer waits for the answer."""
         return Deadline(header.deadline_ms / 1000 if header.deadline_ms else self._settings.deadline_s)
 
-    def fetch(self, connection: Connection, header: Header, message: Fetch) -> None:
+    def fetch(self, connection: Connection, header: FrameHeader, message: ReadRegions) -> None:
         """Send the pieces, or why they cannot be had. Raises what ends the connection."""
         try:
             payload_bytes = _check_pieces(message)
@@ -87,7 +87,7 @@ class Answering:
             del views
             release(held)
 
-    def store(self, connection: Connection, header: Header, message: Store) -> None:
+    def store(self, connection: Connection, header: FrameHeader, message: WriteRegions) -> None:
         """Receive the pieces and say so, or why they cannot be taken. Raises what ends the connection."""
         deadline = self.deadline_of(header)
         payload_bytes = _check_pieces(message)
@@ -111,7 +111,7 @@ class Answering:
         with self._lock:
             self.served_bytes += payload_bytes
 
-    def notice(self, connection: Connection, name: str, header: Header, message: Notice) -> None:
+    def notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
         """Keep a notification from the agent `name`."""
         answer: Message = Ok()
         try:
@@ -150,7 +150,7 @@ def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -
         left_bytes -= len(part)
 
 
-def _check_pieces(message: Fetch | Store) -> int:
+def _check_pieces(message: ReadRegions | WriteRegions) -> int:
     """The sum of the pieces. Raises ProtocolError for a request that no agent of ours sends."""
     if len(message.sizes) > MAX_PIECES:
         raise ProtocolError(f"a request of {len(message.sizes)} pieces; the limit is {MAX_PIECES}")

@@ -18,7 +18,7 @@ RETRY_NS: Final = 1_000_000_000
 log = logging.getLogger("kvstore.transfer")
 
 
-class Servers:
+class ServerThreads:
     """Thread-safe. `submit` and `close` never wait for what is served; `close` waits for its end."""
 
     def __init__(self, usual: int, most: int) -> None:

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.streams.responder import LAST_WORD_S, Answering
-from kvstore.transfer.streams.server_threads import Servers
-from kvstore.transfer.streams.unauthenticated import Greeting, Strangers
+from kvstore.transfer.streams.responder import LAST_WORD_S, Responder
+from kvstore.transfer.streams.server_threads import ServerThreads
+from kvstore.transfer.streams.unauthenticated import HandshakeState, PendingHandshakes
 
 LINGER_MS: Final = 20
 """A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""
@@ -35,7 +35,7 @@ HANG_UP_S: Final = 5.0
 log = logging.getLogger("kvstore.transfer")
 
 
-class _Inbound:
+class _InboundConnection:
     """One connection from a peer, and whether a thread serves it now."""
 
     __slots__ = ("connection", "gone", "greeting", "is_dropped", "is_queued", "key", "parked_fd")
@@ -44,7 +44,7 @@ class _Inbound:
         self.connection = connection
         self.key: tuple[str, int] = ("", 0)
         """Its agent's name and number, once it has joined."""
-        self.greeting = Greeting()
+        self.greeting = HandshakeState()
         self.parked_fd = -1
         self.is_queued = False
         """Something came by it, and no thread has begun to read it."""
@@ -61,18 +61,20 @@ class Target:
         self._secret = secret
         self._name = name
         self._settings = settings
-        self._answering = Answering(name, exports, settings)
+        self._answering = Responder(name, exports, settings)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        self._peers: dict[tuple[str, int], _Inbound] = {}
-        self._open: set[_Inbound] = set()
-        self._strangers: Strangers[_Inbound] = Strangers(most=settings.max_handshakes, timeout_s=settings.handshake_timeout_s)
-        self._parked: dict[int, _Inbound] = {}
+        self._peers: dict[tuple[str, int], _InboundConnection] = {}
+        self._open: set[_InboundConnection] = set()
+        self._strangers: PendingHandshakes[_InboundConnection] = PendingHandshakes(
+            most=settings.max_handshakes, timeout_s=settings.handshake_timeout_s
+        )
+        self._parked: dict[int, _InboundConnection] = {}
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._threads: list[threading.Thread] = []
-        self._servers = Servers(settings.serve_threads, settings.serve_threads + settings.max_connections)
+        self._servers = ServerThreads(settings.serve_threads, settings.serve_threads + settings.max_connections)
         self._demand = 0
         """Connections that have one of these threads or wait for one."""
         self._wanted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -153,7 +155,7 @@ class Target:
 
     def _welcome(self, connection: Connection) -> None:
         connection.stall_timeout_s = self._settings.stall_timeout_s
-        peer = _Inbound(connection)
+        peer = _InboundConnection(connection)
         displaced = None
         with self._lock:
             is_welcome = not self._closing.is_set()
@@ -178,7 +180,7 @@ class Target:
             self._forget(peer)
             raise
 
-    def _park(self, peer: _Inbound) -> None:
+    def _park(self, peer: _InboundConnection) -> None:
         """Leave an idle connection to epoll."""
         with self._lock:
             if peer.key[0] and peer.connection.has_unread() and not self._closing.is_set():
@@ -211,7 +213,7 @@ class Target:
 
     def _take_up(self, fd: int) -> None:
         """Something came by a connection. What goes wrong with one is no end of the others."""
-        peer: _Inbound | None = None
+        peer: _InboundConnection | None = None
         try:
             with self._lock:
                 peer = self._unpark(fd)
@@ -225,7 +227,7 @@ class Target:
             if peer is not None:
                 self._forget(peer)
 
-    def _queue(self, peer: _Inbound) -> None:
+    def _queue(self, peer: _InboundConnection) -> None:
         """Have a thread serve it. Called with the lock held."""
         peer.is_queued = True
         self._demand += 1
@@ -233,7 +235,7 @@ class Target:
             os.eventfd_write(self._wanted_fd, 1)
         self._servers.submit(functools.partial(self._serve_queued, peer))
 
-    def _greet(self, peer: _Inbound) -> None:
+    def _greet(self, peer: _InboundConnection) -> None:
         """A stranger has said something. Waits for nothing: an answer to a first message always has room."""
         greeting = peer.greeting
         try:
@@ -254,14 +256,14 @@ class Target:
             return
         self._park(peer)
 
-    def _unpark(self, fd: int) -> _Inbound | None:
+    def _unpark(self, fd: int) -> _InboundConnection | None:
         peer = self._parked.pop(fd, None)
         if peer is not None:
             peer.parked_fd = -1
             self._epoll.unregister(fd)
         return peer
 
-    def _drop(self, peer: _Inbound) -> None:
+    def _drop(self, peer: _InboundConnection) -> None:
         """Hang up. `gone` is set once no thread is at it any more."""
         with self._lock:
             peer.is_dropped = True
@@ -272,7 +274,7 @@ class Target:
         if was_idle:
             self._forget(peer)
 
-    def _forget(self, peer: _Inbound) -> None:
+    def _forget(self, peer: _InboundConnection) -> None:
         peer.connection.close()
         with self._lock:
             self._open.discard(peer)
@@ -283,7 +285,7 @@ class Target:
 
     # --- serving ---
 
-    def _serve_queued(self, peer: _Inbound) -> None:
+    def _serve_queued(self, peer: _InboundConnection) -> None:
         with self._lock:
             was_queued, peer.is_queued = peer.is_queued, False
         if was_queued:
@@ -291,7 +293,7 @@ class Target:
         with self._lock:
             self._demand -= 1
 
-    def _serve(self, peer: _Inbound) -> None:
+    def _serve(self, peer: _InboundConnection) -> None:
         """Answer requests until the peer pauses or leaves."""
         connection = peer.connection
         fd = connection.fileno()
@@ -321,7 +323,7 @@ class Target:
                 os.eventfd_read(self._wanted_fd)
                 return True
 
-    def _answer_one(self, peer: _Inbound) -> None:
+    def _answer_one(self, peer: _InboundConnection) -> None:
         """One request. Raises whatever ends the connection."""
         connection = peer.connection
         header, body = self._answering.receive(connection)
@@ -335,15 +337,15 @@ class Target:
             self._answering.say_last(connection, header.request_id, error)
             raise
 
-    def _handle(self, peer: _Inbound, header: Header, body: memoryview) -> None:
-        if header.payload_bytes and header.type != Store.TYPE:
+    def _handle(self, peer: _InboundConnection, header: FrameHeader, body: memoryview) -> None:
+        if header.payload_bytes and header.type != WriteRegions.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload, and {header.payload_bytes} bytes were announced")
-        if header.type == Fetch.TYPE and peer.key[0]:
-            self._answering.fetch(peer.connection, header, Fetch.unpack(body))
-        elif header.type == Store.TYPE and peer.key[0]:
-            self._answering.store(peer.connection, header, Store.unpack(body))
-        elif header.type == Join.TYPE and not peer.key[0]:
-            self._join(peer, header.request_id, Join.unpack(body))
+        if header.type == ReadRegions.TYPE and peer.key[0]:
+            self._answering.fetch(peer.connection, header, ReadRegions.unpack(body))
+        elif header.type == WriteRegions.TYPE and peer.key[0]:
+            self._answering.store(peer.connection, header, WriteRegions.unpack(body))
+        elif header.type == JoinEngine.TYPE and not peer.key[0]:
+            self._join(peer, header.request_id, JoinEngine.unpack(body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
@@ -351,7 +353,7 @@ class Target:
         else:
             raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
 
-    def _join(self, peer: _Inbound, request_id: int, message: Join) -> None:
+    def _join(self, peer: _InboundConnection, request_id: int, message: JoinEngine) -> None:
         """Raises ProtocolError, Unauthorized, or Unavailable: there is no room for one more."""
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
@@ -369,9 +371,9 @@ class Target:
             self._peers[key] = peer
             peer.key = key
             self._strangers.remove(peer)
-        self._answering.answer(peer.connection, request_id, Joined(self._name))
+        self._answering.answer(peer.connection, request_id, JoinReply(self._name))
 
-    def _fence(self, peer: _Inbound, header: Header, message: Fence) -> None:
+    def _fence(self, peer: _InboundConnection, header: FrameHeader, message: Fence) -> None:
         deadline = self._answering.deadline_of(header)
         for number in message.connections:
             with self._lock:

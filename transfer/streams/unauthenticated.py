@@ -8,8 +8,8 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 from kvstore.protocol.errors import ProtocolError, Unreachable
-from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
-from kvstore.protocol.transfers import Join
+from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, unpack_header
+from kvstore.protocol.transfers import JoinEngine
 from kvstore.transfer.streams.connection import Connection
 
 MAX_JOIN_BYTES: Final = 2048
@@ -19,18 +19,18 @@ MAX_DISCARDED_BYTES: Final = 64 << 10
 C = TypeVar("C", bound=Hashable)
 
 
-class Greeting:
+class HandshakeState:
     """What one stranger has said."""
 
     def __init__(self) -> None:
         self._room = memoryview(bytearray(HEADER_BYTES + MAX_JOIN_BYTES))
         self._got_bytes = 0
         self._discarded_bytes = 0
-        self.header: Header | None = None
+        self.header: FrameHeader | None = None
         self.is_refused = False
         """It was told why, and has some time to read that."""
 
-    def hear(self, connection: Connection) -> Join | None:
+    def hear(self, connection: Connection) -> JoinEngine | None:
         """Take what has arrived; the Join once it is whole. Raises ProtocolError for anything else, and what ends the connection."""
         if self.is_refused:
             self._discard(connection)
@@ -40,7 +40,7 @@ class Greeting:
             room = self._room[self._got_bytes : HEADER_BYTES + body_bytes]
             if not len(room):
                 assert self.header is not None
-                return Join.unpack(self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
+                return JoinEngine.unpack(self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
             got_bytes = connection.recv_arrived(room)
             if not got_bytes:
                 return None
@@ -60,14 +60,14 @@ class Greeting:
                 raise Unreachable("a stranger goes on after it was refused")
 
 
-def _join_header(data: memoryview) -> Header:
+def _join_header(data: memoryview) -> FrameHeader:
     header = unpack_header(data)
-    if header.type != Join.TYPE or header.payload_bytes or header.body_bytes > MAX_JOIN_BYTES:
+    if header.type != JoinEngine.TYPE or header.payload_bytes or header.body_bytes > MAX_JOIN_BYTES:
         raise ProtocolError(f"a message of type {header.type} where Join belongs")
     return header
 
 
-class Strangers(Generic[C]):
+class PendingHandshakes(Generic[C]):
     """Those that are here, and until when. Not thread-safe: its owner locks."""
 
     def __init__(self, *, most: int, timeout_s: float) -> None:

@@ -44,7 +44,7 @@ class FoundGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _DeviceLocation:
     """Where a device is attached; the defaults for one that is virtual."""
 
     pci_path: str = ""
@@ -128,7 +128,7 @@ def _rdma_nics(root: Path, interfaces: Mapping[str, Interface]) -> Iterator[Nic]
             is_ethernet = _read(port / "link_layer") == "Ethernet"
             interface = _rdma_interface(device, port)
             # RoCE in software has no device of its own: it is where its interface is.
-            place = _interface_place(device, 0) or _interface_place(root / "sys/class/net" / interface, MAX_STACK) or _Place()
+            place = _interface_place(device, 0) or _interface_place(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
             addresses = interfaces[interface].addresses if interface in interfaces else ()
             yield Nic(
                 device.name if len(ports) == 1 else f"{device.name}:{port.name}",
@@ -166,11 +166,11 @@ def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
     kind = LOOPBACK if is_loopback else INFINIBAND if hardware_type == ARPHRD_INFINIBAND else ETHERNET
     # A virtual device without hardware below reports what its driver's author wrote down: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
     speed_mbit_s = _leading_number(_read(path / "speed")) if place is not None else 0.0
-    place = place or _Place()
+    place = place or _DeviceLocation()
     return Nic(name, kind, name, interface.addresses, place.numa_node, speed_mbit_s / 1000, interface.is_up, place.pci_path)
 
 
-def _interface_place(path: Path, depth: int) -> _Place | None:
+def _interface_place(path: Path, depth: int) -> _DeviceLocation | None:
     """Where the hardware behind an interface (or an RDMA device) is; None for one without. A bond of several is in none of their places."""
     if (path / "device").exists():
         return _place_of(path / "device")
@@ -181,17 +181,17 @@ def _interface_place(path: Path, depth: int) -> _Place | None:
     if not places:
         return None
     nodes = {place.numa_node for place in places}
-    return next(iter(places)) if len(places) == 1 else _Place("", nodes.pop() if len(nodes) == 1 else UNKNOWN_NODE)
+    return next(iter(places)) if len(places) == 1 else _DeviceLocation("", nodes.pop() if len(nodes) == 1 else UNKNOWN_NODE)
 
 
-def _place_of(device: Path) -> _Place:
+def _place_of(device: Path) -> _DeviceLocation:
     """Of a device's folder: the PCI addresses that its real path goes through, and the NUMA node of the nearest that names one."""
     path = device.resolve()
     parts = [part for part in path.parts if _PCI_PART.fullmatch(part)]
     for folder in (path, *path.parents):
         if text := _read(folder / "numa_node"):
-            return _Place("/".join(parts), int(text) if text.isdecimal() else UNKNOWN_NODE)
-    return _Place("/".join(parts))
+            return _DeviceLocation("/".join(parts), int(text) if text.isdecimal() else UNKNOWN_NODE)
+    return _DeviceLocation("/".join(parts))
 
 
 # --- GPUs ---

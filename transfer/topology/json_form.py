@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
-from kvstore.transfer.topology.model import ETHERNET, KINDS, LOCATION, UNKNOWN_NODE, Gpu, Matrix, Nic, NumaNode, Rails, Topology
+from kvstore.transfer.topology.model import ETHERNET, KINDS, LOCATION, UNKNOWN_NODE, Gpu, Matrix, Nic, NumaNode, RailPreference, Topology
 
 FORM_VERSION: Final = 1
 MAX_TOPOLOGY_BYTES: Final = 256 << 10
@@ -98,16 +98,16 @@ def _kept_current(nic: Nic, found: Nic | None) -> Nic:
     return replace(nic, is_up=nic.is_up and found.is_up, addresses=nic.addresses or found.addresses)
 
 
-def _document(data: bytes) -> "_Value":
+def _document(data: bytes) -> "_JsonValue":
     if len(data) > MAX_TOPOLOGY_BYTES:
         raise ProtocolError(f"a topology of {len(data)} bytes is over the limit of {MAX_TOPOLOGY_BYTES}")
     try:
-        return _Value(json.loads(data), "")
+        return _JsonValue(json.loads(data), "")
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a topology is JSON, this is not: {error}") from None
 
 
-def _topology(document: "_Value") -> Topology:
+def _topology(document: "_JsonValue") -> Topology:
     version = document["version"].integer(0, 1 << 31)
     if version != FORM_VERSION:
         raise ProtocolError(f"version: this topology has form {version}, this release reads {FORM_VERSION}")
@@ -129,7 +129,7 @@ def _topology(document: "_Value") -> Topology:
     return Topology(document["host"].text(), nodes, nics, gpus, matrix)
 
 
-def _nic(item: "_Value") -> Nic:
+def _nic(item: "_JsonValue") -> Nic:
     kind = item.get("kind", ETHERNET)
     if kind.text() not in KINDS:
         kind.refuse(f"one of {', '.join(KINDS)}")
@@ -146,7 +146,7 @@ def _nic(item: "_Value") -> Nic:
     )
 
 
-def _gpu(item: "_Value") -> Gpu:
+def _gpu(item: "_JsonValue") -> Gpu:
     return Gpu(
         item["index"].integer(0, MAX_ENTRIES),
         item.get("name", "").text(),
@@ -155,7 +155,7 @@ def _gpu(item: "_Value") -> Gpu:
     )
 
 
-def _matrix(value: "_Value") -> dict[str, Rails]:
+def _matrix(value: "_JsonValue") -> dict[str, RailPreference]:
     matrix = {}
     for location in value.fields():
         entry = value[location]
@@ -165,7 +165,7 @@ def _matrix(value: "_Value") -> dict[str, Rails]:
         if len(parts) != 2:
             entry.refuse('two lists of NICs, [["preferred"], ["available"]]')
         preferred, available = (tuple(each.text(minimum=1) for each in part.items()) for part in parts)
-        matrix[location] = Rails(preferred, available)
+        matrix[location] = RailPreference(preferred, available)
     return matrix
 
 
@@ -178,7 +178,7 @@ def _check_names(matrix: Matrix, nics: Sequence[Nic], place: str = "") -> None:
                     raise ProtocolError(f"{place}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
 
 
-class _Value:
+class _JsonValue:
     """One value of a document and its place there, so that every error can name it. Methods raise ProtocolError."""
 
     __slots__ = ("_place", "_value")
@@ -196,19 +196,19 @@ class _Value:
             self.refuse(f"an object of at most {MAX_ENTRIES} fields")
         return list(self._value)
 
-    def __getitem__(self, name: str) -> "_Value":
+    def __getitem__(self, name: str) -> "_JsonValue":
         if name not in self.fields():
             raise ProtocolError(f"{self._place or 'the document'}: there is no {name!r}")
         return self.get(name, None)
 
-    def get(self, name: str, default: Any) -> "_Value":
+    def get(self, name: str, default: Any) -> "_JsonValue":
         self.fields()
-        return _Value(self._value.get(name, default), f"{self._place}.{name}" if self._place else name)
+        return _JsonValue(self._value.get(name, default), f"{self._place}.{name}" if self._place else name)
 
-    def items(self) -> list["_Value"]:
+    def items(self) -> list["_JsonValue"]:
         if not isinstance(self._value, list) or len(self._value) > MAX_ENTRIES:
             self.refuse(f"a list of at most {MAX_ENTRIES}")
-        return [_Value(item, f"{self._place}[{index}]") for index, item in enumerate(self._value)]
+        return [_JsonValue(item, f"{self._place}[{index}]") for index, item in enumerate(self._value)]
 
     def text(self, *, minimum: int = 0) -> str:
         value = self._value

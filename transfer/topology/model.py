@@ -84,14 +84,14 @@ class NumaNode:
     distances: tuple[int, ...] = ()
 
 
-class Rails(NamedTuple):
+class RailPreference(NamedTuple):
     """Names of NICs for one location of memory: the preferred ones by name, the other available ones from the nearest on."""
 
     preferred: tuple[str, ...]
     available: tuple[str, ...]
 
 
-Matrix = Mapping[str, Rails]
+Matrix = Mapping[str, RailPreference]
 """By location, "cpu:N" or "cuda:N"."""
 
 
@@ -109,10 +109,10 @@ class Topology:
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", _matrix(self))  # frozen; computed once, because transfers ask for it
 
-    def preferred(self, location: str) -> Rails:
+    def preferred(self, location: str) -> RailPreference:
         """The rails for memory at `location`. For a location that is not known here no rail is better than another."""
         found = self.matrix.get(location)
-        return found if found is not None else Rails(tuple(sorted(nic.name for nic in self.usable())), ())
+        return found if found is not None else RailPreference(tuple(sorted(nic.name for nic in self.usable())), ())
 
     def usable(self) -> list[Nic]:
         """The NICs that can be rails now; the loopback only if there is no other."""
@@ -165,13 +165,13 @@ def _matrix(topology: Topology) -> Matrix:
     computed |= {f"cuda:{gpu.index}": _near(topology, usable, gpu.numa_node, gpu.pci_path) for gpu in topology.gpus}
     names = {nic.name for nic in topology.nics if nic.is_usable}
     for location, rails in topology.override.items():
-        kept = Rails(*(tuple(name for name in part if name in names) for part in rails))
+        kept = RailPreference(*(tuple(name for name in part if name in names) for part in rails))
         if any(kept) or location not in computed:
             computed[location] = kept
     return computed
 
 
-def _near(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> Rails:
+def _near(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> RailPreference:
     """Preferred are the NICs of the nearest NUMA node that has any, and those on none; of them, for a GPU, the nearest by PCI."""
     by_numa = {
         nic.name: topology.numa_distance(numa_node, nic.numa_node) for nic in usable if UNKNOWN_NODE not in (numa_node, nic.numa_node)
@@ -181,4 +181,6 @@ def _near(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: s
     distances = {nic.name: (by_numa.get(nic.name, nearest), pci_distance(pci_path, nic.pci_path) if pci_path else 0) for nic in usable}
     best = min(distances.values(), default=None)
     order = sorted(distances, key=lambda name: (distances[name], name))
-    return Rails(tuple(name for name in order if distances[name] == best), tuple(name for name in order if distances[name] != best))
+    return RailPreference(
+        tuple(name for name in order if distances[name] == best), tuple(name for name in order if distances[name] != best)
+    )

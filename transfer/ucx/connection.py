@@ -18,8 +18,8 @@ from kvstore.rpc.address import Address, connect, parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.ucx.unauthenticated import Arriving
-from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
+from kvstore.transfer.ucx.unauthenticated import UnauthenticatedEndpoints
+from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, TaggedMessage, UcxOperation, UcxWorker
 
 MAGIC: Final = b"ucx1 "
 """Metadata: this, then HOST:PORT in ASCII."""
@@ -53,7 +53,7 @@ class UcxConnection(Connection):
         self._name = name
         self._lock = threading.Lock()
         self._failure: KVStoreError | None = None
-        self._operations: set[Operation] = set()
+        self._operations: set[UcxOperation] = set()
         self._users = 1
         self._is_told = False
         """Whether a caller knows of the failure."""
@@ -109,7 +109,7 @@ class UcxConnection(Connection):
         finally:
             self._leave(operation)
 
-    def _wait(self, operation: Operation, deadline: Deadline) -> None:
+    def _wait(self, operation: UcxOperation, deadline: Deadline) -> None:
         while operation.requests:
             if self._failure is not None:
                 raise self._failure
@@ -124,7 +124,7 @@ class UcxConnection(Connection):
             return ProtocolError(f"a part from {self._name} is of another size")
         return Unreachable(f"the connection to {self._name} broke: {error}")
 
-    def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> Operation:
+    def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> UcxOperation:
         """Raises InvalidArgument: a part is too long; Closed, or what broke the connection if nobody was told yet."""
         if any(len(part) >> PART_BITS for part in parts):
             raise InvalidArgument(f"a part has at most {(1 << PART_BITS) - 1} bytes")
@@ -133,14 +133,14 @@ class UcxConnection(Connection):
             if failure is None:
                 call = self._endpoint.tag_recv if is_receive else self._endpoint.tag_send
                 base = connection_id << PART_BITS
-                operation = Operation([Message(call, part, base | len(part)) for part in parts if len(part)])
+                operation = UcxOperation([TaggedMessage(call, part, base | len(part)) for part in parts if len(part)])
                 self._operations.add(operation)
                 self._users += 1
                 return operation
         self.close()
         raise self._closed() if is_told else failure
 
-    def _leave(self, operation: Operation | None = None) -> None:
+    def _leave(self, operation: UcxOperation | None = None) -> None:
         """The last one to leave a broken connection gives back what it has."""
         with self._lock:
             if operation is not None:
@@ -155,7 +155,7 @@ class UcxConnection(Connection):
             self._worker.connection_ids.give_back(self._connection_id)
             self._worker.release()
 
-    def _end(self, operation: Operation, error: KVStoreError) -> KVStoreError:
+    def _end(self, operation: UcxOperation, error: KVStoreError) -> KVStoreError:
         """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
         self._fail(error)
         self._is_told = True
@@ -231,7 +231,7 @@ class UcxListener(Listener):
         # The kernel tells of a peer when it has said something: a silent one takes no descriptor.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
         self._address = Address(host=host, port=self._sock.getsockname()[1])
-        self._arriving = Arriving(
+        self._arriving = UnauthenticatedEndpoints(
             self._sock, head_bytes=_HELLO.size, whole_bytes=_introduction_bytes, most=MAX_ARRIVING, timeout_s=lambda: HANDSHAKE_S
         )
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from kvstore.protocol.errors import KVStoreError
 GONE: Final = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
-class Arriving:
+class UnauthenticatedEndpoints:
     """Of one listening socket, which stays its owner's. `next` is for one thread at a time; `close` comes after its end."""
 
     def __init__(

@@ -59,7 +59,7 @@ class ConnectionIds:
             self._taken.discard(connection_id)
 
 
-class Message(NamedTuple):
+class TaggedMessage(NamedTuple):
     """One message to be sent or received: the endpoint's method for it, the memory, and the tag."""
 
     call: Callable[..., Any]
@@ -67,12 +67,12 @@ class Message(NamedTuple):
     tag: int
 
 
-class Operation:
+class UcxOperation:
     """Messages posted together. Its fields are guarded by the worker's lock."""
 
     __slots__ = ("error", "is_interrupted", "messages", "requests", "waiters", "wakeups")
 
-    def __init__(self, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, messages: Sequence[TaggedMessage] = ()) -> None:
         self.messages = messages
         self.requests: deque[Any] = deque()
         """Those posted and not known to be over, the oldest on the right."""
@@ -136,8 +136,8 @@ class UcxWorker:
         self.connection_ids = ConnectionIds()
         self._lock = threading.Lock()
         self._leadership = threading.Lock()
-        self._leading: Operation | None = None
-        self._waiting: dict[Operation, None] = {}
+        self._leading: UcxOperation | None = None
+        self._waiting: dict[UcxOperation, None] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._times_led = 0
         self._is_armed = False
@@ -148,7 +148,7 @@ class UcxWorker:
         self._epoll = select.epoll()
         self._epoll.register(self._kick, select.EPOLLIN)
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
-        self._background = Operation()
+        self._background = UcxOperation()
         self._thread = threading.Thread(target=self._run, name="kvstore-ucx", daemon=True)
         try:
             self._thread.start()
@@ -198,7 +198,7 @@ class UcxWorker:
 
     # --- operations ---
 
-    def post(self, operation: Operation) -> None:
+    def post(self, operation: UcxOperation) -> None:
         """Begin to move all its messages. Raises Unreachable: the endpoint is broken, or the operation was interrupted.
 
         Their memory must stay until the operation is over or `finish` has returned.
@@ -222,7 +222,7 @@ class UcxWorker:
                 if self._leading is not None:
                     self._advance(operation)
 
-    def wait(self, operation: Operation, timeout_s: float) -> None:
+    def wait(self, operation: UcxOperation, timeout_s: float) -> None:
         """Until the operation is over or interrupted, or the time is. Raises Unreachable: the worker is closed."""
         end_s = time.monotonic() + timeout_s
         may_be_heir = False
@@ -241,7 +241,7 @@ class UcxWorker:
                     self._check_open()
                 self._hand_over(operation)
 
-    def _sleep(self, operation: Operation, timeout_s: float) -> None:
+    def _sleep(self, operation: UcxOperation, timeout_s: float) -> None:
         """Until the operation is over, this thread is to lead, or the time is over."""
         with self._lock:
             operation.waiters += 1
@@ -258,13 +258,13 @@ class UcxWorker:
         with self._lock:
             self._advance(None)
 
-    def interrupt(self, operation: Operation) -> None:
+    def interrupt(self, operation: UcxOperation) -> None:
         """Have whoever waits for it return."""
         with self._lock:
             operation.is_interrupted = True
             self._wake(operation)
 
-    def finish(self, operation: Operation) -> None:
+    def finish(self, operation: UcxOperation) -> None:
         """After this no byte of a failed operation, whose endpoint was closed, moves any more.
 
         Where UCX does not give a message back in time, there is only giving up the worker, with all its connections.
@@ -292,7 +292,7 @@ class UcxWorker:
 
     # --- progress ---
 
-    def _lead(self, operation: Operation, end_s: float) -> None:
+    def _lead(self, operation: UcxOperation, end_s: float) -> None:
         """With the leadership, which this gives up: serve everyone until the operation is over or the time is."""
         with self._lock:
             self._times_led += 1
@@ -313,7 +313,7 @@ class UcxWorker:
                 self._leadership.release()
                 self._hand_over(operation)
 
-    def _hand_over(self, left: Operation) -> None:
+    def _hand_over(self, left: UcxOperation) -> None:
         """Have somebody lead, now that the thread of this operation may have been about to and does not: one that waits, which not every
         operation has. With the lock held."""
         if self._leadership.locked():
@@ -325,7 +325,7 @@ class UcxWorker:
             self._is_parked = False
             self._background.wakeups.put(None)
 
-    def _advance(self, ours: Operation | None) -> bool:
+    def _advance(self, ours: UcxOperation | None) -> bool:
         """Progress until UCX has nothing more to do for now; False as soon as our operation is over. With the lock held."""
         for _ in range(ARM_TRIES):
             if self._is_closed:
@@ -346,18 +346,18 @@ class UcxWorker:
             os.eventfd_write(self._kick, 1)  # the leader sleeps for an event that will not come
         return True
 
-    def _is_over(self, operation: Operation | None) -> bool:
+    def _is_over(self, operation: UcxOperation | None) -> bool:
         if operation is None or operation is self._background:
             return self._background.is_interrupted
         return operation.is_interrupted or not operation.requests
 
-    def _settle(self, ours: Operation | None) -> None:
+    def _settle(self, ours: UcxOperation | None) -> None:
         for operation in [operation for operation in self._waiting if operation.settle(self.api.UCXError)]:
             del self._waiting[operation]
             if operation is not ours:
                 self._wake(operation)
 
-    def _wake(self, operation: Operation) -> None:
+    def _wake(self, operation: UcxOperation) -> None:
         if operation is self._leading:
             os.eventfd_write(self._kick, 1)
         else:

@@ -25,9 +25,9 @@ from typing import Any, ClassVar, Final, TypeVar
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
-from kvstore.master.catalogs.etcd.follower import EtcdFollowing
+from kvstore.master.catalogs.etcd.follower import EtcdFollower
 from kvstore.master.catalogs.etcd.lease import OwnerKey
-from kvstore.master.catalogs.etcd.maintenance import Bounds, EtcdKeeper
+from kvstore.master.catalogs.etcd.maintenance import EtcdMaintenance, MaintenanceLimits
 from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, warn_of_data_bug
 from kvstore.master.catalogs.etcd.writer import EtcdWriter, Ownership
@@ -38,13 +38,13 @@ from kvstore.master.catalogs.interface import (
     Candidate,
     Catalog,
     Change,
+    CommitStats,
     Done,
-    Fellow,
     Follower,
-    Written,
+    PeerMaster,
     check_partitions,
 )
-from kvstore.master.catalogs.segments.merger import Merging
+from kvstore.master.catalogs.segments.merger import SegmentMerger
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
 
@@ -79,7 +79,7 @@ class EtcdCatalog(Catalog):
         partitions: int = 1,
         access: EtcdAccess = EtcdAccess(),  # noqa: B008 - frozen
         timing: EtcdTiming = EtcdTiming(),  # noqa: B008 - frozen
-        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        bounds: MaintenanceLimits = MaintenanceLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`endpoints` are `host:port`. The catalog is that of `partition` of so many; that of the first looks after etcd for all.
 
@@ -92,7 +92,7 @@ class EtcdCatalog(Catalog):
         self._listing = f"{prefix}.listing/{partition}/".encode()
         is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
         self._quorum = EtcdQuorum(endpoints, access)
-        self._keeper = EtcdKeeper(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s)
+        self._keeper = EtcdMaintenance(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s)
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
         self._keeps = not partition
@@ -102,7 +102,7 @@ class EtcdCatalog(Catalog):
         self._shards = SHARDS
         self._key = OwnerKey(self._prefix, Candidate("", ""))
         self._closing = threading.Event()
-        self._following: EtcdFollowing | None = None
+        self._following: EtcdFollower | None = None
         self._committer: GroupCommit[Ownership] = GroupCommit(
             self._write, backoff=self.backoff(), interrupt=self._writing.close, on_stale=self._end, background=self._merge
         )
@@ -136,7 +136,7 @@ class EtcdCatalog(Catalog):
     def follow(self, me: Candidate, follower: Follower) -> None:
         self._key = OwnerKey(self._prefix, me)
         listing = self._listing + me.address.encode()
-        self._following = EtcdFollowing(self, self._reading, self._leasing, self._key, listing, follower)
+        self._following = EtcdFollower(self, self._reading, self._leasing, self._key, listing, follower)
         if self._keeps:
             self._members = EtcdMembers(
                 self._channels[-1],
@@ -156,7 +156,7 @@ class EtcdCatalog(Catalog):
         return self._members.living if self._members is not None and self._partitions > 1 else frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, Fellow]:
+    def fellows(self) -> Mapping[str, PeerMaster]:
         return self._members.fellows if self._members is not None else NO_FELLOWS
 
     def admit(self, ownership: Ownership) -> None:
@@ -191,7 +191,7 @@ class EtcdCatalog(Catalog):
         return "; ".join(dict.fromkeys(trouble for trouble in found if trouble)) or "ok"
 
     @property
-    def written(self) -> Written:
+    def written(self) -> CommitStats:
         return self._committer.written(self._keeper.size_bytes)
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class EtcdCatalog(Catalog):
     def _merge(self, owned: Ownership) -> bool:
         """A step of merging; whether there is more to do."""
         if owned.merging is None:
-            owned.merging = Merging(owned.log, self._writer(owned))
+            owned.merging = SegmentMerger(owned.log, self._writer(owned))
         return owned.merging.step()
 
     def _writer(self, owned: Ownership) -> EtcdWriter:

@@ -59,7 +59,7 @@ class EtcdAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
+class _EtcdConnection:
     endpoint: str
     channel: grpc.Channel
     calls: dict[str, Any]
@@ -69,7 +69,7 @@ class _Connection:
 class Reply:
     """The answer to come of one call. `result` may be asked for once, from any thread."""
 
-    def __init__(self, owner: "EtcdChannel", connection: _Connection, future: Any) -> None:
+    def __init__(self, owner: "EtcdChannel", connection: _EtcdConnection, future: Any) -> None:
         self._owner = owner
         self._connection = connection
         self._future = future
@@ -86,10 +86,10 @@ class Reply:
             raise _translated(error, self._connection.endpoint) from error
 
 
-class Stream:
+class ReplyStream:
     """The answers of a call that lasts. One thread iterates; `cancel` may be called from any, and ends the iteration with an error."""
 
-    def __init__(self, owner: "EtcdChannel", connection: _Connection, call: Any) -> None:
+    def __init__(self, owner: "EtcdChannel", connection: _EtcdConnection, call: Any) -> None:
         self._owner = owner
         self._connection = connection
         self._call = call
@@ -119,7 +119,7 @@ class EtcdChannel:
         self._access = access
         self._credentials = _credentials(access)  # refused now if not when it connects
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: _EtcdConnection | None = None
         self._next_endpoint = 0
         self._closed = False
 
@@ -137,7 +137,7 @@ class EtcdChannel:
         """`start` and wait."""
         return self.start(method, request, timeout_s=timeout_s).result()
 
-    def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> Stream:
+    def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> ReplyStream:
         """Begin a call (`Watch`, `LeaseKeepAlive`) that takes requests as they come, in a thread of its own, and answers as it likes.
 
         A server that has lost its leader ends it. Raises as Reply.result does.
@@ -146,7 +146,7 @@ class EtcdChannel:
             connection = self._connection or self._connect(connect_timeout_s)
             metadata = (*connection.metadata, ("hasleader", "true"))
             call = connection.calls[method](requests, timeout=timeout_s, metadata=metadata)
-        return Stream(self, connection, call)
+        return ReplyStream(self, connection, call)
 
     def close(self) -> None:
         """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op.
@@ -159,7 +159,7 @@ class EtcdChannel:
         if connection is not None:
             connection.channel.close()
 
-    def _connect(self, timeout_s: float) -> _Connection:
+    def _connect(self, timeout_s: float) -> _EtcdConnection:
         if self._closed:
             raise CatalogUnavailable("etcd: the connection was closed")
         endpoint = self._endpoints[self._next_endpoint]
@@ -188,7 +188,7 @@ class EtcdChannel:
             "LeaseRevoke": lease.LeaseRevoke,
             "LeaseKeepAlive": lease.LeaseKeepAlive,
         }
-        self._connection = _Connection(endpoint, channel, calls, metadata)
+        self._connection = _EtcdConnection(endpoint, channel, calls, metadata)
         return self._connection
 
     def _log_in(self, channel: grpc.Channel, timeout_s: float) -> tuple[tuple[str, str], ...]:
@@ -198,7 +198,7 @@ class EtcdChannel:
         request = rpc_pb2.AuthenticateRequest(name=self._access.user, password=self._access.password)
         return (("token", rpc_pb2_grpc.AuthStub(channel).Authenticate(request, timeout=timeout_s).token),)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _EtcdConnection) -> None:
         with self._lock:
             if self._connection is connection:
                 self._connection = None

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.lease import Lease, OwnerKey, end_of, owner_of, with_key
-from kvstore.master.catalogs.etcd.watch import CompactedError, Events, Watch
+from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, end_of, owner_of, with_key
+from kvstore.master.catalogs.etcd.watch import CompactedError, EtcdWatch, WatchEvents
 from kvstore.master.catalogs.etcd.writer import Ownership
-from kvstore.master.catalogs.interface import Change, Follower, Op, Owner
+from kvstore.master.catalogs.interface import CatalogOwner, Change, Follower, Op
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed
 
@@ -35,7 +35,7 @@ GRACE_S: Final = 1.0
 """How long `stop` waits for a call of the follower that is under way."""
 
 
-class EtcdFollowing:
+class EtcdFollower:
     """`run` is the thread's; `end` and `stop` may be called from any. `health`: None, or what keeps it from following."""
 
     def __init__(
@@ -55,11 +55,11 @@ class EtcdFollowing:
         self._over = threading.Event()
         """This master's ownership is over, or the catalog is being closed."""
         self._why_over = StaleEpoch("this master does not own the catalog")
-        self._lease: Lease | None = None
-        self._history: Lease | None = None
+        self._lease: EtcdLease | None = None
+        self._history: EtcdLease | None = None
         """Of the key `listing`, while that is there."""
-        self._owner: Owner | None = None
-        self._watch: Watch | None = None
+        self._owner: CatalogOwner | None = None
+        self._watch: EtcdWatch | None = None
         self._log = SegmentLog(catalog.shards)
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-follow", daemon=True)
@@ -160,7 +160,7 @@ class EtcdFollowing:
             try:
                 if self._owner is None and self._lease is None:
                     self._campaign()
-                self._watch = Watch(self._reading, self._key.prefix, end_of(self._key.prefix), timeout_s=self._timeout_s)
+                self._watch = EtcdWatch(self._reading, self._key.prefix, end_of(self._key.prefix), timeout_s=self._timeout_s)
                 for events in self._watch.events(revision + 1):
                     self._note(None)
                     backoff.reset()
@@ -179,7 +179,7 @@ class EtcdFollowing:
                     self._note(str(error))
                     self._stopped.wait(backoff.next_s())
 
-    def _happened(self, events: Events) -> Ownership | None:
+    def _happened(self, events: WatchEvents) -> Ownership | None:
         """Tell of the events; this master's ownership, if they elect it."""
         before, elected = self._owner, None
         for event in events.events:
@@ -222,7 +222,7 @@ class EtcdFollowing:
         self._over.clear()
         if self._stopped.is_set():
             self._over.set()  # `stop` may have done so just before
-        lease = self._lease = Lease(self._leasing, self._lease_ttl_s, on_lost=self.end)
+        lease = self._lease = EtcdLease(self._leasing, self._lease_ttl_s, on_lost=self.end)
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.CREATE, key=self._key.key, create_revision=0)
         put = request.success.add().request_put

@@ -11,7 +11,7 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.interface import Candidate, Owner
+from kvstore.master.catalogs.interface import Candidate, CatalogOwner
 from kvstore.protocol.errors import StaleEpoch, typed
 
 
@@ -31,13 +31,13 @@ class OwnerKey:
         return json.dumps({"name": self.me.name, "address": self.me.address}).encode()
 
 
-def owner_of(record: Any) -> Owner:
+def owner_of(record: Any) -> CatalogOwner:
     """Return who wrote the key. A value of another form gives its text as the name, and no address."""
     try:
         said = json.loads(record.value)
-        return Owner(str(said["name"]), str(said["address"]), int(record.create_revision))
+        return CatalogOwner(str(said["name"]), str(said["address"]), int(record.create_revision))
     except (ValueError, TypeError, KeyError):
-        return Owner(record.value.decode(errors="replace"), "", int(record.create_revision))
+        return CatalogOwner(record.value.decode(errors="replace"), "", int(record.create_revision))
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -52,7 +52,7 @@ RETRIES: Final = 10
 REVOKE_TIMEOUT_S: Final = 1.0
 
 
-class Lease:
+class EtcdLease:
     """A granted lease. `on_lost(why)` is called once, in the lease's own thread, unless it is closed first. Thread-safe."""
 
     def __init__(
@@ -122,9 +122,9 @@ class Lease:
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
 
 
-def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> Lease:
+def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> EtcdLease:
     """A lease with this key under it, which is there for as long as the lease. Raises CatalogUnavailable, ConfigError."""
-    lease = Lease(channel, ttl_s, on_lost=lambda _why: None)
+    lease = EtcdLease(channel, ttl_s, on_lost=lambda _why: None)
     request = rpc_pb2.TxnRequest()
     put = request.success.add().request_put
     put.key, put.value, put.lease = key, value, lease.lease_id

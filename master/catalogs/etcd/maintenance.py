@@ -36,7 +36,7 @@ CORRUPT: Final = "etcd found its members' data to differ (alarm CORRUPT): restor
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MaintenanceLimits:
     """Seconds of history that are kept while there is room (0: never compacted by us), the quota that etcd was started with, and the share
     of it from which on its size is told of."""
 
@@ -45,7 +45,7 @@ class Bounds:
     warning_share: float = 0.8
 
 
-class EtcdKeeper:
+class EtcdMaintenance:
     """A thread that looks after etcd. `health`: None, or one line that says what is wrong. `outage`: the sentence of `quorum` while etcd
     serves nobody, else "". The rest is for one thread."""
 
@@ -53,7 +53,7 @@ class EtcdKeeper:
         self,
         channel: EtcdChannel,
         quorum: EtcdQuorum,
-        bounds: Bounds,
+        bounds: MaintenanceLimits,
         listings: bytes,
         *,
         is_owner: Callable[[], bool],
@@ -143,7 +143,7 @@ class EtcdKeeper:
             LOG.warning("catalog: %s", trouble)
 
 
-def trouble_of(status: Any, alarms: set[int], bounds: Bounds) -> str | None:
+def trouble_of(status: Any, alarms: set[int], bounds: MaintenanceLimits) -> str | None:
     """What an operator should know of an etcd with this status, the worst first; None when all is well."""
     if rpc_pb2.AlarmType.Value("CORRUPT") in alarms:
         return CORRUPT

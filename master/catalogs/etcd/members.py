@@ -15,9 +15,9 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.etcd.lease import Lease, end_of, with_key
+from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, with_key
 from kvstore.master.catalogs.group_commit import Backoff
-from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, Contact, Fellow
+from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, MasterContact, PeerMaster
 from kvstore.protocol.errors import typed
 
 LOOK_S: Final = 0.5
@@ -30,7 +30,9 @@ class EtcdMembers:
     """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last.
     `health`: None, or why that is not known. `stop` may be called from any thread."""
 
-    def __init__(self, channel: EtcdChannel, prefix: str, me: Candidate, contact: Contact, *, lease_ttl_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, channel: EtcdChannel, prefix: str, me: Candidate, contact: MasterContact, *, lease_ttl_s: float, timeout_s: float
+    ) -> None:
         self._channel = channel
         self._prefix = f"{prefix}.masters/".encode()
         self._me = me
@@ -38,9 +40,9 @@ class EtcdMembers:
         self._lease_ttl_s = lease_ttl_s
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
-        self._lease: Lease | None = None
+        self._lease: EtcdLease | None = None
         self.living: frozenset[str] = frozenset()
-        self.fellows: Mapping[str, Fellow] = NO_FELLOWS
+        self.fellows: Mapping[str, PeerMaster] = NO_FELLOWS
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-members", daemon=True)
 
@@ -83,15 +85,15 @@ class EtcdMembers:
         key, said = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
         self._lease = with_key(self._channel, key, said.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
-    def _look(self) -> dict[str, Fellow]:
+    def _look(self) -> dict[str, PeerMaster]:
         request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))
         found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
         return {record.key.removeprefix(self._prefix).decode(errors="replace"): _fellow(record.value) for record in found}
 
 
-def _fellow(value: bytes) -> Fellow:
+def _fellow(value: bytes) -> PeerMaster:
     try:
         said: Any = json.loads(value)
-        return Fellow(str(said["name"]), Contact(str(said["control"]), str(said["key"])))
+        return PeerMaster(str(said["name"]), MasterContact(str(said["control"]), str(said["key"])))
     except (ValueError, TypeError, KeyError):
-        return Fellow(value.decode(errors="replace"), Contact())
+        return PeerMaster(value.decode(errors="replace"), MasterContact())

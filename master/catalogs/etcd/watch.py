@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from aetcd.rpc import rpc_pb2
 
-from kvstore.master.catalogs.etcd.channel import EtcdChannel, Stream
+from kvstore.master.catalogs.etcd.channel import EtcdChannel, ReplyStream
 from kvstore.protocol.errors import CatalogUnavailable
 
 PROGRESS_INTERVAL_S: Final = 0.5
@@ -20,7 +20,7 @@ class CompactedError(Exception):
     """What was to be watched from is compacted away: all must be read anew."""
 
 
-class Events(NamedTuple):
+class WatchEvents(NamedTuple):
     """Events of whole revisions, but for the last one if not `is_whole`: its rest follows. `revision`: of the newest. None at all are a
     sign of life, which says nothing of revisions: etcd before 3.4.25 and 3.5.8 names some whose events are still to come."""
 
@@ -29,10 +29,10 @@ class Events(NamedTuple):
     is_whole: bool
 
 
-ALIVE: Final = Events([], 0, is_whole=False)
+ALIVE: Final = WatchEvents([], 0, is_whole=False)
 
 
-class Watch:
+class EtcdWatch:
     """One watch. A thread iterates, another may `cancel`."""
 
     def __init__(self, channel: EtcdChannel, begin: bytes, end: bytes, *, timeout_s: float) -> None:
@@ -41,10 +41,10 @@ class Watch:
         self._range = (begin, end)
         self._timeout_s = timeout_s
         self._over = threading.Event()
-        self._stream: Stream | None = None
+        self._stream: ReplyStream | None = None
         self._heard_s = 0.0
 
-    def events(self, first_revision: int) -> Iterator[Events]:
+    def events(self, first_revision: int) -> Iterator[WatchEvents]:
         """Raises CompactedError, CatalogUnavailable, ConfigError."""
         self._heard_s = time.monotonic()
         self._stream = self._channel.stream("Watch", self._requests(first_revision), connect_timeout_s=self._timeout_s)
@@ -56,7 +56,7 @@ class Watch:
                 if answer.canceled:
                     raise CatalogUnavailable(f"etcd: the watch was cancelled: {answer.cancel_reason}")
                 if answer.events:
-                    yield Events(list(answer.events), answer.events[-1].kv.mod_revision, not answer.fragment)
+                    yield WatchEvents(list(answer.events), answer.events[-1].kv.mod_revision, not answer.fragment)
                 elif not answer.created:
                     yield ALIVE
         finally:

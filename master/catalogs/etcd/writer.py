@@ -13,9 +13,9 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, Reply
-from kvstore.master.catalogs.etcd.lease import Lease, OwnerKey, owner_of
+from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, owner_of
 from kvstore.master.catalogs.segments.log import SegmentLog
-from kvstore.master.catalogs.segments.merger import Merging
+from kvstore.master.catalogs.segments.merger import SegmentMerger
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 
 MAX_TXN_OPS: Final = 128
@@ -32,11 +32,11 @@ MAX_READ_KEYS: Final = 4096
 class Ownership:
     """From an election to its end. `fence`: the owner's key's mod revision, None when it must be moved before anything is written."""
 
-    lease: Lease
+    lease: EtcdLease
     epoch: int
     fence: int | None
     log: SegmentLog
-    merging: Merging | None = None
+    merging: SegmentMerger | None = None
 
 
 class EtcdWriter:

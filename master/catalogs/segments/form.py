@@ -51,7 +51,7 @@ Blocks = dict[str, dict[bytes, Row | None]]
 """By tenant and key; None for a block that was deleted."""
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """What a segment says. `operations`: puts and deletions."""
 
     merged: bool
@@ -124,17 +124,17 @@ def head(value: bytes, name: bytes) -> tuple[bool, int]:
     return bool(flags & MERGED), operations
 
 
-def decode(value: bytes, name: bytes) -> Segment:
+def decode(value: bytes, name: bytes) -> LogSegment:
     """The segment at the key `name`. Raises Corrupt, which names it."""
     merged, operations = head(value, name)
-    reader = _Reader(value)
+    reader = _SegmentReader(value)
     try:
         changes = [reader.section() for _section in range(_HEADER.unpack_from(value)[3])]
     except (struct.error, UnicodeDecodeError, IndexError, ValueError) as error:
         raise Corrupt(f"the catalog's segment {name!r} is damaged: {error}") from None
     if reader.at != len(value) or sum(len(change.keys) for change in changes) != operations:
         raise Corrupt(f"the catalog's segment {name!r} is damaged: it ends at {reader.at} of {len(value)}")
-    return Segment(merged, operations, list(changes))
+    return LogSegment(merged, operations, list(changes))
 
 
 def _puts(rows: Sequence[Row]) -> Iterator[bytes]:
@@ -182,7 +182,7 @@ def _integers(values: Sequence[int]) -> bytes:
     return _INTEGERS.pack(width, base) + struct.pack(f"<{len(entries)}{_CODES[width]}", *entries)
 
 
-class _Reader:
+class _SegmentReader:
     """Reads a segment's sections, one after the other. What leads outside raises struct.error, IndexError or ValueError."""
 
     def __init__(self, value: bytes) -> None:

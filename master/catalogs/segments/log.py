@@ -26,19 +26,19 @@ MAX_RUNS: Final = 32
 """Runs of segments in a shard's log. More are merged: most commits are small, and each segment costs etcd some hundred bytes."""
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a segment stands in its shard's log: behind the commit `number`, and the results of how many merges since."""
 
     number: int
     part: int
 
 
-class Due(NamedTuple):
+class DueMerge(NamedTuple):
     """Segments of a shard that are to be merged: [first, last]. `whole`: there are none before them, so deletions need not be kept."""
 
     shard: int
-    first: Position
-    last: Position
+    first: LogPosition
+    last: LogPosition
     whole: bool
 
 
@@ -46,7 +46,7 @@ class SegmentLog:
     """See the module. Belongs to one thread at a time: the follower's, and from an election on the committer's."""
 
     def __init__(self, shards: int) -> None:
-        self._logs: list[dict[Position, int]] = [{} for _shard in range(shards)]
+        self._logs: list[dict[LogPosition, int]] = [{} for _shard in range(shards)]
         """The operations of each segment, in the order of positions but for what was merged since the last `_sorted`."""
         self._numbers = [0] * shards
         self._due: dict[int, None] = {}
@@ -88,7 +88,7 @@ class SegmentLog:
                     touched.setdefault(self.shard(key), {}).setdefault(change.tenant, {})[key] = None
         for shard, blocks in touched.items():
             for part in form.cut(blocks):
-                position = Position(self._numbers[shard] + 1, 0)
+                position = LogPosition(self._numbers[shard] + 1, 0)
                 self._note(shard, position, sum(map(len, part.values())))
                 records[segment_key(shard, position)] = form.encode(part)
         return records
@@ -96,7 +96,7 @@ class SegmentLog:
     def shard(self, key: bytes) -> int:
         return xxhash.xxh3_64_intdigest(key) % len(self._logs)
 
-    def due(self) -> Due | None:
+    def due(self) -> DueMerge | None:
         """What should be merged next, if anything. Call `merged` or nothing when that is done: it may come again."""
         while self._due:
             shard = next(iter(self._due))
@@ -105,34 +105,34 @@ class SegmentLog:
                 return due
         return None
 
-    def written(self, shard: int, position: Position, operations: int) -> None:
+    def written(self, shard: int, position: LogPosition, operations: int) -> None:
         """A merge has written a segment."""
         self._note(shard, position, operations)
 
-    def merged(self, due: Due) -> None:
+    def merged(self, due: DueMerge) -> None:
         """That is done: nothing of it is there any more. What an attempt at a commit was to write that failed never was, and no merge finds
         it: it would be due for ever."""
         log = self._logs[due.shard]
         for position in [position for position in log if due.first <= position <= due.last]:
             del log[position]
 
-    def _place(self, key: bytes) -> tuple[int, Position]:
+    def _place(self, key: bytes) -> tuple[int, LogPosition]:
         try:
             shard, _slash, rest = key.removeprefix(SEGMENTS).partition(b"/")
             number, _dot, part = rest.partition(b".")
-            place = int(shard, 16), Position(int(number, 16), int(part, 16))
+            place = int(shard, 16), LogPosition(int(number, 16), int(part, 16))
         except ValueError:
             raise Corrupt(f"the catalog's key {key!r} is not one of kvstore's: is the catalog shared with something else?") from None
         if place[0] >= len(self._logs):
             raise Corrupt(f"the catalog's segment {key!r} is of a shard beyond its {len(self._logs)}")
         return place
 
-    def _note(self, shard: int, position: Position, operations: int) -> None:
+    def _note(self, shard: int, position: LogPosition, operations: int) -> None:
         self._logs[shard][position] = operations
         self._numbers[shard] = max(self._numbers[shard], position.number)
         self._due[shard] = None
 
-    def _judge(self, shard: int) -> Due | None:
+    def _judge(self, shard: int) -> DueMerge | None:
         """The newest runs of the shard's log that are too many, with each older one that is no larger than what is merged anyway: so a
         block is rewritten as often as the log doubles, not as often as it grows. All, when what came after the first run is longer.
         """
@@ -156,21 +156,21 @@ class SegmentLog:
                 total += sizes[start]
         else:
             return None
-        return Due(shard, positions[starts[start]], positions[-1], whole=start == 0)
+        return DueMerge(shard, positions[starts[start]], positions[-1], whole=start == 0)
 
 
-def segment_key(shard: int, position: Position) -> bytes:
+def segment_key(shard: int, position: LogPosition) -> bytes:
     return b"%b%04x/%016x.%08x" % (SEGMENTS, shard, position.number, position.part)
 
 
-def shard_range(due: Due) -> tuple[bytes, bytes]:
+def shard_range(due: DueMerge) -> tuple[bytes, bytes]:
     """The keys [begin, end) of the segments that are to be merged."""
     return segment_key(due.shard, due.first), segment_key(due.shard, due.last) + b"\x00"
 
 
-def positions_behind(due: Due) -> Iterator[Position]:
+def positions_behind(due: DueMerge) -> Iterator[LogPosition]:
     """Where the results of a merge go."""
     number, part = due.last
     while True:
         part += 1
-        yield Position(number, part)
+        yield LogPosition(number, part)

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from kvstore.master.catalogs.segments import form
-from kvstore.master.catalogs.segments.log import Due, SegmentLog, positions_behind, segment_key, shard_range
+from kvstore.master.catalogs.segments.log import DueMerge, SegmentLog, positions_behind, segment_key, shard_range
 
 STEP_BYTES: Final = 1024 * 1024
 """What a step reads at most, unless a single value is larger."""
 MAX_DELETIONS: Final = 128
 
 
-class Place(Protocol):
+class CatalogRecords(Protocol):
     """Where the catalog's values are, as its owner sees it."""
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
@@ -34,10 +34,10 @@ class Place(Protocol):
         """Make these durable, at once or not at all; None deletes. At most 128, and one segment. Raises StaleEpoch."""
 
 
-class Merging:
+class SegmentMerger:
     """The work of one ownership, a step at a time. Belongs to the committer's thread."""
 
-    def __init__(self, log: SegmentLog, place: Place) -> None:
+    def __init__(self, log: SegmentLog, place: CatalogRecords) -> None:
         self._log = log
         self._place = place
         self._work: Iterator[None] | None = None
@@ -56,13 +56,13 @@ class Merging:
         return True
 
 
-def work(log: SegmentLog, place: Place) -> Iterator[None]:
+def work(log: SegmentLog, place: CatalogRecords) -> Iterator[None]:
     """All that is to be done, a step of about a MiB at a time; ends when nothing is left."""
     while (due := log.due()) is not None:
         yield from _merge(log, place, due)
 
 
-def _merge(log: SegmentLog, place: Place, due: Due) -> Iterator[None]:
+def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[None]:
     blocks: form.Blocks = {}
     found: list[bytes] = []
     begin, end = shard_range(due)

@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
-class Columns:
+class ContentsColumns:
     """By row. Row 0 is none."""
 
     sizes: Bytes
@@ -47,7 +47,7 @@ class Columns:
 LIVE = 1 << 7
 
 
-def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Columns | None]:
+def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[ContentsColumns | None]:
     """None after each slice but the last, then the copy. The directory may change while nobody iterates."""
     count = len(rows)
     sizes: Bytes = np.zeros(count, np.uint64)
@@ -65,7 +65,7 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Columns
         yield None
     parents, tenant_indexes, namespaces, holders = others
     parents[parents >= count] = NO_ROW  # of a row that was used again meanwhile, whose parent came after the copy was begun
-    yield Columns(
+    yield ContentsColumns(
         sizes,
         parents,
         tenant_indexes,
@@ -78,7 +78,7 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Columns
     )
 
 
-def joined(parts: Sequence[Columns], links: Sequence[tuple[Indexes, Indexes]]) -> tuple[Columns, list[int]]:
+def joined(parts: Sequence[ContentsColumns], links: Sequence[tuple[Indexes, Indexes]]) -> tuple[ContentsColumns, list[int]]:
     """The tables of all partitions as one, and where the rows of each begin in it. `links` say, of the rows of each that stand for blocks
     of other partitions, which they are, by their places in the whole."""
     begins = np.cumsum([0, *(len(part.sizes) for part in parts)]).tolist()
@@ -106,7 +106,9 @@ def joined(parts: Sequence[Columns], links: Sequence[tuple[Indexes, Indexes]]) -
     parents, tenant_indexes, namespace_indexes, holder_indexes = (np.concatenate(column) for column in columns)
     sizes, masks = np.concatenate([part.sizes for part in parts]), np.concatenate([part.masks for part in parts])
     names = {index: name for name, index in tenants.items()}
-    whole = Columns(sizes, stands_for[parents], tenant_indexes, namespace_indexes, holder_indexes, masks, names, list(namespaces), pins)
+    whole = ContentsColumns(
+        sizes, stands_for[parents], tenant_indexes, namespace_indexes, holder_indexes, masks, names, list(namespaces), pins
+    )
     return whole, begins[:-1]
 
 
@@ -122,7 +124,7 @@ FASTEST: Final = np.array([next((place for place, bit in enumerate(TIER_BITS.val
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TierUsage:
     """Blocks, and their bytes by the fastest tier that has them: HBM, DRAM, NVMe, not known."""
 
     blocks: int
@@ -134,15 +136,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class BlockUsage:
     tenant: str
     namespace: str
-    held: Held
+    held: TierUsage
     pinned: int
     """Blocks of the tenant, in whatever namespace."""
 
 
-def usage(columns: Columns, tenant: str | None, *, limit: int) -> list[Usage]:
+def usage(columns: ContentsColumns, tenant: str | None, *, limit: int) -> list[BlockUsage]:
     """Of one tenant or all (None), the largest first, `limit` at most. O(rows)."""
     masks = columns.row_masks()
     index = {name: number for number, name in columns.tenant_names.items()}.get(tenant, -1) if tenant is not None else None
@@ -153,10 +155,10 @@ def usage(columns: Columns, tenant: str | None, *, limit: int) -> list[Usage]:
     sizes = tier_sums(at, masks[chosen], columns.sizes[chosen], len(groups))
     order = np.argsort(-sizes.sum(axis=1), kind="stable")[:limit]
     return [
-        Usage(
+        BlockUsage(
             columns.tenant_names.get(owner := int(groups[place]) // width, ""),
             columns.namespace_names[int(groups[place]) % width],
-            Held(int(blocks[place]), (*sizes[place].tolist(),)),
+            TierUsage(int(blocks[place]), (*sizes[place].tolist(),)),
             columns.pins.get(owner, 0),
         )
         for place in order.tolist()
@@ -183,12 +185,12 @@ Reads = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ChainSegment:
     """`parent` is the place of the segment it goes on from, from 1; `row` that of its first block."""
 
     parent: int
     row: int
-    held: Held
+    held: TierUsage
     subtree_bytes: int
     branches: int
     reads_per_s: float = 0.0
@@ -196,7 +198,7 @@ class Segment:
     subtree_reads_per_s: float = 0.0
 
 
-def segments(columns: Columns, tenant: str, namespace: str, *, limit: int, reads: Reads | None = None) -> list[Segment]:
+def segments(columns: ContentsColumns, tenant: str, namespace: str, *, limit: int, reads: Reads | None = None) -> list[ChainSegment]:
     """The `limit` segments with the largest subtrees, each after the one that it goes on from; with `reads` those of which most blocks are
     read in a second, and none of which no block is."""
     rows, tree = _tree(columns, tenant, namespace, reads)
@@ -204,7 +206,7 @@ def segments(columns: Columns, tenant: str, namespace: str, *, limit: int, reads
         return []
     weights = tree.totals if reads is None else tree.read_totals
     masks = columns.row_masks()[rows]
-    found: list[Segment] = []
+    found: list[ChainSegment] = []
     heap: list[tuple[float, int, int]] = []
 
     def offer(children: Numbers, parent: int) -> None:
@@ -220,10 +222,10 @@ def segments(columns: Columns, tenant: str, namespace: str, *, limit: int, reads
         walked += len(run)
         places = np.array(run) - 1
         tiers = np.bincount(FASTEST[masks[places] & (LIVE - 1)], weights=tree.own[run].astype(np.float64), minlength=4)
-        held = Held(int(np.count_nonzero(tree.own[run])), (*tiers.astype(np.int64).tolist(),))
+        held = TierUsage(int(np.count_nonzero(tree.own[run])), (*tiers.astype(np.int64).tolist(),))
         onward = tree.children(run[-1])
         own_reads, all_reads = float(tree.reads[run].sum()), float(tree.read_totals[first])
-        found.append(Segment(parent, int(rows[first - 1]), held, int(tree.totals[first]), len(onward), own_reads, all_reads))
+        found.append(ChainSegment(parent, int(rows[first - 1]), held, int(tree.totals[first]), len(onward), own_reads, all_reads))
         offer(onward[weights[onward] > 0], len(found))
     return found
 
@@ -252,7 +254,7 @@ class _Tree:
         return run
 
 
-def _tree(columns: Columns, tenant: str, namespace: str, reads: Reads | None) -> tuple[Numbers, _Tree]:
+def _tree(columns: ContentsColumns, tenant: str, namespace: str, reads: Reads | None) -> tuple[Numbers, _Tree]:
     """The rows of the tree's nodes from 1 on, and the tree."""
     indexes = [index for index, name in columns.tenant_names.items() if name == tenant]
     spaces = [index for index, name in enumerate(columns.namespace_names) if name == namespace]

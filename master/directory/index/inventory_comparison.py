@@ -15,7 +15,7 @@ from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.key_index import Found
 from kvstore.master.directory.index.keys import Bools
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.protocol.catalog_messages import Digests
 from kvstore.protocol.digests import Numbers, as_numbers, numbers, run_of
 from kvstore.protocol.errors import InvalidArgument
@@ -26,10 +26,10 @@ SLICE_ROWS: Final = 1 << 14
 _MASKS: Final = sum(TIER_BITS.values())
 
 
-class Comparison:
+class DigestComparison:
     """`take` each message, then go through `steps`, in turns of the loop of their own; `flags` are the answers then. Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, node: Member) -> None:
+    def __init__(self, parts: DirectoryParts, node: NodeMember) -> None:
         self._rows, self._tenants, self._recording = parts.rows, parts.tenants, parts.recording
         self._node_id = node.node_id
         self._limit = 2 * node.known_blocks

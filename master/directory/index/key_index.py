@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.master.directory.index.keys import NO_ROW, Keys
+from kvstore.master.directory.index.keys import NO_ROW, RowKeys
 
 PART_BUCKETS: Final = 4096
 """Whose rows are in one dictionary: every tenth to fiftieth of them has any."""
@@ -79,7 +79,7 @@ class KeyIndex:
     """The row of each key. The table is seeded as Python's hashes are, per process. Rows have their keys in `keys` before they are inserted
     here, and until they are removed. Not thread-safe."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: RowKeys) -> None:
         self._keys = keys
         self._count = 0
         self._owed = 0

@@ -16,7 +16,7 @@ Bools = npt.NDArray[np.bool_]
 RowNumbers = npt.NDArray[np.uint32]
 
 
-class _Alike:
+class _KeysOfLength:
     """The keys of one length. A place whose key left is used again."""
 
     def __init__(self, length: int) -> None:
@@ -47,12 +47,12 @@ class _Alike:
         return places
 
 
-class Keys:
+class RowKeys:
     """By row; b"" for a row that has none. Row 0 never has one. Not thread-safe."""
 
     def __init__(self) -> None:
         self._lengths, self._places = array("B", (0,)), array("I", (0,))
-        self._alike: dict[int, _Alike] = {}
+        self._alike: dict[int, _KeysOfLength] = {}
 
     def __len__(self) -> int:
         """Rows, with or without a key: every row number is below it."""
@@ -131,10 +131,10 @@ class Keys:
             places = [self._places[row] for row in named if self._lengths[row] == length]
             assert sorted([*places, *alike.free]) == list(range(len(alike.data) // length)), length
 
-    def _of(self, length: int) -> _Alike:
-        return self._alike.get(length) or self._alike.setdefault(length, _Alike(length))
+    def _of(self, length: int) -> _KeysOfLength:
+        return self._alike.get(length) or self._alike.setdefault(length, _KeysOfLength(length))
 
-    def _equal(self, alike: _Alike, places: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
+    def _equal(self, alike: _KeysOfLength, places: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
         words, rest = divmod(alike.length, 8)
         if rest:
             # numpy strips the zeros that end a string before it compares: strings of one length are equal then as they are otherwise.

@@ -88,14 +88,14 @@ def _without(answer: Locations, avoid: int) -> Locations:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefixes:
+class PrefixMatches:
     """`blocks` of the prompt from the first on, by node id, for the nodes that have any; `block_bytes` is what a block takes on average."""
 
     blocks: dict[int, int]
     block_bytes: int
 
 
-class Part(NamedTuple):
+class PrefixPart(NamedTuple):
     """The blocks of a prompt that one table knows of: its rows `found` (NO_ROW: nowhere), which are the prompt's blocks `places`."""
 
     rows: Rows
@@ -107,7 +107,7 @@ PART_BITS: Final = 32
 """Of the number of a set of holders, above which that of its table stands."""
 
 
-def prefixes(parts: Sequence[Part]) -> Prefixes:
+def prefixes(parts: Sequence[PrefixPart]) -> PrefixMatches:
     """Of the prompt whose blocks are in these tables, at nodes that can be read from now.
 
     Most blocks of a prompt are at the same nodes, and have the same set of holders: a node loses its run at the first block with a set
@@ -136,7 +136,7 @@ def prefixes(parts: Sequence[Part]) -> Prefixes:
                 break
     blocks.update(dict.fromkeys(_bits(left), count))
     longest = max(blocks.values(), default=0)
-    return Prefixes(blocks, int(sizes[:longest].mean()) if longest else 0)
+    return PrefixMatches(blocks, int(sizes[:longest].mean()) if longest else 0)
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -147,7 +147,7 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-class Queries:
+class DirectoryQueries:
     """See the module. An unknown tenant has nothing, and a question makes none. Not thread-safe."""
 
     def __init__(self, rows: Rows, tenants: Tenants) -> None:
@@ -174,13 +174,13 @@ class Queries:
         gap = self.exists(tenant, keys).find(0)
         return len(keys) if gap < 0 else gap
 
-    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
         """How many of these keys, from the first on without a gap, can be read at each node."""
         return prefixes([self.part(tenant, keys, range(len(keys)))])
 
-    def part(self, tenant: str, keys: Sequence[bytes], places: Sequence[int]) -> Part:
+    def part(self, tenant: str, keys: Sequence[bytes], places: Sequence[int]) -> PrefixPart:
         """Of a prompt the blocks `places`, which have these keys."""
-        return Part(self._rows, self._find(tenant, keys), places)
+        return PrefixPart(self._rows, self._find(tenant, keys), places)
 
     def rows_of(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
         """The rows of the keys, in their order; NO_ROW for those that are nowhere."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.key_index import KeyIndex
-from kvstore.master.directory.index.keys import Keys
+from kvstore.master.directory.index.keys import RowKeys
 from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
 
 
@@ -123,14 +123,14 @@ class Tenant:
     """Keys whose holders have been told to drop them and have not all answered: by how many removes. No other node becomes a holder."""
 
 
-_NOBODY: Final = Tenant("", -1, b"", KeyIndex(Keys()))
+_NOBODY: Final = Tenant("", -1, b"", KeyIndex(RowKeys()))
 
 
 class Tenants:
     """By name, and by the index that a row keeps."""
 
     def __init__(self) -> None:
-        self.keys = Keys()
+        self.keys = RowKeys()
         """Of the rows of all tenants."""
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []

@@ -13,10 +13,10 @@ from typing import Final
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.tenants import FOR_GOOD, Tenant
-from kvstore.master.directory.limits.quotas import Share
-from kvstore.master.directory.placement.commands import Commands
+from kvstore.master.directory.limits.quotas import TenantShare
+from kvstore.master.directory.placement.commands import NodeCommands
 from kvstore.master.directory.records import PinRecord
 from kvstore.security.quotas.quota import PINS
 
@@ -27,12 +27,12 @@ SPARE_ENDS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Pinning:
+class PinResult:
     """Pins made or ended. `flags` (1: the block is there; see `held`) by key; `ops` for the catalog; `commands` for the nodes."""
 
     flags: bytes
     ops: list[Change]
-    commands: Commands
+    commands: NodeCommands
 
 
 class Pins:
@@ -41,9 +41,9 @@ class Pins:
     def __init__(
         self,
         parts: DirectoryParts,
-        queries: Queries,
+        queries: DirectoryQueries,
         *,
-        share_of: Callable[[str, int], Share | None],
+        share_of: Callable[[str, int], TenantShare | None],
         wall_ns: int,
         now_ns: int,
     ) -> None:
@@ -61,7 +61,7 @@ class Pins:
         """A pin of the catalog. One that has ended meanwhile is let go by the next `expire`."""
         self._set(owner, record.key, record.until_ms * NS_PER_MS - self._wall_offset_ns if record.until_ms else FOR_GOOD)
 
-    def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
+    def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> PinResult:
         """Keep blocks that are there from eviction and removal, or let them go. Durable with the operations. Raises QuotaExceeded, with
         nothing pinned."""
         pinning = self._begin(tenant, keys)
@@ -77,7 +77,7 @@ class Pins:
                 self._let_go(pinning, owner, key)
         return pinning
 
-    def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> Pinning:
+    def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> PinResult:
         """As `pin`, until `ttl_ns` from now. Pins that last longer stay as they are: their makers count on them. Raises
         QuotaExceeded, with nothing pinned."""
         pinning = self._begin(tenant, keys)
@@ -91,7 +91,9 @@ class Pins:
                 self._tell(pinning, owner, key, pinned=True)
         return pinning
 
-    def held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Iterable[tuple[Sequence[bytes], bytes | None]]) -> bytes:
+    def held(
+        self, tenant: str, keys: Sequence[bytes], pinning: PinResult, answers: Iterable[tuple[Sequence[bytes], bytes | None]]
+    ) -> bytes:
         """The flags of a pin of `keys` once it is durable and the nodes have answered, each by the keys it was told and whether they are
         there; None: it hears of the pin when it registers. What has been evicted meanwhile is not there, and its pin ends with it."""
         pins = self._tenants.asked(tenant).pins
@@ -106,9 +108,9 @@ class Pins:
         """How many of them have no pin; a repeated one counts once."""
         return len(set(keys).difference(self._tenants.asked(tenant).pins))
 
-    def expire(self, now_ns: int) -> Pinning:
+    def expire(self, now_ns: int) -> PinResult:
         """End pins whose time is over, MAX_ENDED at most; the others by the next call."""
-        pinning = Pinning(b"", [], Commands(self._master_epoch))
+        pinning = PinResult(b"", [], NodeCommands(self._master_epoch))
         while self._ends and self._ends[0][0] <= now_ns and len(pinning.ops) < MAX_ENDED:
             until_ns, tenant, key = heapq.heappop(self._ends)
             owner = self._tenants.asked(tenant)
@@ -120,10 +122,10 @@ class Pins:
         """Each pin that has an end will be ended."""
         assert {end for tenant in self._tenants for end in _ends_of(tenant)} <= set(self._ends)
 
-    def _begin(self, tenant: str, keys: Sequence[bytes]) -> Pinning:
-        return Pinning(self._queries.exists(tenant, keys), [], Commands(self._master_epoch))
+    def _begin(self, tenant: str, keys: Sequence[bytes]) -> PinResult:
+        return PinResult(self._queries.exists(tenant, keys), [], NodeCommands(self._master_epoch))
 
-    def _check_share(self, tenant: str, keys: Sequence[bytes], pinning: Pinning) -> None:
+    def _check_share(self, tenant: str, keys: Sequence[bytes], pinning: PinResult) -> None:
         share = self._share_of(tenant, PINS)
         if share is None:
             return
@@ -132,7 +134,7 @@ class Pins:
         if more and len(pins) + len(more) > share.now:
             raise share.exceeded(tenant, PINS, used=len(pins), more=len(more))
 
-    def _owner(self, tenant: str, pinning: Pinning) -> Tenant:
+    def _owner(self, tenant: str, pinning: PinResult) -> Tenant:
         return self._tenants.of(tenant) if 1 in pinning.flags else self._tenants.asked(tenant)
 
     def _set(self, owner: Tenant, key: bytes, until_ns: int) -> None:
@@ -145,12 +147,12 @@ class Pins:
             heapq.heapify(self._ends)
             self._max_ends = 2 * len(self._ends) + SPARE_ENDS
 
-    def _let_go(self, pinning: Pinning, owner: Tenant, key: bytes) -> None:
+    def _let_go(self, pinning: PinResult, owner: Tenant, key: bytes) -> None:
         del owner.pins[key]
         pinning.ops.extend((records.unpin(owner.prefix, key), *self._recording.settle(owner, key)))
         self._tell(pinning, owner, key, pinned=False)
 
-    def _tell(self, pinning: Pinning, owner: Tenant, key: bytes, *, pinned: bool) -> None:
+    def _tell(self, pinning: PinResult, owner: Tenant, key: bytes, *, pinned: bool) -> None:
         for node_id in self._rows.readable_at(owner, key):
             pinning.commands.hold(node_id, owner, key, pinned=pinned)
 

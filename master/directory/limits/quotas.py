@@ -23,7 +23,7 @@ WHAT_TO_DO: Final = ("let some go", "put fewer at once")
 """As HAS, in the order of SHARED."""
 
 
-class Share(NamedTuple):
+class TenantShare(NamedTuple):
     """Of one tenant's limit: `now` in this partition, `whole` in the cluster. Equal where there is one partition."""
 
     now: int
@@ -39,13 +39,13 @@ class Share(NamedTuple):
         return QuotaExceeded(f"{text} its quota of {self.whole} ({name}): {WHAT_TO_DO[limit]}, or have the operator raise it")
 
 
-def share_of(quota: Quota, limit: int, partitions: int) -> Share | None:
+def share_of(quota: Quota, limit: int, partitions: int) -> TenantShare | None:
     """The share that each of so many partitions has of a limit, by its place in SHARED; None: the quota does not limit it."""
     whole: int | None = getattr(quota, SHARED[limit])
-    return None if whole is None else Share(min(whole, max(-(-whole // partitions), MIN_SHARE)), whole)
+    return None if whole is None else TenantShare(min(whole, max(-(-whole // partitions), MIN_SHARE)), whole)
 
 
-def unshared(_tenant: str, _limit: int) -> Share | None:
+def unshared(_tenant: str, _limit: int) -> TenantShare | None:
     """Of tenants that have no such limit."""
     return None
 

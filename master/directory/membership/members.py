@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.master.directory.membership.node_load import Load, Rates
+from kvstore.master.directory.membership.node_load import NodeLoad, NodeRates
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     MAX_NAME_BYTES,
     NO_DESCRIPTION,
     Description,
+    GuestsRecord,
     NodeRecord,
-    StrangersRecord,
 )
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
@@ -43,7 +43,7 @@ class NodeInfo:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class NodeMember:
     """A node that was ever seen. `changed_ns` is when it registered, died or stopped. A stopped one is as dead as others, but for what
     operators are told: its process ended in an orderly way."""
 
@@ -62,9 +62,9 @@ class Member:
     tenants: Sequence[pb.TenantUse] = ()
     slow: Sequence[pb.SlowRequest] = ()
     """The slowest requests there, as it told last."""
-    rates: Rates = field(default_factory=Rates)
+    rates: NodeRates = field(default_factory=NodeRates)
     """At which it received from other nodes lately, as it measured."""
-    load: Load = field(default_factory=Load)
+    load: NodeLoad = field(default_factory=NodeLoad)
     description: Description = NO_DESCRIPTION
     """As the node last said, before a restart of the master too."""
     revision: int = 0
@@ -142,28 +142,28 @@ class Membership:
         self._max_absent = max_absent
         self._last_node_id = 0
         self._strangers_floor = 0
-        self._by_id: dict[int, Member] = {}
-        self._by_name: dict[str, Member] = {}
+        self._by_id: dict[int, NodeMember] = {}
+        self._by_name: dict[str, NodeMember] = {}
         self._drains: dict[str, str] = {}
         """Of the nodes that are drained, by name: a record may be read before that of its node."""
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[NodeMember]:
         return iter(self._by_id.values())
 
-    def get(self, node_id: int) -> Member | None:
+    def get(self, node_id: int) -> NodeMember | None:
         return self._by_id.get(node_id)
 
-    def named(self, name: str) -> Member | None:
+    def named(self, name: str) -> NodeMember | None:
         return self._by_name.get(name)
 
-    def live(self) -> list[Member]:
+    def live(self) -> list[NodeMember]:
         return [node for node in self._by_id.values() if node.is_live]
 
     def remember(self, record: NodeRecord, now_ns: int) -> None:
         """A node known from the catalog: dead until it registers."""
-        self._add(Member(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, floor=record.floor))
+        self._add(NodeMember(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, floor=record.floor))
 
-    def remember_strangers(self, record: StrangersRecord) -> None:
+    def remember_strangers(self, record: GuestsRecord) -> None:
         """What the catalog says of nodes that it does not know."""
         self._strangers_floor = record.floor
         self._last_node_id = max(self._last_node_id, record.last_node_id)
@@ -184,7 +184,7 @@ class Membership:
         if node is not None:
             node.state, node.is_stopping = STOPPED, True
 
-    def stopping(self, node_id: int, epoch: int) -> Member:
+    def stopping(self, node_id: int, epoch: int) -> NodeMember:
         """The node's process announces its end. Raises StaleEpoch."""
         node = self.check(node_id, epoch)
         node.is_stopping = True
@@ -192,7 +192,7 @@ class Membership:
 
     def register(
         self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
-    ) -> tuple[Member, bool]:
+    ) -> tuple[NodeMember, bool]:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
         A new one has the id `node_id`, which no other has, or the next one (0). The same process registers again freely. Raises
@@ -204,7 +204,7 @@ class Membership:
         node, is_new = self._by_name.get(info.name), False
         if node is None:
             self._check_room(info.name)
-            node, is_new = self._add(Member(node_id or self._last_node_id + 1, info, floor=self._strangers_floor)), True
+            node, is_new = self._add(NodeMember(node_id or self._last_node_id + 1, info, floor=self._strangers_floor)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()
@@ -212,11 +212,11 @@ class Membership:
         node.epoch = self._next()
         self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
-        node.reserved_bytes, node.written_off, node.owed, node.load = 0, False, 0, Load()
+        node.reserved_bytes, node.written_off, node.owed, node.load = 0, False, 0, NodeLoad()
         node.is_stopping, node.is_new, node.dropped = False, is_new, 0
         return node, is_new
 
-    def check(self, node_id: int, epoch: int) -> Member:
+    def check(self, node_id: int, epoch: int) -> NodeMember:
         """The live node. Raises StaleEpoch when `epoch` is not its last registration's, or it counts as dead."""
         node = self._by_id.get(node_id)
         if node is None or node.epoch != epoch or not node.is_live:
@@ -241,7 +241,7 @@ class Membership:
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
         node.load.told(counters, now_ns)
 
-    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Member, Description]:
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[NodeMember, Description]:
         """The node says these parts of its description anew (None: not this one): the node, and what it said before.
 
         Raises StaleEpoch, InvalidArgument.
@@ -261,14 +261,14 @@ class Membership:
         _end(node, now_ns)
         return True
 
-    def expire(self, now_ns: int) -> list[Member]:
+    def expire(self, now_ns: int) -> list[NodeMember]:
         """The nodes that died of silence by now."""
         silent = [node for node in self.live() if node.heartbeat_ns + self._node_ttl_ns <= now_ns]
         for node in silent:
             _end(node, now_ns)
         return silent
 
-    def write_off(self, now_ns: int, after_ns: int) -> list[Member]:
+    def write_off(self, now_ns: int, after_ns: int) -> list[NodeMember]:
         """The nodes that have been dead for `after_ns` by now, each told once a death."""
         found = [
             node for node in self._by_id.values() if not node.is_live and not node.written_off and node.changed_ns + after_ns <= now_ns
@@ -277,14 +277,14 @@ class Membership:
             node.written_off = True
         return found
 
-    def surplus(self) -> list[Member]:
+    def surplus(self) -> list[NodeMember]:
         """The dead nodes beyond `max_absent`, those that died first. Of a node that was only read of nobody knows whether it is away: it
         counts once it is written off, for all nodes have yet to register with an owner that has just taken over."""
         dead = [node for node in self._by_id.values() if not node.is_live and (node.epoch or node.written_off)]
         excess = len(dead) - self._max_absent
         return sorted(dead, key=lambda node: node.changed_ns)[:excess] if excess > 0 else []
 
-    def forget(self, name: str) -> Member:
+    def forget(self, name: str) -> NodeMember:
         """The dead node `name` is known no more: should it come back, it is a stranger, with another id.
 
         Raises InvalidArgument: no node has the name, or it is alive.
@@ -317,7 +317,7 @@ class Membership:
             node.floor = 0
         return [records.put_node(node.info.name, node.node_id, 0) for node in settled]
 
-    def _set_description(self, node: Member, description: Description) -> None:
+    def _set_description(self, node: NodeMember, description: Description) -> None:
         if description != node.description:
             node.description, node.revision = description, self._next()
 
@@ -330,14 +330,14 @@ class Membership:
         if live_count >= self._max_live:
             raise Full(f"there are {live_count} live nodes, as many as max_nodes allows: {name!r} cannot join")
 
-    def _add(self, node: Member) -> Member:
+    def _add(self, node: NodeMember) -> NodeMember:
         self._last_node_id = max(self._last_node_id, node.node_id)
         node.drain = self._drains.get(node.info.name, "")
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
 
 
-def _end(node: Member, now_ns: int) -> None:
+def _end(node: NodeMember, now_ns: int) -> None:
     node.state, node.changed_ns = STOPPED if node.is_stopping else DEAD, now_ns
 
 

@@ -14,7 +14,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_RATES
 
 if TYPE_CHECKING:
-    from kvstore.master.directory.membership.members import Member
+    from kvstore.master.directory.membership.members import NodeMember
 
 SPAN_S: Final = 10.0
 """What a node did counts for 1/e after this: writers follow a change within seconds, and not the noise of one heartbeat."""
@@ -24,7 +24,7 @@ COUNTERS: Final = ("in_bytes", "out_bytes")
 """Of a node's heartbeat: values put here, and values read, however they went."""
 
 
-class Load:
+class NodeLoad:
     """Of one process of a node. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Load:
         self._total_bytes, self._told_ns = total_bytes, now_ns
 
 
-def shares(nodes: Iterable["Member"]) -> dict[int, float]:
+def shares(nodes: Iterable["NodeMember"]) -> dict[int, float]:
     """By node id, what is left of its share: 1 of an idle one, less the busier it is beside the mean of these."""
     busy = {node.node_id: max(0.0, node.load.bytes_s - IDLE_BYTES_S) for node in nodes}
     mean = sum(busy.values()) / len(busy) if busy else 0.0
@@ -54,7 +54,7 @@ MAX_BYTES_PER_S: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class NodeRate:
     """At what rate bytes come from another node, measured by who received them."""
 
     bytes_per_s: float
@@ -63,7 +63,7 @@ class Rate:
     """By the master's clock: when it heard of it, less the age that it was told."""
 
 
-class Rates:
+class NodeRates:
     """A node's last report, less what has grown old. At most MAX_RATES, so that 1,000 nodes take 32,000 and not a million."""
 
     __slots__ = ("_bytes_per_s", "_next_expiry_ns", "_rates", "_ttl_ns")
@@ -78,11 +78,13 @@ class Rates:
             if not 0 <= report.age_s < inf:
                 raise InvalidArgument(f"a node reports a rate of {report.age_s:g} s ago")
         self._ttl_ns = ttl_ns
-        self._rates = {report.node_id: Rate(report.bytes_per_s, report.basis_bytes, now_ns - int(report.age_s * 1e9)) for report in reports}
+        self._rates = {
+            report.node_id: NodeRate(report.bytes_per_s, report.basis_bytes, now_ns - int(report.age_s * 1e9)) for report in reports
+        }
         self._bytes_per_s: dict[int, float] = {}
         self._next_expiry_ns = now_ns
 
-    def fresh(self, now_ns: int) -> Mapping[int, Rate]:
+    def fresh(self, now_ns: int) -> Mapping[int, NodeRate]:
         """Those that count, by the id of the node that sent."""
         self.bytes_per_s(now_ns)
         return self._rates

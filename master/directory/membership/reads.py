@@ -20,7 +20,7 @@ MAX_TOLD: Final = 256
 """Taken of one heartbeat."""
 
 
-class NamespaceRead(NamedTuple):
+class NamespaceLastRead(NamedTuple):
     tenant: str
     namespace: str
     age_s: float
@@ -32,7 +32,7 @@ class LastReads:
     def __init__(self) -> None:
         self._last_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def take(self, reads: Iterable[NamespaceRead], now_ns: int) -> None:
+    def take(self, reads: Iterable[NamespaceLastRead], now_ns: int) -> None:
         """What a node tells. Raises InvalidArgument for an age that is none; what came before it is taken."""
         for _number, read in zip(range(MAX_TOLD), reads, strict=False):
             if not 0 <= read.age_s < math.inf:
@@ -66,7 +66,7 @@ MAX_READS_PER_S: Final = 1e9
 
 
 @dataclass(slots=True)
-class _Node:
+class _NodeReads:
     """When it was asked last, and what it told last (None: nothing since it was known) and when."""
 
     asked_ns: int
@@ -75,12 +75,12 @@ class _Node:
     far: list[tuple[str, bytes, float]] = field(default_factory=list)
 
 
-class Heat:
+class BlockHeat:
     """By node id. Not thread-safe."""
 
     def __init__(self) -> None:
         self._until_ns = 0
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _NodeReads] = {}
 
     def want(self, now_ns: int) -> None:
         """Somebody looks: nodes are asked from now on, for WANTED_S."""
@@ -97,7 +97,7 @@ class Heat:
         if node is None:
             # Somebody may look for good, and nodes come under ever new ids: those that are gone make way for the new one.
             self._nodes = {known_id: known for known_id, known in self._nodes.items() if now_ns - known.asked_ns <= TOLD_S * NS_PER_S}
-            node = self._nodes[node_id] = _Node(now_ns)
+            node = self._nodes[node_id] = _NodeReads(now_ns)
         node.asked_ns = now_ns
         return max(MIN_OF_NODE, min(MAX_OF_NODE, MAX_BLOCKS // max(1, live)))
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from kvstore.master.directory.index.tenants import Tenant
-from kvstore.protocol.catalog_messages import Drop, Hold
+from kvstore.protocol.catalog_messages import DeleteBlocks, SetPinned
 from kvstore.protocol.frames import MAX_BATCH
 
 
-class Commands:
+class NodeCommands:
     """What to tell which node. Every message carries the master's epoch: a node refuses those of a former master."""
 
     def __init__(self, master_epoch: int) -> None:
@@ -29,17 +29,17 @@ class Commands:
         """As `hold`, all of these."""
         self._holds.setdefault((node_id, tenant.name, int(pinned)), []).extend(keys)
 
-    def messages(self) -> list[tuple[int, Drop | Hold]]:
+    def messages(self) -> list[tuple[int, DeleteBlocks | SetPinned]]:
         """(node id, message) of all that was gathered."""
         if not self._drops and not self._holds:  # as a rule
             return []
         drops = [
-            (node_id, Drop(self._master_epoch, tenant, keys[part], generations[part], force=int(force)))
+            (node_id, DeleteBlocks(self._master_epoch, tenant, keys[part], generations[part], force=int(force)))
             for (node_id, tenant, force), (keys, generations) in self._drops.items()
             for part in _parts(keys)
         ]
         holds = [
-            (node_id, Hold(self._master_epoch, tenant, keys[part], pinned))
+            (node_id, SetPinned(self._master_epoch, tenant, keys[part], pinned))
             for (node_id, tenant, pinned), keys in self._holds.items()
             for part in _parts(keys)
         ]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvstore.master.directory.directory_parts import DirectoryParts
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.membership.node_load import shares
-from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.placement.replication import ReplicaPlanner
 
 FULL_SHARE: Final = 0.05
 """Of its capacity a node keeps free: slots of one size are of no use to another, and copies are not to have others' blocks leave."""
@@ -21,7 +21,7 @@ LOOK_COST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class CopyLimits:
     """How much is on its way at once, over all nodes, and how many rows are looked at in one step: nobody else is served meanwhile."""
 
     blocks: int = 4096
@@ -47,11 +47,11 @@ _Where = tuple[str, bytes, int]
 """Tenant, key and receiving node."""
 
 
-class Copying:
+class CopyBatcher:
     """What is on its way for one purpose. A step: `begin`, then `add` as often as `is_busy` and `room` allow, then `take_orders`. Not
     thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace, *, full_share: float = FULL_SHARE) -> None:
+    def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits, *, full_share: float = FULL_SHARE) -> None:
         """`full_share` of its capacity a node keeps free for others than these."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self.pace = pace
@@ -117,10 +117,10 @@ class Copying:
             self._full_until_ns[node_id] = now_ns + REFUSED_NS
 
 
-class Receivers:
+class CopyReceivers:
     """The nodes that copies may go to in one step of `copying`. Not thread-safe."""
 
-    def __init__(self, copying: Copying, nodes: Mapping[int, Member]) -> None:
+    def __init__(self, copying: CopyBatcher, nodes: Mapping[int, NodeMember]) -> None:
         self._copying, self._nodes = copying, nodes
         self._share: dict[int, float] = {}
         self._most_bytes: int | None = None
@@ -148,6 +148,6 @@ class Receivers:
         )
         return best.node_id if best is not None else 0
 
-    def _fitting(self, node_ids: Collection[int], has: Collection[int], size_bytes: int) -> list[Member]:
+    def _fitting(self, node_ids: Collection[int], has: Collection[int], size_bytes: int) -> list[NodeMember]:
         room, nodes = self._copying.room, self._nodes
         return [nodes[one] for one in node_ids if one in nodes and one not in has and room.get(one, 0) >= size_bytes]

@@ -16,9 +16,9 @@ from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace
-from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder
+from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE
 from kvstore.protocol.errors import InvalidArgument
@@ -34,7 +34,7 @@ WORKING: Final = ("open_puts", "undecided", "publish_backlog")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DrainProgress:
     """See DrainStatus of control.proto."""
 
     to: str
@@ -61,12 +61,12 @@ class _Drain:
     """Registration and mode of the last Drain that the node has answered."""
 
 
-class Draining:
+class NodeDrains:
     """See the module. Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace) -> None:
+    def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits) -> None:
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = Copying(parts, replication, pace)
+        self._copying = CopyBatcher(parts, replication, pace)
         self._drains: dict[int, _Drain] = {}
         self._wanted: dict[int, int] = {}
         """Sets of holders that are all to be stopped, to rows."""
@@ -100,7 +100,7 @@ class Draining:
         self._drains.pop(node.node_id, None)
         return [records.delete_drain(name)]
 
-    def progress(self, node: Member) -> Progress | None:
+    def progress(self, node: NodeMember) -> DrainProgress | None:
         """None: it is not drained."""
         if not node.drain:
             return None
@@ -108,11 +108,11 @@ class Draining:
         copying = self._copying.count_from(node.node_id)
         can_stay = node.drain == TO_NVME or drain.lacked_room
         is_done = drain.is_quiet and not drain.left and (can_stay or not drain.kept)
-        return Progress(node.drain, is_done, drain.left, drain.kept, copying, drain.lacked_room)
+        return DrainProgress(node.drain, is_done, drain.left, drain.kept, copying, drain.lacked_room)
 
     # --- what nodes are told ---
 
-    def to_tell(self) -> list[tuple[Member, int]]:
+    def to_tell(self) -> list[tuple[NodeMember, int]]:
         """The drained nodes that have not answered this mode under their registration yet."""
         found = []
         for node in self._members.live():
@@ -144,7 +144,7 @@ class Draining:
             self._look(going)
         return self._order(going) if self._wanted else []
 
-    def _look(self, going: dict[int, Member]) -> None:
+    def _look(self, going: dict[int, NodeMember]) -> None:
         """Count what only nodes have that are to be stopped, those that end by a signal among them. What others have yet to say that they
         have is left, and not copied yet: they have just registered, and are about to say."""
         sets = self._rows.sets
@@ -161,7 +161,7 @@ class Draining:
             drain.left, drain.kept = left, kept
             drain.is_quiet = _has_said_all(going[node_id])
 
-    def _order(self, going: dict[int, Member]) -> list[CopyOrder]:
+    def _order(self, going: dict[int, NodeMember]) -> list[CopyOrder]:
         begin = self._row if self._row < len(self._rows) else 0
         end = min(begin + self._copying.pace.rows, len(self._rows))
         if begin == 0:
@@ -185,7 +185,7 @@ class Draining:
             drain.saves |= drain.lacks_room
             drain.lacked_room, drain.lacks_room = drain.lacks_room, False
 
-    def _order_one(self, row: int, going: dict[int, Member]) -> None:
+    def _order_one(self, row: int, going: dict[int, NodeMember]) -> None:
         key, size_bytes = self._rows.keys[row], self._rows.sizes[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row]).name
         if self._replication.is_ordered(tenant, key):
@@ -202,7 +202,7 @@ class Draining:
             return
         self._copying.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
 
-    def _named(self, name: str) -> Member:
+    def _named(self, name: str) -> NodeMember:
         node = self._members.named(name)
         if node is None:
             known = ", ".join(sorted(node.info.name for node in self._members)) or "none"
@@ -210,7 +210,7 @@ class Draining:
         return node
 
 
-def _has_said_all(node: Member) -> bool:
+def _has_said_all(node: NodeMember) -> bool:
     """Its last heartbeat says that it takes no blocks, and that nothing is on its way any more into what it has told."""
     is_closed = node.state == ALIVE and bool(node.counters.get("closed", 0))
     return is_closed and not any(node.counters.get(name, 0) for name in WORKING)

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.master.directory.bounds import Spread
+from kvstore.master.directory.bounds import HotCopyLimits
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.membership.node_load import shares
-from kvstore.master.directory.membership.reads import Heat
-from kvstore.master.directory.placement.copies import Copying, CopyOrder, Pace
-from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.membership.reads import BlockHeat
+from kvstore.master.directory.placement.copies import CopyBatcher, CopyLimits, CopyOrder
+from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.node_states import ALIVE
 
 
@@ -58,18 +58,18 @@ class HotCopies:
     def __init__(
         self,
         parts: DirectoryParts,
-        replication: Replication,
-        heat: Heat,
+        replication: ReplicaPlanner,
+        heat: BlockHeat,
         hot: dict[tuple[str, bytes], HotBlock],
-        pace: Pace,
+        pace: CopyLimits,
         *,
-        spread: Spread,
+        spread: HotCopyLimits,
         rng: random.Random,
     ) -> None:
         """`hot` is filled here, and read by LastCopies."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self._heat, self._spread, self._rng = heat, spread, rng
-        self._copying = Copying(parts, replication, pace)
+        self._copying = CopyBatcher(parts, replication, pace)
         self._hot = hot
         self._under_way: dict[tuple[str, bytes], int] = {}
         """The node that is to get the next copy of a block."""
@@ -77,7 +77,7 @@ class HotCopies:
         self._round_ns = 0
         """When the next round may begin."""
         self._now_ns = 0
-        self._takers: dict[int, Member] = {}
+        self._takers: dict[int, NodeMember] = {}
         """When the round began; which of them still take blocks is seen by who has room."""
         self._share: dict[int, float] = {}
         self._chosen = 0

@@ -12,14 +12,16 @@ from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.placement.hot_copies import HotBlock
-from kvstore.master.directory.placement.spilled_blocks import Guest
+from kvstore.master.directory.placement.spilled_blocks import SpilledBlock
 from kvstore.protocol.node_states import ALIVE
 
 
-class LastCopies:
+class LastReplicas:
     """Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, guests: Mapping[tuple[str, bytes], Guest], hot: Mapping[tuple[str, bytes], HotBlock]) -> None:
+    def __init__(
+        self, parts: DirectoryParts, guests: Mapping[tuple[str, bytes], SpilledBlock], hot: Mapping[tuple[str, bytes], HotBlock]
+    ) -> None:
         """`guests`: blocks that were spilled, by tenant and key. `hot`: those that are, or have copies for that."""
         self._rows, self._tenants, self._members = parts.rows, parts.tenants, parts.members
         self._guests, self._hot = guests, hot

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.membership.node_load import shares
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.settings import format_size
@@ -23,7 +23,7 @@ MIN_RAMP: Final = 0.01
 
 
 def place(
-    sizes: Sequence[int], nodes: Sequence[Member], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
+    sizes: Sequence[int], nodes: Sequence[NodeMember], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
 ) -> list[int]:
     """A node id a size, from `nodes`, which are all live; `local_node` (0: none) wins wherever its DRAM can hold the value.
 
@@ -55,17 +55,17 @@ def place(
     return placed
 
 
-def _draw(size: int, nodes: Sequence[Member], weights: Mapping[int, float], rng: random.Random) -> Member:
+def _draw(size: int, nodes: Sequence[NodeMember], weights: Mapping[int, float], rng: random.Random) -> NodeMember:
     fitting = [node for node in nodes if node.largest_bytes >= size]
     return rng.choices(fitting, [weights[node.node_id] for node in fitting])[0]
 
 
-def _weights(nodes: Sequence[Member], slow_start_ns: int, now_ns: int) -> dict[int, float]:
+def _weights(nodes: Sequence[NodeMember], slow_start_ns: int, now_ns: int) -> dict[int, float]:
     share = shares(nodes)
     return {node.node_id: share[node.node_id] * _weight(node, slow_start_ns, now_ns) for node in nodes}
 
 
-def _weight(node: Member, slow_start_ns: int, now_ns: int) -> float:
+def _weight(node: NodeMember, slow_start_ns: int, now_ns: int) -> float:
     age_ns = now_ns - node.changed_ns
     ramp = max(MIN_RAMP, min(1.0, age_ns / slow_start_ns)) if slow_start_ns else 1.0
     return float(max(0, node.free_bytes) + FULL_SHARE * node.capacity_bytes + 1) * ramp

@@ -13,9 +13,9 @@ from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace, Receivers
-from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
+from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
 from kvstore.protocol.node_states import ALIVE
@@ -29,20 +29,20 @@ _Where = tuple[str, bytes]
 """Tenant and key."""
 
 
-class Asked(NamedTuple):
+class TargetResult(NamedTuple):
     """A flag a key (REPLICAS_...), and operations."""
 
     flags: bytes
     ops: list[Change]
 
 
-class Targets:
+class ReplicaTargets:
     """See the module. Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, replication: Replication, pace: Pace, *, patience_ns: int) -> None:
+    def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits, *, patience_ns: int) -> None:
         """A node that died less than `patience_ns` ago may be back with what it had: it is not missed yet."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = Copying(parts, replication, pace)
+        self._copying = CopyBatcher(parts, replication, pace)
         self._patience_ns = patience_ns
         self._due: OrderedDict[_Where, None] = OrderedDict()
         """To be looked at next."""
@@ -57,7 +57,7 @@ class Targets:
         self._ordered: set[_Where] = set()
         """What copies were ordered of in this step."""
 
-    def ask(self, tenant: str, keys: Sequence[bytes], count: int) -> Asked:
+    def ask(self, tenant: str, keys: Sequence[bytes], count: int) -> TargetResult:
         """Have these blocks be at `count` nodes, or more if more were asked for before: where they are now. Those that cannot be read get
         no target. Raises InvalidArgument: a count out of range."""
         if not 1 <= count <= MAX_REPLICAS:
@@ -81,7 +81,7 @@ class Targets:
             flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
             if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
                 self._due[tenant, key] = None  # one was evicted since, say: who waits for it would do so in vain
-        return Asked(bytes(flags), ops)
+        return TargetResult(bytes(flags), ops)
 
     def look_again(self, tenant: str, key: bytes) -> None:
         """The block may be at fewer nodes than it was, and nobody has evicted it."""
@@ -94,7 +94,7 @@ class Targets:
         copying = self._copying
         self._due.update(dict.fromkeys(copying.begin(now_ns)))
         takers = self._takers()
-        receivers = Receivers(copying, takers)
+        receivers = CopyReceivers(copying, takers)
         counted = {node.node_id: node for node in self._members if not node.drain and self._counts(node, now_ns)}
         seen = frozenset((node.node_id, node.epoch, node.state) for node in counted.values())
         if seen != self._seen:
@@ -123,7 +123,7 @@ class Targets:
             return self._no_room.popitem(last=False)[0]
         return where
 
-    def _takers(self) -> dict[int, Member]:
+    def _takers(self) -> dict[int, NodeMember]:
         return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
 
     def _all(self) -> Iterator[_Where]:
@@ -132,11 +132,11 @@ class Targets:
             for key in list(tenant.targets):
                 yield tenant.name, key
 
-    def _counts(self, node: Member, now_ns: int) -> bool:
+    def _counts(self, node: NodeMember, now_ns: int) -> bool:
         """What it had is not missed: it takes blocks, tells its inventory just now, or may yet be back."""
         return node.takes_blocks or (not node.is_live and now_ns < node.changed_ns + self._patience_ns)
 
-    def _look_at(self, where: _Where, takers: dict[int, Member], counted: dict[int, Member], receivers: Receivers) -> bool:
+    def _look_at(self, where: _Where, takers: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers) -> bool:
         """Order what the block lacks. False: no node has room for it."""
         name, key = where
         owner = self._tenants.asked(name)

@@ -15,9 +15,9 @@ from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import with_holder
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Tenant
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.commands import Commands
-from kvstore.protocol.catalog_messages import Copied, Copy
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.commands import NodeCommands
+from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.message import TIER_BITS
@@ -29,7 +29,7 @@ MAX_ORDERS: Final = 1 << 18
 """Blocks that may be under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
 
 
-class _Order(NamedTuple):
+class _CopyOrder(NamedTuple):
     """A block that a node shall fetch: of which generation, under which registration of the node."""
 
     generation: int
@@ -42,30 +42,30 @@ _Where = tuple[str, bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class EnteredReplica:
     """What a node's report comes to. `flags` (1: it holds the block now) by key; `ops` nobody waits for; `commands` for after the flags."""
 
     flags: bytearray
-    commands: Commands
+    commands: NodeCommands
     ops: list[Change]
 
 
-class Replication:
+class ReplicaPlanner:
     """The orders under way. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts) -> None:
         self._rows, self._tenants, self._members, self._recording = parts.rows, parts.tenants, parts.members, parts.recording
         self._master_epoch = parts.master_epoch
-        self._orders: dict[_Where, _Order] = {}
+        self._orders: dict[_Where, _CopyOrder] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
         """The nodes with an order for a block."""
-        self._expiry: deque[tuple[_Where, _Order]] = deque()
+        self._expiry: deque[tuple[_Where, _CopyOrder]] = deque()
         """Every order, and some that are over."""
 
     def __len__(self) -> int:
         return len(self._orders)
 
-    def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[Copy]:
+    def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[CopyBlocks]:
         """Order, for node `node_id` and in the order of `keys`, those blocks that the source holds and the node neither holds nor awaits.
 
         Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no blocks); nothing is
@@ -84,7 +84,7 @@ class Replication:
             return []
         for key in keys:
             row = owner.rows.get(key, NO_ROW)
-            order = _Order(self._rows.generations[row], node.epoch, expires_ns)
+            order = _CopyOrder(self._rows.generations[row], node.epoch, expires_ns)
             if self._is_wanted(owner, key, row, node_id, source_node_id) and self._add((tenant, key, node_id), order):
                 of_namespace.setdefault(self._rows.version(row).namespace, []).append((key, row))
         return [
@@ -109,19 +109,19 @@ class Replication:
         """A copy of the block is under way to that node."""
         return (tenant, key, node_id) in self._orders
 
-    def answered(self, node_id: int, message: Copy, flags: bytes | None) -> None:
+    def answered(self, node_id: int, message: CopyBlocks, flags: bytes | None) -> None:
         """The node's answer to a Copy: what it does not try, all of it without an answer (None), is ordered no more."""
         for key, generation, flag in zip(message.keys, message.generations, flags or bytes(len(message.keys)), strict=True):
             if not flag:
                 self._end((message.tenant, key, node_id), generation)
 
-    def enter(self, node_id: int, message: Copied) -> Entered:
+    def enter(self, node_id: int, message: CopyResult) -> EnteredReplica:
         """Make the node a holder of what has arrived under a standing order, at once: the catalog has the block already.
 
         Raises StaleEpoch: the registration is over, and with it its orders.
         """
         node = self._members.check(node_id, message.epoch)
-        entered = Entered(bytearray(len(message.keys)), Commands(self._master_epoch), [])
+        entered = EnteredReplica(bytearray(len(message.keys)), NodeCommands(self._master_epoch), [])
         owner = self._tenants.get(message.tenant)
         if owner is None:
             return entered
@@ -165,7 +165,7 @@ class Replication:
         assert all(nodes for nodes in self._nodes.values())
         assert set(self._orders.items()) <= set(self._expiry)
 
-    def _live(self, node_id: int) -> Member:
+    def _live(self, node_id: int) -> NodeMember:
         node = self._members.get(node_id)
         if node is None or not node.is_live:
             raise Unavailable(f"node {node_id} is not alive: no blocks can be copied from or to it")
@@ -175,9 +175,9 @@ class Replication:
         holders = [holder for holder, _state in self._rows.pairs(row)]
         return source_node_id in holders and node_id not in holders and not self.is_removed(owner, key, row)
 
-    def _message(self, tenant: str, namespace: str, source: Member, wanted: Sequence[tuple[bytes, int]]) -> Copy:
+    def _message(self, tenant: str, namespace: str, source: NodeMember, wanted: Sequence[tuple[bytes, int]]) -> CopyBlocks:
         versions = [self._rows.version(row) for _key, row in wanted]
-        return Copy(
+        return CopyBlocks(
             self._master_epoch,
             tenant,
             namespace,
@@ -193,7 +193,7 @@ class Replication:
             [source.description.transfer] if source.description.transfer else [],
         )
 
-    def _add(self, where: _Where, order: _Order) -> bool:
+    def _add(self, where: _Where, order: _CopyOrder) -> bool:
         """False: there is one already, or there are too many. One of a former registration, or for a version replaced since, is over."""
         former = self._orders.get(where)
         if former is not None and former[:2] == order[:2]:
@@ -207,7 +207,7 @@ class Replication:
         self._expiry.append((where, order))
         return True
 
-    def _end(self, where: _Where, generation: int) -> _Order | None:
+    def _end(self, where: _Where, generation: int) -> _CopyOrder | None:
         """The order, which is over now; None if there is none for this generation."""
         order = self._orders.get(where)
         if order is None or order.generation != generation:

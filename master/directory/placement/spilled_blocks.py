@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.copies import LOOK_COST, Copying, CopyOrder, Pace, Receivers
-from kvstore.master.directory.placement.replication import Replication
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
+from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.node_states import ALIVE
 
 
-class Guest(NamedTuple):
+class SpilledBlock(NamedTuple):
     """The node that took the block, and the one that spilled it."""
 
     node_id: int
@@ -34,26 +34,26 @@ TIDIED_GUESTS: Final = 256
 """Guests that a step looks at for whether their source still has them."""
 
 
-class Spilling:
+class SpilledBlocks:
     """See the module. Not thread-safe."""
 
     def __init__(
         self,
         parts: DirectoryParts,
-        replication: Replication,
-        guests: OrderedDict[tuple[str, bytes], Guest],
-        pace: Pace,
+        replication: ReplicaPlanner,
+        guests: OrderedDict[tuple[str, bytes], SpilledBlock],
+        pace: CopyLimits,
         *,
         free_share: float,
     ) -> None:
         """`free_share` of its capacity a receiver keeps free; 0: nothing is spilled. `guests` is filled here, and read by LastCopies."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = Copying(parts, replication, pace, full_share=free_share)
+        self._copying = CopyBatcher(parts, replication, pace, full_share=free_share)
         self._free_share = free_share
         self.guests = guests
         self._offers: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """Tenant and key to the node that would spill the block; the oldest first."""
-        self._under_way: dict[tuple[str, bytes], Guest] = {}
+        self._under_way: dict[tuple[str, bytes], SpilledBlock] = {}
         self._last: frozenset[int] = frozenset()
         """Who got the block before: chains stay together, and there are few sets of holders."""
         self.spilled_blocks = 0
@@ -82,7 +82,7 @@ class Spilling:
         if not self._offers:
             return []
         takers = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
-        receivers = Receivers(self._copying, takers)
+        receivers = CopyReceivers(self._copying, takers)
         cost = 0
         while self._offers and not self._copying.is_busy and cost + receivers.looked_at < self._copying.pace.rows:
             cost += LOOK_COST
@@ -115,7 +115,7 @@ class Spilling:
             if {guest.node_id, guest.source_node_id} <= holders.keys():
                 self.guests[where] = guest  # as the last to be looked at again
 
-    def _look_at(self, where: tuple[str, bytes], source: int, takers: dict[int, Member], receivers: Receivers) -> None:
+    def _look_at(self, where: tuple[str, bytes], source: int, takers: dict[int, NodeMember], receivers: CopyReceivers) -> None:
         """Order a copy, unless others keep the block by now, or nobody has room for it: then it is offered again."""
         tenant, key = where
         owner = self._tenants.get(tenant)
@@ -128,5 +128,5 @@ class Spilling:
             return
         receiver = receivers.choose(self._rows.sizes[row], has=holders, hosts=(node.host,), last=self._last)
         if receiver:
-            self._last, self._under_way[where] = frozenset((receiver,)), Guest(receiver, source)
+            self._last, self._under_way[where] = frozenset((receiver,)), SpilledBlock(receiver, source)
             self._copying.add(tenant, key, self._rows.sizes[row], node_id=receiver, source_node_id=source)

@@ -23,11 +23,11 @@ from kvstore.master.directory.index.holders import HINT, TIERS, has_holder, with
 from kvstore.master.directory.index.key_index import FEW, Found
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Pending, PendingBatch, Tenant
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.commands import Commands
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.commands import NodeCommands
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.writes.record_policy import DURABLE_TIERS
-from kvstore.master.directory.writes.reservations import Reservations
+from kvstore.master.directory.writes.reservations import DirectoryReservations
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH
@@ -42,13 +42,13 @@ _MASKS: Final = bytes(tiers & TIERS for tiers in range(256))
 
 
 @dataclass(slots=True)
-class Plan:
+class PublishPlan:
     """What one Publish asks for. `commands` may go out at once; hand it to `apply` when `ops` are durable."""
 
     ticket: int
     node_id: int
     epoch: int
-    commands: Commands
+    commands: NodeCommands
     ops: list[Change] = field(default_factory=list)
     commits: list[tuple[Tenant, bytes]] = field(default_factory=list)
     batch: PendingBatch | None = None
@@ -58,23 +58,23 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Effects:
+class PublishEffects:
     """What an `apply` leaves to do: operations that nobody waits for, and commands to nodes."""
 
-    commands: Commands
+    commands: NodeCommands
     ops: list[Change] = field(default_factory=list)
 
 
-class Publishing:
+class BlockEventWriter:
     """The writing side of the directory. Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, reservations: Reservations) -> None:
+    def __init__(self, parts: DirectoryParts, reservations: DirectoryReservations) -> None:
         self._rows, self._tenants, self._members, self._reservations = parts.rows, parts.tenants, parts.members, reservations
         self._recording = parts.recording
         self._master_epoch = parts.master_epoch
         self._next_ticket = 1
 
-    def registered(self, node: Member, *, same_process: bool) -> None:
+    def registered(self, node: NodeMember, *, same_process: bool) -> None:
         """What the node had is a hint until its inventory names it; a new process has lost all that was not on NVMe."""
 
         def known(state: int) -> int | None:
@@ -88,7 +88,7 @@ class Publishing:
         """The node holds nothing any more. Its rows wait for the sweep."""
         self._rows.sets.rewrite(node_id, lambda _state: None)
 
-    def plan(self, node_id: int, message: Publish) -> Plan:
+    def plan(self, node_id: int, message: Publish) -> PublishPlan:
         """Take in a node's events, in order.
 
         Raises StaleEpoch (the registration is over) or InvalidArgument (an index, kind or tenant is wrong); nothing was taken in.
@@ -96,7 +96,7 @@ class Publishing:
         node = self._members.check(node_id, message.epoch)
         _check_columns(message, max(MAX_GENERATION, self._reservations.last_generation))
         tenants = [self._tenants.of(name) for name in message.tenants]
-        plan = Plan(self._next_ticket, node_id, message.epoch, Commands(self._master_epoch))
+        plan = PublishPlan(self._next_ticket, node_id, message.epoch, NodeCommands(self._master_epoch))
         self._next_ticket += 1
         if message.phase == PHASE_SYNC_BEGIN:
             node.state = SYNCING
@@ -109,15 +109,15 @@ class Publishing:
             self._hold_pinned(plan)
         return plan
 
-    def paid(self, plan: Plan) -> None:
+    def paid(self, plan: PublishPlan) -> None:
         """The node has answered every Drop of removed blocks that the plan has commands for: they are not there any more."""
         node = self._members.get(plan.node_id)
         if node is not None and node.epoch == plan.epoch:
             node.owed -= plan.owed
 
-    def apply(self, plan: Plan) -> Effects:
+    def apply(self, plan: PublishPlan) -> PublishEffects:
         """The plan's operations are durable: its commits become visible, unless the node has registered again since."""
-        effects = Effects(Commands(self._master_epoch))
+        effects = PublishEffects(NodeCommands(self._master_epoch))
         node = self._members.get(plan.node_id)
         is_current = node is not None and node.epoch == plan.epoch and not node.written_off
         if is_current and self._enter_new(effects, plan):
@@ -194,7 +194,7 @@ class Publishing:
                 assert len({(one.node_id, one.ticket) for one in waiting}) == len(waiting), key
                 assert len({one.node_id for one in waiting}) == len({(one.node_id, one.version[:3]) for one in waiting}), key
 
-    def _take_in(self, plan: Plan, node: Member, message: Publish, tenants: list[Tenant]) -> None:
+    def _take_in(self, plan: PublishPlan, node: NodeMember, message: Publish, tenants: list[Tenant]) -> None:
         columns = zip(
             message.kinds,
             message.keys,
@@ -230,7 +230,7 @@ class Publishing:
                 self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
                 plan.ops += self._recording.settle(tenant, key)
 
-    def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
+    def _commit(self, plan: PublishPlan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
         self._reservations.end(tenant, key, version.generation)
         if key not in tenant.rows and key not in tenant.pending:
@@ -243,7 +243,7 @@ class Publishing:
         else:
             self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
 
-    def _plan_new(self, plan: Plan, node: Member, message: Publish, tenants: list[Tenant]) -> bool:
+    def _plan_new(self, plan: PublishPlan, node: NodeMember, message: Publish, tenants: list[Tenant]) -> bool:
         """The commits of a message of nothing else, all of keys of which nothing is known, as `_commit` takes them one by one. False, with
         nothing done, for any other message."""
         keys, generations = message.keys, message.generations
@@ -265,7 +265,7 @@ class Publishing:
         plan.commits += zip(repeat(tenant), keys)  # noqa: B905  (repeat)
         return True
 
-    def _plan_held(self, node: Member, message: Publish, tenants: list[Tenant]) -> list[bool] | None:
+    def _plan_held(self, node: NodeMember, message: Publish, tenants: list[Tenant]) -> list[bool] | None:
         """Those commits of an inventory's message that are of versions which the node is known to hold, as `_commit` takes them one by one:
         nearly all that a node names whose link was broken for a moment. Which events are left; None: all."""
         keys = message.keys
@@ -280,7 +280,7 @@ class Publishing:
         left: list[bool] = (~is_held).tolist()
         return left
 
-    def _enter_new(self, effects: Effects, plan: Plan) -> bool:
+    def _enter_new(self, effects: PublishEffects, plan: PublishPlan) -> bool:
         """`_enter` for a plan's batch, if each is still the only one of its key, nothing else is known of that, and all are in the same
         tiers. Else False, with nothing done."""
         batch = plan.batch
@@ -294,7 +294,7 @@ class Publishing:
         effects.ops += self._recording.entered(tenant, puts, mask)
         return True
 
-    def _is_removed(self, tenant: Tenant, key: bytes, node: Member, version: Version) -> bool:
+    def _is_removed(self, tenant: Tenant, key: bytes, node: NodeMember, version: Version) -> bool:
         """The block was removed while the node was away; or may have been, and the directory does not list it there. A put that was granted
         and comes only now has been met by no removal, however far floors have risen since."""
         if version.generation <= tenant.removed.get(key, 0):
@@ -308,7 +308,7 @@ class Publishing:
         is_listed = any(node_id == node.node_id for node_id, _state in self._rows.pairs(row))
         return not (is_listed and self._rows.is_version(row, version))
 
-    def _commit_known(self, plan: Plan, tenant: Tenant, key: bytes, new: Pending) -> None:
+    def _commit_known(self, plan: PublishPlan, tenant: Tenant, key: bytes, new: Pending) -> None:
         """A commit of a key that is in the table or in flight, at this node or another."""
         # The same version in an earlier plan stays there: that plan's answer promises that it is visible.
         _unqueue(tenant, key, lambda one: one.node_id == new.node_id and (one.version[:3] != new.version[:3] or one.ticket == new.ticket))
@@ -340,7 +340,7 @@ class Publishing:
             rivals.append(self._rows.version(row))
         return any(rival.generation >= version.generation and rival[:3] != version[:3] for rival in rivals)
 
-    def _enter(self, effects: Effects, tenant: Tenant, key: bytes, waiting: Pending) -> None:
+    def _enter(self, effects: PublishEffects, tenant: Tenant, key: bytes, waiting: Pending) -> None:
         """A durable commit becomes visible, or loses to a version that became visible while it waited."""
         node_id, version = waiting.node_id, waiting.version
         row = tenant.rows.get(key, NO_ROW)
@@ -385,7 +385,7 @@ class Publishing:
                 for one in tenant.pending[key]
             )
 
-    def _hold_pinned(self, plan: Plan) -> None:
+    def _hold_pinned(self, plan: PublishPlan) -> None:
         held = np.array(list(self._rows.sets.sets_of(plan.node_id)), np.uint32)
         for tenant in self._tenants:
             pinned = list(tenant.pins)

@@ -29,7 +29,7 @@ DURABLE_TIERS: Final = TIER_BITS["nvme"]
 """What outlives a node's process."""
 
 
-class Recording:
+class RecordPolicy:
     """See the module. Not thread-safe."""
 
     def __init__(self, rows: Rows, choice: str) -> None:

@@ -17,18 +17,18 @@ from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.master.directory.index.queries import Queries
+from kvstore.master.directory.index.queries import DirectoryQueries
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
-from kvstore.master.directory.membership.members import Member, Membership
-from kvstore.master.directory.placement.commands import Commands
-from kvstore.master.directory.placement.replica_targets import Targets
-from kvstore.master.directory.placement.replication import Replication
-from kvstore.master.directory.writes.block_events import Publishing
-from kvstore.master.directory.writes.reservations import Reservations
+from kvstore.master.directory.membership.members import Membership, NodeMember
+from kvstore.master.directory.placement.commands import NodeCommands
+from kvstore.master.directory.placement.replica_targets import ReplicaTargets
+from kvstore.master.directory.placement.replication import ReplicaPlanner
+from kvstore.master.directory.writes.block_events import BlockEventWriter
+from kvstore.master.directory.writes.reservations import DirectoryReservations
 
 
-class Removals:
+class RemovedKeys:
     """Keys are in Tenant.removed, up to which generation; those that are there already count. Not thread-safe."""
 
     def __init__(self, tenants: Tenants, members: Membership, *, limit: int) -> None:
@@ -62,7 +62,7 @@ class Removals:
         tenant.removed[key] = generation
         return [records.removed(tenant.prefix, key, generation)]
 
-    def forget(self, name: str, generation: int) -> tuple[Member, list[Op]]:
+    def forget(self, name: str, generation: int) -> tuple[NodeMember, list[Op]]:
         """The dead node `name` is known no more; what it has up to `generation` must go if it ever returns. It, and operations that
         must be durable before that is said; `unwritten` has risen. Raises InvalidArgument: no node has the name, or it is alive.
         """
@@ -111,29 +111,30 @@ class Removals:
 class Removal:
     """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
 
-    With `raises_floors` call `Directory.floors_written` when the operations are durable; and `Removing.over` once the nodes have answered.
+    With `raises_floors` call `Directory.floors_written` when the operations are durable; and `BlockRemover.over`
+    once the nodes have answered.
     """
 
     flags: bytearray
     ops: list[Change]
-    commands: Commands
+    commands: NodeCommands
     raises_floors: bool = False
     asked: list[bytes] = field(default_factory=list)
     """Keys that nodes are asked to drop."""
 
 
-class Removing:
+class BlockRemover:
     """See the module. Not thread-safe."""
 
     def __init__(
         self,
         parts: DirectoryParts,
-        queries: Queries,
-        reservations: Reservations,
-        publishing: Publishing,
-        replication: Replication,
-        targets: Targets,
-        removals: Removals,
+        queries: DirectoryQueries,
+        reservations: DirectoryReservations,
+        publishing: BlockEventWriter,
+        replication: ReplicaPlanner,
+        targets: ReplicaTargets,
+        removals: RemovedKeys,
     ) -> None:
         self._rows, self._tenants, self._queries, self._reservations = parts.rows, parts.tenants, queries, reservations
         self._publishing, self._replication, self._targets, self._removals = publishing, replication, targets, removals
@@ -145,7 +146,7 @@ class Removing:
         Pinned blocks are refused, unless `force`, which also unpins them.
         """
         owner, unwritten, generation = self._tenants.asked(tenant), self._removals.unwritten, self._reservations.last_generation
-        removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], Commands(self._master_epoch))
+        removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], NodeCommands(self._master_epoch))
         are_kept = self._removals.are_kept(generation)
         drops = _Drops(self._rows, owner)
         for index, (key, row) in enumerate(zip(keys, owner.rows.find(keys).tolist(), strict=True)):

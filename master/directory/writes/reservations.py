@@ -12,15 +12,15 @@ from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINTED, NAMED, NOBODY
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Reservation, Tenant
-from kvstore.master.directory.limits.quotas import Share
-from kvstore.protocol.catalog_messages import Claim
+from kvstore.master.directory.limits.quotas import TenantShare
+from kvstore.protocol.catalog_messages import CommitBlocks
 from kvstore.protocol.errors import Full
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.security.quotas.quota import RESERVATIONS
 
 
-class Reservations:
+class DirectoryReservations:
     """The reservations of all tenants. Not thread-safe."""
 
     def __init__(self, *, ttl_ns: int, last_generation: int, limit: int) -> None:
@@ -54,7 +54,7 @@ class Reservations:
         nodes: Sequence[int],
         now_ns: int,
         *,
-        share: Share | None = None,
+        share: TenantShare | None = None,
     ) -> range:
         """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void. `share`: of the tenant's limit.
 
@@ -124,13 +124,13 @@ MIN_NEW: Final = 4
 """Keys that are looked at together first: one takes half as long by itself."""
 
 
-class Claiming:
+class PutClaims:
     """Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, reservations: Reservations) -> None:
+    def __init__(self, parts: DirectoryParts, reservations: DirectoryReservations) -> None:
         self._rows, self._tenants, self._reservations = parts.rows, parts.tenants, reservations
 
-    def claim(self, message: Claim, *, node_id: int, now_ns: int) -> Grants:
+    def claim(self, message: CommitBlocks, *, node_id: int, now_ns: int) -> ReserveReply:
         """What becomes of the blocks that the node has. GRANTED: it is the node's to publish, under that generation. PRESENT with a
         generation, of blocks that can be read at the node (`held`): the cluster has these bytes as that version, and the node may be
         entered as a holder; without: it has other bytes, or the node gives up its own. BUSY: another writer is at the key, or what the
@@ -144,7 +144,7 @@ class Claiming:
         if len(message.keys) >= MIN_NEW and self._are_new(owner, message.keys):
             granted = self._reservations.pass_over(self._tenants.of(message.tenant), message.keys)
             count = len(message.keys)
-            return Grants(bytes((GRANTED,)) * count, array("I", (node_id,)) * count, array("Q", granted))
+            return ReserveReply(bytes((GRANTED,)) * count, array("I", (node_id,)) * count, array("Q", granted))
         statuses = bytearray(len(message.keys))
         generations = array("Q", bytes(8 * len(message.keys)))
         wanted: dict[bytes, int] = {}
@@ -172,7 +172,7 @@ class Claiming:
             for at, generation in zip(wanted.values(), granted, strict=True):
                 generations[at] = generation
         nodes = array("I", [node_id if generation else 0 for generation in generations])
-        return Grants(bytes(statuses), nodes, generations)
+        return ReserveReply(bytes(statuses), nodes, generations)
 
     def _are_new(self, owner: Tenant, keys: Sequence[bytes]) -> bool:
         """Each is named once, and nothing is known of it."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from kvstore.cli import bench as cli_bench
 from kvstore.cli.main import kvstore
 from kvstore.cli.tools import bench
-from kvstore.cli.tools.bench import Row, at_least, huge_pages, measure, table
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.bench import BenchRow, at_least, huge_pages, measure, table
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.protocol import control_pb2 as pb
 from tests.client.embedded import embedded
@@ -25,8 +25,8 @@ def test_what_the_hosts_give_in_huge_pages_is_a_figure_with_its_reasons() -> Non
     status = pb.StatusReply(
         nodes=[node(4 << 20, ""), node(2 << 20, ""), node(0, "shmem_enabled is never"), node(0, "shmem_enabled is never")]
     )
-    assert huge_pages(status) == Row("DRAM in huge pages, shmem_enabled is never", 37.5, "%")
-    assert huge_pages(pb.StatusReply()) == Row("DRAM in huge pages", 0, "%")
+    assert huge_pages(status) == BenchRow("DRAM in huge pages, shmem_enabled is never", 37.5, "%")
+    assert huge_pages(pb.StatusReply()) == BenchRow("DRAM in huge pages", 0, "%")
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Cluster]:
+def running() -> Iterator[LocalCluster]:
     """Each test leaves it as empty as it was."""
     with embedded(ClusterPlan(dram="16MiB", is_private=True)) as cluster:
         yield cluster
 
 
-def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, running: Cluster) -> None:
+def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, running: LocalCluster) -> None:
     with Client(running.address) as client, running.control() as control:
         *rows, pages = list(measure(client, control))
     assert len({row.name for row in rows}) == len(rows) > 20
@@ -56,7 +56,7 @@ def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, runnin
 
 
 @pytest.mark.parametrize("within", ["copy_all", "microseconds", "after_sleep"], ids=["large batches", "small batches", "latency"])
-def test_who_interrupts_it_leaves_nothing_behind(small: None, running: Cluster, monkeypatch: pytest.MonkeyPatch, within: str) -> None:
+def test_who_interrupts_it_leaves_nothing_behind(small: None, running: LocalCluster, monkeypatch: pytest.MonkeyPatch, within: str) -> None:
     def interrupted(*_of: object, **_named: object) -> None:
         raise KeyboardInterrupt
 
@@ -67,7 +67,7 @@ def test_who_interrupts_it_leaves_nothing_behind(small: None, running: Cluster, 
         assert control.status().blocks == 0
 
 
-def test_the_command_measures_a_cluster_that_is_named(small: None, running: Cluster) -> None:
+def test_the_command_measures_a_cluster_that_is_named(small: None, running: LocalCluster) -> None:
     result = CliRunner().invoke(kvstore, ["bench", "--json", "--master", running.address])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[-1]["name"].startswith("DRAM in huge pages")
@@ -83,7 +83,7 @@ def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatc
 def test_the_table_says_what_was_met_missed_or_had_no_aim() -> None:
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(table([at_least("fast", 3, "x", 2), at_least("slow", 1, "x", 2), Row("plain", 41_234.5, "blocks/s")]))
+        console.print(table([at_least("fast", 3, "x", 2), at_least("slow", 1, "x", 2), BenchRow("plain", 41_234.5, "blocks/s")]))
     _title, fast, slow, plain = captured.get().splitlines()
     assert fast.rstrip().endswith("met")
     assert slow.rstrip().endswith("missed")

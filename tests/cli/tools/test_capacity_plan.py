@@ -13,15 +13,15 @@ from kvstore.cli.tools.capacity_plan import (
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
-from kvstore.lab.pressure.load import Load
+from kvstore.lab.pressure.load import UserLoad
 from kvstore.lab.pressure.strategies import LowerTier
-from kvstore.lab.replay import Replay
+from kvstore.lab.replay import CacheReplay
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from tests.cli.planned import GB, setup
 
 TRACE = Path(__file__).parents[3].parent / "shared/data/traces/conversation_trace.jsonl"
 BLOCK_BYTES = 512 * 327_680
-LOAD = Load(users=1, context_tokens=100, output_tokens=1, duration_s=1)
+LOAD = UserLoad(users=1, context_tokens=100, output_tokens=1, duration_s=1)
 
 
 def test_the_layer_model_gives_the_bandwidth_at_which_fetching_takes_as_long() -> None:
@@ -82,7 +82,7 @@ def test_each_tier_adds_what_one_cache_down_to_it_hits_more() -> None:
     sizes = list(blocks_of(plan).values())
     unique = len({block for request in requests for block in request.hash_ids})
     assert sizes[0] < sizes[1] < unique
-    expected = [Replay("prefix", min(size, unique)).run(requests).prefix_hit_ratio for size in sizes]
+    expected = [CacheReplay("prefix", min(size, unique)).run(requests).prefix_hit_ratio for size in sizes]
     assert [each.total_ratio for each in hits] == pytest.approx(expected, abs=0.02)  # lab spreads the ids, which breaks ties otherwise
     assert sum(each.added_ratio for each in hits) == pytest.approx(hits[-1].total_ratio)
     assert 0 < hits[0].total_ratio < hits[1].total_ratio

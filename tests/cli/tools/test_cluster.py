@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan, reachable
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster, reachable
 from kvstore.client import Client
 from kvstore.protocol.errors import Broken, ConfigError
 from kvstore.testing.transfer.waiting import eventually
@@ -31,25 +31,25 @@ with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
 
 
 @contextmanager
-def programs() -> Iterator[Cluster]:
+def programs() -> Iterator[LocalCluster]:
     """A cluster whose daemons are started as it starts them by itself."""
-    with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
+    with LocalCluster(SMALL, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         yield cluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     with embedded() as cluster:
         yield cluster
 
 
 def start(plan: ClusterPlan) -> None:
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked):
+    with LocalCluster(plan, on_log=lambda name, line: None, start=Forked):
         pass
 
 
-def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: Cluster) -> None:
+def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: LocalCluster) -> None:
     values = {bytes([index]): bytes([index]) * 65_536 for index in range(128)}
     with Client(cluster.address) as client:
         client.put_batch(list(values), list(values.values()))
@@ -64,7 +64,7 @@ def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: Clu
     cluster.check()
 
 
-def test_a_daemon_that_dies_is_named_with_the_reason(cluster: Cluster) -> None:
+def test_a_daemon_that_dies_is_named_with_the_reason(cluster: LocalCluster) -> None:
     pid = cluster.nodes[0].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Broken, match=rf"node-0 \(pid {pid}\) was ended by SIGKILL"):
@@ -96,7 +96,7 @@ def test_nothing_is_left_afterwards(short_folder: Path, monkeypatch: pytest.Monk
 def test_several_nodes_share_an_nvme_folder_without_meeting(tmp_path: Path) -> None:
     plan = ClusterPlan(dram="1MiB", nvme=f"{tmp_path / 'nvme'}:8MiB", nodes=2, is_private=True)
     progress: list[tuple[int, int]] = []
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_warm(lambda done, whole: progress.append((done, whole)))
         with cluster.control() as control:
             assert sorted(node.name for node in control.status().nodes) == ["node-0", "node-1"]
@@ -128,13 +128,13 @@ run_dir = "{tmp_path}/n"
 token = "{OPERATOR}"
 """)
     plan = ClusterPlan(listen="127.0.0.1:0", dram="4MiB", config=str(config))
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
+    with LocalCluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         with cluster.control() as control:
             assert [tier.name for tier in control.status().nodes[0].tiers] == ["dram"]
 
 
-def test_a_port_in_use_is_told(cluster: Cluster) -> None:
+def test_a_port_in_use_is_told(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match=r"master: "):
         start(ClusterPlan(listen=cluster.address, is_private=True))
 

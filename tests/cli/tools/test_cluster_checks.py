@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.tools import cluster_checks
-from kvstore.cli.tools.cluster_report import MasterTold
-from kvstore.cli.tools.transport_checks import Check, Verdict
+from kvstore.cli.tools.cluster_report import MasterReport
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -24,9 +24,9 @@ from tests.ports import free_ports
 NOW_S = 1_800_000_000.0
 
 
-def judged(check: Check) -> tuple[Verdict, str]:
+def judged(check: Check) -> tuple[CheckVerdict, str]:
     """Verdict and finding; whatever is not well says what mends it."""
-    assert bool(check.advice) == (check.verdict is not Verdict.OK)
+    assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 
 
@@ -55,16 +55,16 @@ IN_ETCD = pb.StatusReply(catalog="etcd://e:1/prefix", catalog_health="ok")
 @pytest.mark.parametrize(
     ("answers", "verdict", "said"),
     [
-        (of_etcd("3.6.9"), Verdict.OK, "version 3.6.9, healthy"),
-        (of_etcd("3.7.0"), Verdict.OK, "version 3.7.0, healthy"),
-        (of_etcd("3.5.4"), Verdict.WARNING, "version 3.5.4 has known faults"),
-        (of_etcd("3.3.27"), Verdict.WARNING, "version 3.3.27 has known faults"),
-        (of_etcd("3.6.9", "false"), Verdict.WRONG, "unhealthy"),
-        (Answers(), Verdict.WARNING, "does not answer here: nobody there"),
-        (Answers({"http://e:1/version": "<html>"}), Verdict.WARNING, "does not answer as etcd does"),
+        (of_etcd("3.6.9"), CheckVerdict.OK, "version 3.6.9, healthy"),
+        (of_etcd("3.7.0"), CheckVerdict.OK, "version 3.7.0, healthy"),
+        (of_etcd("3.5.4"), CheckVerdict.WARNING, "version 3.5.4 has known faults"),
+        (of_etcd("3.3.27"), CheckVerdict.WARNING, "version 3.3.27 has known faults"),
+        (of_etcd("3.6.9", "false"), CheckVerdict.WRONG, "unhealthy"),
+        (Answers(), CheckVerdict.WARNING, "does not answer here: nobody there"),
+        (Answers({"http://e:1/version": "<html>"}), CheckVerdict.WARNING, "does not answer as etcd does"),
     ],
 )
-def test_each_member_of_etcd_tells_its_version_and_health(answers: Answers, verdict: Verdict, said: str) -> None:
+def test_each_member_of_etcd_tells_its_version_and_health(answers: Answers, verdict: CheckVerdict, said: str) -> None:
     (found,) = cluster_checks.etcd(IN_ETCD, answers)
     assert found.name == "etcd e:1"
     assert judged(found)[0] is verdict
@@ -75,14 +75,14 @@ def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_facto
     member = etcd_server_factory(tls=True).host_port
     for scheme in ("etcds", "etcd"):  # of etcd://…?ca=FILE the status hides what tells that it is asked by TLS
         (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"{scheme}://{member}"), cluster_checks.fetch)
-        assert (judged(found)[0], "it wants a certificate" in found.found) == (Verdict.OK, True), found
+        assert (judged(found)[0], "it wants a certificate" in found.found) == (CheckVerdict.OK, True), found
 
 
 def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
     status = pb.StatusReply(catalog="etcds://e:1/prefix", catalog_health="ok")
     well = {"https://e:1/version": json.dumps({"etcdserver": "3.6.9"}), "https://e:1/health": json.dumps({"health": "true"})}
     (found,) = cluster_checks.etcd(status, Answers(well))
-    assert judged(found) == (Verdict.OK, "version 3.6.9, healthy")
+    assert judged(found) == (CheckVerdict.OK, "version 3.6.9, healthy")
 
     def refused(error: OSError) -> Callable[[str], tuple[str, str]]:
         def ask(url: str) -> tuple[str, str]:
@@ -92,18 +92,18 @@ def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
 
     for error in (ssl.SSLError("certificate required"), urllib.error.URLError(ssl.SSLError("certificate required"))):
         (found,) = cluster_checks.etcd(status, refused(error))
-        assert judged(found)[0] is Verdict.OK
+        assert judged(found)[0] is CheckVerdict.OK
         assert "it wants a certificate" in found.found
-        assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is Verdict.WARNING, "plainly there is none to be wanted"
+        assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is CheckVerdict.WARNING, "plainly there is none to be wanted"
     (found,) = cluster_checks.etcd(status, refused(urllib.error.URLError("nobody there")))
-    assert (judged(found)[0], found.advice) == (Verdict.WARNING, "curl https://e:1/health, on a master's host too")
+    assert (judged(found)[0], found.advice) == (CheckVerdict.WARNING, "curl https://e:1/health, on a master's host too")
 
 
 def test_dead_nodes_are_named() -> None:
     two = [pb.NodeStatus(name="a", state="alive"), pb.NodeStatus(name="b", state="dead")]
-    assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two))) == (Verdict.WARNING, "1 alive, 1 dead: b")
-    assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two[:1]))) == (Verdict.OK, "1 alive")
-    assert judged(cluster_checks.nodes(pb.StatusReply())) == (Verdict.WARNING, "none")
+    assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two))) == (CheckVerdict.WARNING, "1 alive, 1 dead: b")
+    assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two[:1]))) == (CheckVerdict.OK, "1 alive")
+    assert judged(cluster_checks.nodes(pb.StatusReply())) == (CheckVerdict.WARNING, "none")
 
 
 def with_connections(**counters: int) -> pb.StatusReply:
@@ -113,21 +113,21 @@ def with_connections(**counters: int) -> pb.StatusReply:
 @pytest.mark.parametrize(
     ("counters", "verdict", "found"),
     [
-        ({"connections": 90, "max_connections": 100}, Verdict.OK, "90 at 2 nodes, none was refused"),
+        ({"connections": 90, "max_connections": 100}, CheckVerdict.OK, "90 at 2 nodes, none was refused"),
         (
             {"connections": 91, "max_connections": 100, "max_open_files": 1200},
-            Verdict.WARNING,
+            CheckVerdict.WARNING,
             "n0 has 91 of 100 and refused 0; it may have 1,200",
         ),
         (
             {"connections": 3, "max_connections": 100, "max_open_files": 200, "refused_connections": 7},
-            Verdict.WARNING,
+            CheckVerdict.WARNING,
             "and refused 7; it may have 200",
         ),
-        ({}, Verdict.OK, "0 at 2 nodes"),
+        ({}, CheckVerdict.OK, "0 at 2 nodes"),
     ],
 )
-def test_node_that_has_few_connections_left_is_named(counters: dict[str, int], verdict: Verdict, found: str) -> None:
+def test_node_that_has_few_connections_left_is_named(counters: dict[str, int], verdict: CheckVerdict, found: str) -> None:
     judgement = judged(cluster_checks.connections(with_connections(**counters)))
     assert judgement[0] is verdict
     assert found in judgement[1]
@@ -135,26 +135,27 @@ def test_node_that_has_few_connections_left_is_named(counters: dict[str, int], v
 
 def test_releases_that_differ_are_counted() -> None:
     same = pb.StatusReply(version=VERSION, nodes=[pb.NodeStatus(version=VERSION)])
-    assert judged(cluster_checks.releases(same)) == (Verdict.OK, f"{VERSION} everywhere")
+    assert judged(cluster_checks.releases(same)) == (CheckVerdict.OK, f"{VERSION} everywhere")
     old = pb.StatusReply(version=VERSION, nodes=[pb.NodeStatus(version="0.0.9"), pb.NodeStatus()])
-    assert judged(cluster_checks.releases(old))[0] is Verdict.WARNING
+    assert judged(cluster_checks.releases(old))[0] is CheckVerdict.WARNING
     assert "0.0.9 (1)" in cluster_checks.releases(old).found
 
 
 def test_a_master_that_follows_in_another_release_is_counted_and_one_that_does_not_answer_is_told_of() -> None:
     owner = pb.StatusReply(name="a", version=VERSION)
-    told = [MasterTold("a:1", "owner", "a", version=VERSION), MasterTold("b:1", "following", "b", version="0.0.9")]
-    assert judged(cluster_checks.masters(told)) == (Verdict.OK, "2 of 2 that are named answer")
+    told = [MasterReport("a:1", "owner", "a", version=VERSION), MasterReport("b:1", "following", "b", version="0.0.9")]
+    assert judged(cluster_checks.masters(told)) == (CheckVerdict.OK, "2 of 2 that are named answer")
     assert f"0.0.9 (1), {VERSION} (2)" in cluster_checks.releases(owner, told).found
-    gone = MasterTold("c:1", trouble="nobody listens")
-    assert judged(cluster_checks.masters([*told, gone])) == (Verdict.WARNING, "2 of 3 that are named answer; c:1: nobody listens")
-    assert judged(cluster_checks.releases(owner, [told[0], gone])) == (Verdict.OK, f"{VERSION} everywhere")
+    gone = MasterReport("c:1", trouble="nobody listens")
+    assert judged(cluster_checks.masters([*told, gone])) == (CheckVerdict.WARNING, "2 of 3 that are named answer; c:1: nobody listens")
+    assert judged(cluster_checks.releases(owner, [told[0], gone])) == (CheckVerdict.OK, f"{VERSION} everywhere")
 
 
 @pytest.mark.parametrize(
-    ("off_s", "verdict"), [(0.0, Verdict.OK), (0.9, Verdict.OK), (2.5, Verdict.OK), (-30.0, Verdict.WARNING), (3600.0, Verdict.WARNING)]
+    ("off_s", "verdict"),
+    [(0.0, CheckVerdict.OK), (0.9, CheckVerdict.OK), (2.5, CheckVerdict.OK), (-30.0, CheckVerdict.WARNING), (3600.0, CheckVerdict.WARNING)],
 )
-def test_a_clock_that_is_off_is_told_of(off_s: float, verdict: Verdict) -> None:
+def test_a_clock_that_is_off_is_told_of(off_s: float, verdict: CheckVerdict) -> None:
     status = pb.StatusReply(name="m", http="m:1")
     check = cluster_checks.clock(status, Answers({"http://m:1/healthz": "ok"}), (), lambda: NOW_S + off_s)
     assert judged(check)[0] is verdict
@@ -162,9 +163,9 @@ def test_a_clock_that_is_off_is_told_of(off_s: float, verdict: Verdict) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "verdict", "whom"),
-    [(0o600, Verdict.OK, "their owner only"), (0o660, Verdict.OK, "group "), (0o666, Verdict.WARNING, "every user")],
+    [(0o600, CheckVerdict.OK, "their owner only"), (0o660, CheckVerdict.OK, "group "), (0o666, CheckVerdict.WARNING, "every user")],
 )
-def test_who_may_use_a_nodes_socket_is_told(tmp_path: Path, mode: int, verdict: Verdict, whom: str) -> None:
+def test_who_may_use_a_nodes_socket_is_told(tmp_path: Path, mode: int, verdict: CheckVerdict, whom: str) -> None:
     path = tmp_path / "node.sock"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
@@ -173,19 +174,19 @@ def test_who_may_use_a_nodes_socket_is_told(tmp_path: Path, mode: int, verdict: 
         found = judged(cluster_checks.sockets(status))
     assert found[0] is verdict
     assert found[1].startswith(f"n1: {mode:04o}, {whom}")
-    assert judged(cluster_checks.sockets(pb.StatusReply())) == (Verdict.OK, "no node on this host")
+    assert judged(cluster_checks.sockets(pb.StatusReply())) == (CheckVerdict.OK, "no node on this host")
 
 
 def test_of_a_real_cluster_all_is_well() -> None:
     with embedded() as cluster:
         found = cluster_checks.checks(ClientSettings(master=cluster.address))
     assert [check.name for check in found] == ["catalog", "masters", "nodes", "connections", "releases", "clock", "Unix sockets"]
-    assert all(judged(check)[0] is Verdict.OK for check in found), found
+    assert all(judged(check)[0] is CheckVerdict.OK for check in found), found
     assert cluster_checks.are_well(found)
 
 
 def test_without_a_master_one_line_says_why() -> None:
     (found,) = cluster_checks.checks(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}"))
-    assert judged(found)[0] is Verdict.WARNING
+    assert judged(found)[0] is CheckVerdict.WARNING
     assert "no master can be reached" in found.found
-    assert not cluster_checks.are_well([Check("x", Verdict.WRONG, "y", "z")])
+    assert not cluster_checks.are_well([Check("x", CheckVerdict.WRONG, "y", "z")])

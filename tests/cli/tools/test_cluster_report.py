@@ -13,7 +13,7 @@ from kvstore.cli.main import kvstore
 from kvstore.cli.tools.cluster_checks import shared_memory_checks
 from kvstore.cli.tools.cluster_report import (
     NEEDS_TENANT,
-    MasterTold,
+    MasterReport,
     ask_masters,
     health_line,
     healths,
@@ -22,7 +22,7 @@ from kvstore.cli.tools.cluster_report import (
     trouble_lines,
     troubles,
 )
-from kvstore.cli.tools.transport_checks import Check, Verdict
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
@@ -115,14 +115,14 @@ def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_u
 @pytest.mark.parametrize(
     ("told", "shown"),
     [
-        (MasterTold("m:1", "owner", catalog_health="ok", took_s=0.0123), "master m:1 is healthy: owner, took 12 ms"),
-        (MasterTold("m:1", "owner", catalog_health="ok", owned=2, partitions=4), "master m:1 is healthy: owner of 2 of 4 partitions"),
-        (MasterTold("m:1", "following", catalog_health="etcd is full"), "master m:1 is unhealthy: catalog: etcd is full"),
-        (MasterTold("m:1", "cut off", catalog_health="gone"), "master m:1 is unhealthy: cut off; catalog: gone"),
-        (MasterTold("m:1", trouble="refused"), "master m:1 is unhealthy: refused"),
+        (MasterReport("m:1", "owner", catalog_health="ok", took_s=0.0123), "master m:1 is healthy: owner, took 12 ms"),
+        (MasterReport("m:1", "owner", catalog_health="ok", owned=2, partitions=4), "master m:1 is healthy: owner of 2 of 4 partitions"),
+        (MasterReport("m:1", "following", catalog_health="etcd is full"), "master m:1 is unhealthy: catalog: etcd is full"),
+        (MasterReport("m:1", "cut off", catalog_health="gone"), "master m:1 is unhealthy: cut off; catalog: gone"),
+        (MasterReport("m:1", trouble="refused"), "master m:1 is unhealthy: refused"),
     ],
 )
-def test_a_master_is_told_of_in_a_line(told: MasterTold, shown: str) -> None:
+def test_a_master_is_told_of_in_a_line(told: MasterReport, shown: str) -> None:
     (one,) = healths([told], None)
     assert health_line(one) == shown
 
@@ -143,16 +143,16 @@ def test_nodes_are_by_name_and_a_failed_tier_is_unhealthy() -> None:
 def test_a_cluster_is_looked_at_as_a_client_would(tmp_path: Path) -> None:
     with cluster(tmp_path) as running:
         settings = ClientSettings(master=running.address)
-        assert shared_memory_checks(settings) == [Check("shared memory", Verdict.OK, "no node on this host")]
+        assert shared_memory_checks(settings) == [Check("shared memory", CheckVerdict.OK, "no node on this host")]
         running.start_node("--dram", "4MiB", "--name", "n0")
         assert probe_shared_memory(settings) == ({"n0": ""}, "")
-        assert shared_memory_checks(settings) == [Check("shared memory, n0", Verdict.OK, "yes")]
+        assert shared_memory_checks(settings) == [Check("shared memory, n0", CheckVerdict.OK, "yes")]
         [path] = tmp_path.rglob("node-*.sock")
         path.rename(path.with_suffix(".elsewhere"))
         reason = f"there is no {path} in this mount namespace: mount its folder at that path"
         assert probe_shared_memory(settings) == ({"n0": reason}, "")
         [check] = shared_memory_checks(settings)
-        assert (check.name, check.verdict, check.found) == ("shared memory, n0", Verdict.WARNING, f"no: {reason}")
+        assert (check.name, check.verdict, check.found) == ("shared memory, n0", CheckVerdict.WARNING, f"no: {reason}")
         assert "docs/sharing.md" in check.advice
 
 
@@ -160,7 +160,7 @@ def test_operator_token_asks_no_master() -> None:
     """Nothing listens at the address: to connect would be another text."""
     settings = ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", token="an operator's")
     assert probe_shared_memory(settings) == ({}, NEEDS_TENANT)
-    assert shared_memory_checks(settings) == [Check("shared memory", Verdict.OK, NEEDS_TENANT)]
+    assert shared_memory_checks(settings) == [Check("shared memory", CheckVerdict.OK, NEEDS_TENANT)]
 
 
 def test_the_worst_comes_first_and_silent_masters_are_named() -> None:
@@ -168,7 +168,7 @@ def test_the_worst_comes_first_and_silent_masters_are_named() -> None:
     status.CopyFrom(WELL)
     status.nodes.add(name="n2", state="dead")
     status.catalog_health = "etcd has no quorum"
-    found = troubles(status, [MasterTold("m:1", trouble="refused")])
+    found = troubles(status, [MasterReport("m:1", trouble="refused")])
     assert [one.level for one in found] == sorted(one.level for one in found)
     assert "etcd has no quorum" in found[0].text
     assert "n2" in found[1].text

@@ -8,9 +8,9 @@ import pytest
 
 from kvstore.cli.tools import host_checks
 from kvstore.cli.tools.host_checks import certificate_files, setting_of
-from kvstore.cli.tools.transport_checks import Check, Verdict
-from kvstore.security.tls.authority import Validity, issue, make_authority
-from kvstore.security.tls.subjects import Subject
+from kvstore.cli.tools.transport_checks import Check, CheckVerdict
+from kvstore.security.tls.authority import ValidityPeriod, issue, make_authority
+from kvstore.security.tls.subjects import CertificateSubject
 
 NOW = datetime.datetime.now(datetime.UTC)
 
@@ -30,28 +30,28 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def judged(check: Check) -> tuple[Verdict, str]:
+def judged(check: Check) -> tuple[CheckVerdict, str]:
     """Verdict and finding; whatever is not well says what mends it."""
-    assert bool(check.advice) == (check.verdict is not Verdict.OK)
+    assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 
 
 def test_pages_that_wander_between_numa_nodes_are_told_of(tmp_path: Path) -> None:
     for node in ("node0", "node1"):
         (tmp_path / "sys/devices/system/node" / node).mkdir(parents=True)
-    assert judged(host_checks.numa(tmp_path)) == (Verdict.OK, "2 NUMA nodes")
+    assert judged(host_checks.numa(tmp_path)) == (CheckVerdict.OK, "2 NUMA nodes")
     write(tmp_path / "proc/sys/kernel/numa_balancing", "1\n")
-    assert judged(host_checks.numa(tmp_path))[0] is Verdict.WARNING
+    assert judged(host_checks.numa(tmp_path))[0] is CheckVerdict.WARNING
 
 
 def test_a_port_on_ethernet_needs_a_gid_of_roce_v2(tmp_path: Path) -> None:
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
-    assert judged(host_checks.gids(tmp_path))[0] is Verdict.OK
+    assert judged(host_checks.gids(tmp_path))[0] is CheckVerdict.OK
     write(port / "link_layer", "Ethernet\n")
     write(port / "gid_attrs/types/0", "IB/RoCE v1\n")
-    assert judged(host_checks.gids(tmp_path)) == (Verdict.WARNING, "mlx5_0:1: RoCE v2 at index none")
+    assert judged(host_checks.gids(tmp_path)) == (CheckVerdict.WARNING, "mlx5_0:1: RoCE v2 at index none")
     write(port / "gid_attrs/types/3", "RoCE v2\n")
-    assert judged(host_checks.gids(tmp_path)) == (Verdict.OK, "mlx5_0:1: RoCE v2 at index 3")
+    assert judged(host_checks.gids(tmp_path)) == (CheckVerdict.OK, "mlx5_0:1: RoCE v2 at index 3")
 
 
 def disk(root: Path, folder: Path, kind: str, *, at: str = "", rotational: str = "0") -> None:
@@ -66,11 +66,11 @@ def test_a_folder_of_an_nvme_tier_lies_on_a_disk_of_its_own_that_is_there(tmp_pa
     folder.mkdir()
     disk(root, folder, "xfs")
     verdict, found = judged(host_checks.nvme(f"{folder}:1MiB", root))
-    assert (verdict, f"on xfs mounted at {folder}" in found) == (Verdict.OK, True)
-    assert judged(host_checks.nvme(str(folder / "made"), root))[0] is Verdict.OK
-    assert judged(host_checks.nvme("", root))[0] is Verdict.OK
-    assert judged(host_checks.nvme(f"{folder}/a/b:1MiB", root))[0] is Verdict.WRONG
-    assert judged(host_checks.nvme(f"{folder}:900000TiB", root))[0] is Verdict.WARNING
+    assert (verdict, f"on xfs mounted at {folder}" in found) == (CheckVerdict.OK, True)
+    assert judged(host_checks.nvme(str(folder / "made"), root))[0] is CheckVerdict.OK
+    assert judged(host_checks.nvme("", root))[0] is CheckVerdict.OK
+    assert judged(host_checks.nvme(f"{folder}/a/b:1MiB", root))[0] is CheckVerdict.WRONG
+    assert judged(host_checks.nvme(f"{folder}:900000TiB", root))[0] is CheckVerdict.WARNING
 
 
 @pytest.mark.parametrize(
@@ -82,33 +82,33 @@ def test_a_disk_that_is_no_good_for_it_is_told_of(tmp_path: Path, kind: str, at:
     folder.mkdir()
     disk(root, folder, kind, at=at, rotational=rotational)
     verdict, found = judged(host_checks.nvme(str(folder), root))
-    assert (verdict, said in found) == (Verdict.WARNING, True)
+    assert (verdict, said in found) == (CheckVerdict.WARNING, True)
 
 
 def test_a_port_is_free_or_kvstores_or_somebody_elses(tmp_path: Path) -> None:
     table = "  sl  local_address rem_address st tx rx tr tm retrnsmt uid timeout inode\n"
-    assert judged(host_checks.ports(tmp_path)) == (Verdict.OK, "all free")
+    assert judged(host_checks.ports(tmp_path)) == (CheckVerdict.OK, "all free")
     listening = f"   0: 0100007F:{7440:04X} 00000000:0000 0A 0:0 0:0 0 0 0 77 1\n"
     write(tmp_path / "proc/net/tcp", table + listening)
-    assert judged(host_checks.ports(tmp_path))[0] is Verdict.WARNING
+    assert judged(host_checks.ports(tmp_path))[0] is CheckVerdict.WARNING
     (tmp_path / "proc/12/fd").mkdir(parents=True)
     (tmp_path / "proc/12/fd/3").symlink_to("socket:[77]")
     write(tmp_path / "proc/12/cmdline", "nginx\0-g\0")
     assert "7440 of kvstore-master by nginx -g" in judged(host_checks.ports(tmp_path))[1]
     write(tmp_path / "proc/12/cmdline", "python\0/opt/kvstore/bin/kvstore-master\0")
-    assert judged(host_checks.ports(tmp_path)) == (Verdict.OK, "kvstore listens on 7440; the others are free")
+    assert judged(host_checks.ports(tmp_path)) == (CheckVerdict.OK, "kvstore listens on 7440; the others are free")
 
 
 def test_a_certificate_is_told_of_before_it_ends(tmp_path: Path) -> None:
-    assert judged(host_checks.certificate("", NOW))[0] is Verdict.OK
+    assert judged(host_checks.certificate("", NOW))[0] is CheckVerdict.OK
     make_authority(tmp_path)
     begin, end = NOW - datetime.timedelta(days=60), NOW + datetime.timedelta(days=30)
-    file = str(issue(tmp_path, "n1", [Subject("node", "n1")], ["localhost"], valid=Validity(begin, end))[0])
-    for days, verdict in ((0, Verdict.OK), (20, Verdict.WARNING), (31, Verdict.WRONG), (-61, Verdict.WRONG)):
+    file = str(issue(tmp_path, "n1", [CertificateSubject("node", "n1")], ["localhost"], valid=ValidityPeriod(begin, end))[0])
+    for days, verdict in ((0, CheckVerdict.OK), (20, CheckVerdict.WARNING), (31, CheckVerdict.WRONG), (-61, CheckVerdict.WRONG)):
         assert judged(host_checks.certificate(file, NOW + datetime.timedelta(days=days)))[0] is verdict
     (tmp_path / "broken.pem").write_text("nothing")
     for broken in ("broken.pem", "absent.pem"):
-        assert judged(host_checks.certificate(str(tmp_path / broken), NOW))[0] is Verdict.WRONG
+        assert judged(host_checks.certificate(str(tmp_path / broken), NOW))[0] is CheckVerdict.WRONG
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.cli.tools import replay
-from kvstore.cli.tools.cluster import Cluster
-from kvstore.cli.tools.replay import Replay, ReplayCounts, ReplayReport, run_replay, settled_status
+from kvstore.cli.tools.cluster import LocalCluster
+from kvstore.cli.tools.replay import ReplayCounts, ReplayReport, StoreReplay, run_replay, settled_status
 from kvstore.client.block_bytes import block_key
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
@@ -68,7 +68,7 @@ TICKS = itertools.count()
 
 def test_the_ratio_is_the_leading_run_of_resident_blocks_over_all_blocks() -> None:
     store = DictStore()
-    counts = Replay(store, block_bytes=16).run([prompt(0, 1, 2), prompt(0, 1, 3, 2), prompt(9, 0, 1)])
+    counts = StoreReplay(store, block_bytes=16).run([prompt(0, 1, 2), prompt(0, 1, 3, 2), prompt(9, 0, 1)])
     assert (counts.requests, counts.blocks, counts.prefix_hits, counts.hits, counts.stored) == (3, 10, 2, 5, 5)
     assert counts.prefix_hit_ratio == 0.2
     assert counts.wrong_bytes == 0
@@ -76,14 +76,14 @@ def test_the_ratio_is_the_leading_run_of_resident_blocks_over_all_blocks() -> No
 
 def test_misses_are_stored_with_their_parents() -> None:
     store = DictStore()
-    Replay(store, block_bytes=16).run([prompt(5, 6), prompt(5, 7, 6, 8)])
+    StoreReplay(store, block_bytes=16).run([prompt(5, 6), prompt(5, 7, 6, 8)])
     keys = {block: block_key(block, 16) for block in range(9)}
     assert store.parents == {keys[5]: None, keys[6]: keys[5], keys[7]: keys[5], keys[8]: keys[6]}
     assert store.namespaces == {replay.NAMESPACE}
 
 
 def test_speeds_count_only_the_time_inside_the_store() -> None:
-    counts = Replay(DictStore(), block_bytes=16, clock=ticking).run([prompt(1, 2), prompt(1, 2)])
+    counts = StoreReplay(DictStore(), block_bytes=16, clock=ticking).run([prompt(1, 2), prompt(1, 2)])
     assert (counts.get_s, counts.put_s) == (2.0, 1.0)
     assert (counts.get_bytes_per_s, counts.put_bytes_per_s) == (16.0, 32.0)
     assert (ReplayCounts().get_bytes_per_s, ReplayCounts().put_bytes_per_s) == (0.0, 0.0)
@@ -91,7 +91,7 @@ def test_speeds_count_only_the_time_inside_the_store() -> None:
 
 def test_one_wrong_byte_ends_the_replay_and_names_the_block() -> None:
     store = DictStore()
-    engine = Replay(store, block_bytes=16)
+    engine = StoreReplay(store, block_bytes=16)
     engine.run([prompt(1, 2, 3)])
     key = block_key(2, 16)
     store.blocks[key] = bytes([store.blocks[key][0] ^ 1]) + store.blocks[key][1:]
@@ -122,7 +122,7 @@ def test_any_trace_gives_what_a_plain_count_gives_however_it_is_cut_into_batches
                     resident.popitem(last=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "MAX_BATCH_BLOCKS", batch)
-        counts = Replay(DictStore(capacity), block_bytes=24).run([prompt(*ids) for ids in trace])
+        counts = StoreReplay(DictStore(capacity), block_bytes=24).run([prompt(*ids) for ids in trace])
     assert counts.prefix_hits == expected
     assert counts.wrong_bytes == 0
 
@@ -169,18 +169,18 @@ def test_a_settled_status_is_one_that_every_node_has_reported_since() -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     with embedded() as cluster:
         yield cluster
 
 
-def prompts_with_a_murder(cluster: Cluster) -> Iterator[TraceRequest]:
+def prompts_with_a_murder(cluster: LocalCluster) -> Iterator[TraceRequest]:
     yield TraceRequest(0, 512, 1, (1, 2))
     os.kill(cluster.master_pid, signal.SIGKILL)
     yield TraceRequest(0, 512, 1, (3, 4))
 
 
-def test_a_replay_reports_counts_and_the_clusters_change(cluster: Cluster) -> None:
+def test_a_replay_reports_counts_and_the_clusters_change(cluster: LocalCluster) -> None:
     requests = [TraceRequest(0, 512, 1, (1, 2)), TraceRequest(0, 512, 1, (1, 3))]
     report = run_replay(ClientSettings(master=cluster.address), requests, total=2, block_bytes=4096, cluster=cluster)
     assert (report.counts.blocks, report.counts.prefix_hits, report.hits_by_tier["dram"]) == (4, 1, 1)
@@ -188,12 +188,12 @@ def test_a_replay_reports_counts_and_the_clusters_change(cluster: Cluster) -> No
     assert 0 < report.seconds < 60
 
 
-def test_of_ones_own_cluster_the_daemon_that_died_is_the_reason_given(cluster: Cluster) -> None:
+def test_of_ones_own_cluster_the_daemon_that_died_is_the_reason_given(cluster: LocalCluster) -> None:
     settings = ClientSettings(master=cluster.address, deadline_s=5)
     with pytest.raises(Broken, match=r"master .* was ended by SIGKILL"):
         run_replay(settings, prompts_with_a_murder(cluster), total=2, block_bytes=4096, cluster=cluster)
 
 
-def test_of_another_cluster_it_is_what_the_client_saw(cluster: Cluster) -> None:
+def test_of_another_cluster_it_is_what_the_client_saw(cluster: LocalCluster) -> None:
     with pytest.raises(Unavailable, match="no master can be reached"):
         run_replay(ClientSettings(master=cluster.address, deadline_s=5), prompts_with_a_murder(cluster), total=2, block_bytes=4096)

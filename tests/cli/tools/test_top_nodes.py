@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kvstore.cli.tools.top_nodes import LARGE, count_text, nodes_of, nodes_table, spark_lines
-from kvstore.console.model import Document, Model
+from kvstore.console.model import ConsoleModel, Document
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
@@ -15,7 +15,7 @@ def document_of(full: dict[str, float], dead: tuple[int, ...] = ()) -> Document:
     clock = Clock()
     source = Simulated(4, clock, dead=dead)
     source.full = full
-    return Model().document(source.status(), at_s=clock(), wall_s=1.0)
+    return ConsoleModel().document(source.status(), at_s=clock(), wall_s=1.0)
 
 
 def drawn(document: Document, width: int, sort: str = "name", first: int = 0, page: int = 10) -> list[str]:

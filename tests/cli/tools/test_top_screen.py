@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from kvstore.cli.tools.top_nodes import SORTS
-from kvstore.cli.tools.top_screen import View, screen
-from kvstore.console.model import Document, Model
+from kvstore.cli.tools.top_screen import ScreenView, screen
+from kvstore.console.model import ConsoleModel, Document
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
@@ -16,7 +16,7 @@ from tests.console.simulated import Simulated
 @cache
 def documents(count: int, dead: tuple[int, ...]) -> list[Document]:
     """What three looks at a cluster have found, once for all screens of it."""
-    clock, model = Clock(), Model()
+    clock, model = Clock(), ConsoleModel()
     source = Simulated(count, clock, dead=dead)
     found = []
     for _ in range(3):
@@ -25,14 +25,14 @@ def documents(count: int, dead: tuple[int, ...]) -> list[Document]:
     return found
 
 
-def view_of(count: int, dead: tuple[int, ...] = ()) -> View:
-    view = View()
+def view_of(count: int, dead: tuple[int, ...] = ()) -> ScreenView:
+    view = ScreenView()
     for document in documents(count, dead):
         view.take(document)
     return view
 
 
-def lines(view: View, width: int = 120, height: int = 40) -> list[str]:
+def lines(view: ScreenView, width: int = 120, height: int = 40) -> list[str]:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None, legacy_windows=False)
     picture, _page = screen(view, width, height)
     return ["".join(segment.text for segment in line).rstrip() for line in console.render_lines(picture, pad=False)]
@@ -90,10 +90,10 @@ def test_a_large_screen_has_all_operations_and_taller_trends() -> None:
 
 
 def test_what_is_full_is_the_fullest_tier() -> None:
-    view, clock = View(), Clock()
+    view, clock = ScreenView(), Clock()
     source = Simulated(2, clock)
     source.full = {"hbm": 0.2, "dram": 0.9, "nvme": 0.01}
-    view.take(Model().document(source.status(), at_s=clock(), wall_s=1.0))
+    view.take(ConsoleModel().document(source.status(), at_s=clock(), wall_s=1.0))
     shown = lines(view)
     assert any("full" in line and "dram 90.0 %" in line for line in shown)
     assert any(line.startswith("node-0") and "90% dram" in line for line in shown)

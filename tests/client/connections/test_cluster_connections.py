@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.resources import ClientResources
-from kvstore.client.core.effects import Operation, Sleep
+from kvstore.client.core.effects import Operation, SleepEffect
 from kvstore.protocol.errors import StaleEpoch, Unavailable, Unreachable
-from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
+from kvstore.protocol.master_messages import Exists, Nodes, NodeTable, Remove, Reserve, ReserveReply
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import Address
@@ -22,7 +22,7 @@ def ask(oracle: Oracle) -> None:
     oracle.run(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
 
 
-def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
+def knowing(oracle: Oracle, masters: str, **settings: Any) -> ClusterConnections:
     oracle.resources = ClientResources(ClientSettings(master=masters, **settings), TransferSettings(), is_here=is_here, spread=0)
     return oracle.resources.daemons
 
@@ -92,7 +92,7 @@ def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracl
     oracle.unreachable |= {"a:1", "b:1"}
     asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
     effect = next(asking)
-    while not isinstance(effect, Sleep):
+    while not isinstance(effect, SleepEffect):
         effect = asking.throw(Unavailable("no master owns the catalog now"))
     assert effect.seconds == 0.25
     oracle.unreachable.clear()
@@ -177,12 +177,12 @@ def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_n
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
     oracle.nodes[1] = OracleNode(1, local=False)
-    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
     assert oracle.slept_s == 0.25 + 0.5
     daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
 
 
 def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
@@ -208,11 +208,11 @@ def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked
     oracle.owners["b:1"] = "a:1"
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
-    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
     assert oracle.slept_s == 0.25 + 0.5
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
 
 
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:

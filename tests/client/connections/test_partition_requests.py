@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.client.connections.cluster_connections import Daemons
+from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.partition_requests import by_partition, places
-from kvstore.client.core.effects import Effect, Operation, Together, drive
+from kvstore.client.core.effects import Effect, GatherEffect, Operation, drive
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.rpc.deadline import Deadline
@@ -33,14 +33,14 @@ class Counted:
 
     def run(self, operation: Operation[Any]) -> Any:
         def do(effect: Effect) -> Any:
-            assert isinstance(effect, Together)
+            assert isinstance(effect, GatherEffect)
             return [self.run(one) for one in effect.operations]
 
         return drive(operation, do)
 
     @property
-    def daemons(self) -> Daemons:
-        return cast(Daemons, self)
+    def daemons(self) -> ClusterConnections:
+        return cast(ClusterConnections, self)
 
 
 @pytest.mark.parametrize("count", [1, 3, 64])

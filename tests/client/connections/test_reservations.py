@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.master_messages import Cancel
+from kvstore.protocol.master_messages import CancelReservations
 from tests.client.oracle import Oracle
 
 
@@ -11,22 +11,22 @@ from tests.client.oracle import Oracle
 class OverPut:
     key: bytes
 
-    def unused(self) -> Cancel:
-        return Cancel([self.key], [1])
+    def unused(self) -> CancelReservations:
+        return CancelReservations([self.key], [1])
 
 
 def test_what_puts_that_are_over_did_not_use_is_given_back(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused += [OverPut(b"a"), OverPut(b"b")]
     oracle.run(reservations.give_up_unused())
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"], [b"b"]]
+    assert [message.keys for message in oracle.sent(CancelReservations)] == [[b"a"], [b"b"]]
     assert not reservations.unused
 
 
 def test_reservations_that_the_master_cannot_be_told_of_are_left_to_expire(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused.append(OverPut(b"a"))
-    oracle.script[Cancel].append(Unavailable("gone"))
+    oracle.script[CancelReservations].append(Unavailable("gone"))
     oracle.run(reservations.give_up_unused())
     assert not reservations.unused
 
@@ -36,5 +36,5 @@ def test_a_put_that_fails_gives_back_its_own_and_leaves_those_of_others_to_the_b
     reservations, mine, others = oracle.resources.reservations, OverPut(b"a"), OverPut(b"b")
     reservations.unused += [others, mine]
     oracle.run(reservations.give_up(mine))
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
+    assert [message.keys for message in oracle.sent(CancelReservations)] == [[b"a"]]
     assert list(reservations.unused) == [others]

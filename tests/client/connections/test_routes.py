@@ -2,21 +2,21 @@
 
 import pytest
 
-from kvstore.client.connections.routes import KnownNodes, Route, Unshared, Who
+from kvstore.client.connections.routes import DaemonId, DaemonRoute, KnownNodes, ShmDiagnostics
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import ELSEWHERE, Address, parse_address
 
 TCP = parse_address("there:1")
 UNIX = Address(unix="/run/x")
-NODE = Who(SERVER_NODE, "n", "here")
+NODE = DaemonId(SERVER_NODE, "n", "here")
 
 
 def is_here(unix: str, host_id: str) -> bool:
     return host_id == "here"
 
 
-UNSHARED = Unshared(lambda unix, host_id: ELSEWHERE)
+UNSHARED = ShmDiagnostics(lambda unix, host_id: ELSEWHERE)
 """A client that has nothing to tell."""
 
 
@@ -30,7 +30,7 @@ def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: by
 
 
 def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
-    route = Route(TCP, is_here, NODE)
+    route = DaemonRoute(TCP, is_here, NODE)
     assert (route.address(), route.is_local) == (TCP, False)
     route.welcomed(welcome(1))
     assert (route.address(), route.is_local) == (UNIX, True)
@@ -38,13 +38,13 @@ def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
 
 @pytest.mark.parametrize(("host", "unix"), [("elsewhere", "/run/x"), ("here", "")])
 def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str) -> None:
-    route = Route(TCP, is_here, NODE)
+    route = DaemonRoute(TCP, is_here, NODE)
     route.welcomed(welcome(1, host, unix))
     assert route.address() == TCP
 
 
 def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
-    route = Route(TCP, is_here, NODE)
+    route = DaemonRoute(TCP, is_here, NODE)
     for address in (TCP, UNIX):
         assert route.is_meant(address, welcome(1))
         assert not route.is_meant(address, welcome(1, name="another"))
@@ -53,7 +53,7 @@ def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
 
 
 def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
-    route = Route(TCP, is_here)
+    route = DaemonRoute(TCP, is_here)
     assert not route.is_meant(TCP, welcome(1))
     for name in ("first", "its successor"):
         told = welcome(1, name=name, server=SERVER_MASTER)

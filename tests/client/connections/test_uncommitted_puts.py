@@ -7,14 +7,14 @@ import pytest
 from kvstore.client.connections.routes import KnownNode
 from kvstore.client.connections.uncommitted_puts import REST_NS
 from kvstore.client.core.buffers import as_sources
-from kvstore.client.metadata_requests import Questions
-from kvstore.client.reads.batch_read import Reading
+from kvstore.client.metadata_requests import MetadataOperations
+from kvstore.client.reads.batch_read import BatchGet
 from kvstore.client.reads.mapped_values import CopyOut
 from kvstore.client.reads.sinks import FreshBytes
-from kvstore.client.writes.batch_put import Writing
+from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, CommitPuts, OpenSlots, Put, ReadBlocks, WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
@@ -22,7 +22,7 @@ SMALL, LARGE = b"1", b"x" * 100_000
 
 
 def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = True) -> bool:
-    writing = Writing(
+    writing = BatchPut(
         oracle.resources, [key], as_sources([value]), namespace="", parents=None, is_early=is_early, deadline=oracle.deadline()
     )
     stored: list[bool] = oracle.run(writing.run())
@@ -39,7 +39,7 @@ def flush(oracle: Oracle) -> None:
 
 def get(oracle: Oracle, *keys: bytes) -> Any:
     copy_out = CopyOut(oracle.resources, lambda: 0)
-    return oracle.run(Reading(oracle.resources, list(keys), FreshBytes(len(keys)), copy_out, oracle.deadline(), lambda: 0).run())
+    return oracle.run(BatchGet(oracle.resources, list(keys), FreshBytes(len(keys)), copy_out, oracle.deadline(), lambda: 0).run())
 
 
 def known(oracle: Oracle) -> KnownNode:
@@ -60,25 +60,25 @@ def test_values_of_every_size_go_to_this_hosts_node_unreserved_and_are_read_from
     assert put(oracle, b"b", LARGE)
     assert oracle.sent(Reserve) == []
     assert [message.ack for message in oracle.sent(Put)] == [ACK_NODE]
-    assert [list(message.generations) for message in (*oracle.sent(Put), *oracle.sent(Open))] == [[0], [0]]
-    assert len(oracle.sent(Commit)) == 1
+    assert [list(message.generations) for message in (*oracle.sent(Put), *oracle.sent(OpenSlots))] == [[0], [0]]
+    assert len(oracle.sent(CommitPuts)) == 1
     assert get(oracle, b"a", b"b") == [SMALL, LARGE]
-    assert [list(message.generations) for message in oracle.sent(Read)] == [[0, 0]]
+    assert [list(message.generations) for message in oracle.sent(ReadBlocks)] == [[0, 0]]
     assert oracle.sent(Lookup) == []
 
 
 def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     flush(oracle)
-    assert oracle.sent(Flush) == []
+    assert oracle.sent(WaitCommitted) == []
     put(oracle, b"a")
     put(oracle, b"b", LARGE)
     flush(oracle)
     flush(oracle)
-    assert len(oracle.sent(Flush)) == 1
+    assert len(oracle.sent(WaitCommitted)) == 1
     assert len(oracle.resources.early_puts) == 0
 
 
-@pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, Commit)])
+@pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, CommitPuts)])
 def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value: bytes, message: type) -> None:
     """The node answers the flush of another thread before it has the block."""
 
@@ -114,7 +114,7 @@ def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_ne
         oracle.resources.early_puts.answered(known(oracle), node.epoch)
         return oracle.answer(channel, sent)
 
-    oracle.script[Flush].append(meanwhile)
+    oracle.script[WaitCommitted].append(meanwhile)
     flush(oracle)
     assert len(oracle.resources.early_puts) == 1
     flush(oracle)
@@ -123,7 +123,7 @@ def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_ne
 
 def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
-    oracle.script[Flush].append(Unavailable("the connection broke"))
+    oracle.script[WaitCommitted].append(Unavailable("the connection broke"))
     oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
     restart(oracle, node)
     oracle.nodes.clear()
@@ -143,7 +143,7 @@ def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Or
             oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
         raise Unavailable("the connection broke")
 
-    oracle.script[Flush].append(meanwhile)
+    oracle.script[WaitCommitted].append(meanwhile)
     with pytest.raises(Unavailable, match="n1: gone"):
         flush(oracle)
     flush(oracle)
@@ -180,31 +180,33 @@ def test_what_another_process_of_the_node_took_is_lost_though_it_answers(oracle:
 
 
 def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
-    questions = Questions(oracle.resources)
+    questions = MetadataOperations(oracle.resources)
     put(oracle, b"a")
     assert oracle.run(questions.pin([b"a"], oracle.deadline(), pinned=True)) == [True]
     put(oracle, b"b")
     assert oracle.run(questions.remove([b"b"], oracle.deadline(), force=False)) == 1
     assert oracle.run(questions.remove([b"a"], oracle.deadline(), force=False)) == 1
-    kinds = [type(message) for message in oracle.log if isinstance(message, (Put, Flush, Pin, Remove))]
-    assert kinds == [Put, Flush, Pin, Put, Flush, Remove, Remove]
+    kinds = [type(message) for message in oracle.log if isinstance(message, (Put, WaitCommitted, Pin, Remove))]
+    assert kinds == [Put, WaitCommitted, Pin, Put, WaitCommitted, Remove, Remove]
 
 
 def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
-        oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
+        oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
     assert oracle.sent(Remove) == []
-    assert oracle.run(Questions(oracle.resources).exists([b"a"], oracle.deadline())) == [True], "a question has an answer all the same"
+    assert oracle.run(MetadataOperations(oracle.resources).exists([b"a"], oracle.deadline())) == [True], (
+        "a question has an answer all the same"
+    )
     oracle.unreachable.clear()
-    assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
+    assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
 
 
 def test_a_remove_goes_on_without_a_node_that_is_gone_and_the_next_flush_tells_of_it(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     restart(oracle, node)
-    assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
+    assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
     with pytest.raises(Unavailable, match="n1"):
         flush(oracle)
 
@@ -225,7 +227,7 @@ class Hanging:
         self.oracle.nodes.update(self.nodes)
 
     def remove(self) -> int:
-        removed: int = self.oracle.run(Questions(self.oracle.resources).remove([b"a"], self.oracle.deadline(), force=False))
+        removed: int = self.oracle.run(MetadataOperations(self.oracle.resources).remove([b"a"], self.oracle.deadline(), force=False))
         return removed
 
     def has_told_loss(self) -> bool:
@@ -241,8 +243,8 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
     assert hanging.has_told_loss()
     hanging.comes_back()
     hanging.remove()
-    kinds = [type(message) for message in oracle.log if isinstance(message, (Put, Flush, Nodes, Remove))]
-    assert kinds[-3:] == [Nodes, Flush, Remove]
+    kinds = [type(message) for message in oracle.log if isinstance(message, (Put, WaitCommitted, Nodes, Remove))]
+    assert kinds[-3:] == [Nodes, WaitCommitted, Remove]
     hanging.remove()
     assert type(oracle.log[-2]) is Remove, "nothing is there any more that nobody knows"
     assert not hanging.has_told_loss()
@@ -250,16 +252,16 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
 
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])
 def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle, ask: str) -> None:
-    question = getattr(Questions(oracle.resources), ask)
+    question = getattr(MetadataOperations(oracle.resources), ask)
     put(oracle, b"a")
-    oracle.script[Flush].append(DeadlineExceeded("not yet"))
+    oracle.script[WaitCommitted].append(DeadlineExceeded("not yet"))
     for _ in range(2):
         assert oracle.run(question([b"a"], oracle.deadline()))
-    assert len(oracle.sent(Flush)) == 1, "a master that decides nothing is not waited for by each"
+    assert len(oracle.sent(WaitCommitted)) == 1, "a master that decides nothing is not waited for by each"
     early = oracle.resources.early_puts
     early._clock_ns = lambda: early._rest_until_ns + REST_NS
     assert oracle.run(question([b"a"], oracle.deadline()))
-    assert len(oracle.sent(Flush)) == 2
+    assert len(oracle.sent(WaitCommitted)) == 2
 
 
 def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_master_knows(node: OracleNode) -> None:
@@ -271,7 +273,7 @@ def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_mast
         oracle.replicas = replicas
         return oracle.answer(channel, message)
 
-    oracle.script[Flush].append(decide)
+    oracle.script[WaitCommitted].append(decide)
     assert get(oracle, b"a", b"nowhere") == [SMALL, None]
     assert [list(message.keys) for message in oracle.sent(Lookup)] == [[b"a", b"nowhere"], [b"a", b"nowhere"]]
     assert get(oracle, b"nowhere") == [None]
@@ -282,6 +284,6 @@ def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
     oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
     put(oracle, b"a")
     assert get(oracle, b"a") == [None]
-    assert len(oracle.sent(Flush)) == 1
+    assert len(oracle.sent(WaitCommitted)) == 1
     assert get(oracle, b"a") == [None]
-    assert len(oracle.sent(Flush)) == 1, "nothing is undecided any more"
+    assert len(oracle.sent(WaitCommitted)) == 1, "nothing is undecided any more"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.core.effects import Effect, Sleep, drive
+from kvstore.client.core.effects import Effect, SleepEffect, drive
 
 
 def test_an_operation_is_closed_though_the_driver_is_interrupted_before_it_can_throw() -> None:
@@ -18,7 +18,7 @@ def test_an_operation_is_closed_though_the_driver_is_interrupted_before_it_can_t
         """A generator that is interrupted as a result is sent in, and stays suspended."""
 
         def __next__(self) -> Effect:
-            return Sleep(0.0)
+            return SleepEffect(0.0)
 
         def send(self, result: Any) -> Effect:
             raise Interrupted

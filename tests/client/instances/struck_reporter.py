@@ -11,7 +11,7 @@ import threading
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances import reporter as module
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.testing.transfer.waiting import eventually
 from tests.signals import Striker
@@ -29,7 +29,7 @@ def main() -> None:
     with SchedulerClient(ClientSettings(master="127.0.0.1:1", deadline_s=0.05)) as client:
 
         def make() -> None:
-            made.append(Reporter(client, lambda: InstanceReport(name="p", role=Role.PREFILL, address="http://p")))
+            made.append(Reporter(client, lambda: InstanceReport(name="p", role=InstanceRole.PREFILL, address="http://p")))
 
         for _ in range(times):
             struck += striker.struck(make, within_s=LONGEST_S)

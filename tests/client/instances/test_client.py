@@ -12,9 +12,17 @@ from grpc_health.v1 import health_pb2_grpc
 from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.routes import KnownNodes, Unshared
-from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Role, SchedulerClient, _Link
-from kvstore.master.health import Health
+from kvstore.client.connections.routes import KnownNodes, ShmDiagnostics
+from kvstore.client.instances.client import (
+    EngineCacheChange,
+    InstanceReport,
+    InstanceReportReply,
+    InstanceRole,
+    RequestPlacement,
+    SchedulerClient,
+    _SchedulerConnection,
+)
+from kvstore.master.health import MasterHealth
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
 from kvstore.rpc.address import is_here, why_not_here
@@ -29,8 +37,8 @@ from tests.rpc.stub_masters import stub_masters
 from tests.store.daemons import master_flags, running
 from tests.system.running import stopped
 
-PREFILL = InstanceReport(name="p", role=Role.PREFILL, address="http://p")
-DECODE = InstanceReport(name="d", role=Role.DECODE, address="http://d")
+PREFILL = InstanceReport(name="p", role=InstanceRole.PREFILL, address="http://p")
+DECODE = InstanceReport(name="d", role=InstanceRole.DECODE, address="http://d")
 TIMEOUT_S = 60.0
 
 
@@ -49,7 +57,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.resources.daemons.nodes = KnownNodes(is_here, node_id - 1, Unshared(why_not_here))
+    client._operations.resources.daemons.nodes = KnownNodes(is_here, node_id - 1, ShmDiagnostics(why_not_here))
     return client
 
 
@@ -69,9 +77,9 @@ def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_r
         for report in (one, dataclasses.replace(PREFILL, name="p2", node=names[2]), DECODE):
             client.report(report)
 
-        def ask(keys: list[bytes]) -> Placement:
+        def ask(keys: list[bytes]) -> RequestPlacement:
             placed = client.schedule([*keys, b"new"], block_tokens=10_000, input_tokens=90_001)
-            assert isinstance(placed, Placement)
+            assert isinstance(placed, RequestPlacement)
             return placed
 
         placed = ask(first)
@@ -103,7 +111,7 @@ def test_every_field_of_a_report_reaches_the_master(client: SchedulerClient) -> 
         prefill_samples=[PrefillSample(100 * n, 10, n) for n in range(1, 33)],
         decode_samples=[DecodeSample(n, 100 * n * (1 + n % 3), n) for n in range(1, 33)],
     )
-    assert client.report(report) == Heard(0.125, 8)
+    assert client.report(report) == InstanceReportReply(0.125, 8)
     found = client.instances()
     kept = {field.name: getattr(found.instances[0].report, field.name) for field in dataclasses.fields(report)}
     lists = ("seen_request_ids", "engine_cache", "prefill_samples", "decode_samples")
@@ -116,12 +124,14 @@ def test_every_field_of_a_report_reaches_the_master(client: SchedulerClient) -> 
 def test_what_an_engine_has_itself_counts_as_its_prefix(client: SchedulerClient) -> None:
     keys = [b"k%d" % number for number in range(9)]
     cache = EngineCacheChange(tenant=client.settings.tenant, base_version=0, version=1, added=keys[:5])
-    both = dataclasses.replace(PREFILL, role=Role.BOTH, engine_cache=cache)
-    assert client.report(both) == Heard(0.125, 1)
+    both = dataclasses.replace(PREFILL, role=InstanceRole.BOTH, engine_cache=cache)
+    assert client.report(both) == InstanceReportReply(0.125, 1)
     placed = client.schedule(keys, block_tokens=16, input_tokens=150)
-    assert isinstance(placed, Placement)
+    assert isinstance(placed, RequestPlacement)
     assert (placed.prefill, placed.decode, placed.prefix_blocks) == ("p", "p", 5)
-    assert client.report(dataclasses.replace(both, engine_cache=dataclasses.replace(cache, base_version=3, version=4))) == Heard(0.125, 1)
+    assert client.report(
+        dataclasses.replace(both, engine_cache=dataclasses.replace(cache, base_version=3, version=4))
+    ) == InstanceReportReply(0.125, 1)
 
 
 def test_what_the_master_refuses_is_a_typed_error(tmp_path: Path) -> None:
@@ -195,12 +205,12 @@ def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) 
 
 def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(client: SchedulerClient) -> None:
     client.check()
-    server, health = grpc.server(ThreadPoolExecutor(1)), Health()
+    server, health = grpc.server(ThreadPoolExecutor(1)), MasterHealth()
     health.set("kvstore.v1.Scheduler", is_serving=False)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
-    former, client._link = client._link, _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+    former, client._link = client._link, _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
     client.check()
     assert client._link is not None
     assert client._link.channel is not channel

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances import reporter as module
-from kvstore.client.instances.client import Heard, InstanceReport, Placement, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceReportReply, InstanceRole, RequestPlacement, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -20,8 +20,8 @@ from tests.line_child import LineChild
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 
-PREFILL = InstanceReport(name="p", role=Role.PREFILL, address="http://p")
-DECODE = InstanceReport(name="d", role=Role.DECODE, address="http://d")
+PREFILL = InstanceReport(name="p", role=InstanceRole.PREFILL, address="http://p")
+DECODE = InstanceReport(name="d", role=InstanceRole.DECODE, address="http://d")
 TIMEOUT_S = 20.0
 
 
@@ -58,7 +58,7 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     told: list[InstanceReport] = []
 
     class Listening(SchedulerClient):
-        def report(self, report: InstanceReport) -> Heard:
+        def report(self, report: InstanceReport) -> InstanceReportReply:
             told.append(report)
             return super().report(report)
 
@@ -70,7 +70,7 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
         with Reporter(client, lambda: dataclasses.replace(PREFILL, seen_request_ids=[99])) as reporter:
             until(lambda: "p" in shown(client))
             placed = client.schedule([], block_tokens=1, input_tokens=1000)
-            assert isinstance(placed, Placement)
+            assert isinstance(placed, RequestPlacement)
             assert shown(client)["p"].unseen_requests == 1
             reporter.saw(placed.request_id)
             reporter.prefilled(input_tokens=10, prefix_tokens=5, duration_s=0.5)
@@ -96,7 +96,7 @@ def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
     places = {"listen": f"127.0.0.1:{port}", "control": f"127.0.0.1:{control}", "report_interval_s": 0.01}
 
     class Counting(SchedulerClient):
-        def report(self, report: InstanceReport) -> Heard:
+        def report(self, report: InstanceReport) -> InstanceReportReply:
             try:
                 return super().report(report)
             except KVStoreError:

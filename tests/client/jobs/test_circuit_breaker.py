@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.jobs.circuit_breaker import Breaker, BreakerStats, State
+from kvstore.client.jobs.circuit_breaker import BreakerStats, CircuitBreaker, CircuitState
 from tests.client.jobs.clock import Clock
 
 
@@ -11,16 +11,16 @@ def clock() -> Clock:
     return Clock()
 
 
-def opened(clock: Clock, failures: int = 1) -> Breaker:
-    breaker = Breaker(failures=failures, probe_interval_s=2.0, clock_ns=clock)
+def opened(clock: Clock, failures: int = 1) -> CircuitBreaker:
+    breaker = CircuitBreaker(failures=failures, probe_interval_s=2.0, clock_ns=clock)
     for _ in range(failures):
         breaker.failed(breaker.epoch)
-    assert breaker.state is State.OPEN
+    assert breaker.state is CircuitState.OPEN
     return breaker
 
 
 def test_it_opens_after_failures_in_a_row_only(clock: Clock) -> None:
-    breaker = Breaker(failures=3, probe_interval_s=2.0, clock_ns=clock)
+    breaker = CircuitBreaker(failures=3, probe_interval_s=2.0, clock_ns=clock)
     for _ in range(5):
         breaker.failed(breaker.epoch)
         breaker.failed(breaker.epoch)
@@ -30,7 +30,7 @@ def test_it_opens_after_failures_in_a_row_only(clock: Clock) -> None:
         assert breaker.admits()
         breaker.failed(breaker.epoch)
     assert not breaker.admits()
-    assert breaker.stats() == BreakerStats(State.OPEN, opened=1, skipped=1, failures=13)
+    assert breaker.stats() == BreakerStats(CircuitState.OPEN, opened=1, skipped=1, failures=13)
 
 
 def test_one_probe_begins_once_it_is_due(clock: Clock) -> None:
@@ -41,15 +41,15 @@ def test_one_probe_begins_once_it_is_due(clock: Clock) -> None:
     assert breaker.begin_probe()
     assert not breaker.begin_probe()
     assert not breaker.admits()
-    assert breaker.stats().state is State.PROBING
+    assert breaker.stats().state is CircuitState.PROBING
 
 
 def test_how_calls_of_an_earlier_epoch_ended_says_nothing(clock: Clock) -> None:
-    breaker = Breaker(failures=1, probe_interval_s=2.0, clock_ns=clock)
+    breaker = CircuitBreaker(failures=1, probe_interval_s=2.0, clock_ns=clock)
     before = breaker.epoch
     breaker.failed(before)
     breaker.succeeded(before)
-    assert breaker.state is State.OPEN
+    assert breaker.state is CircuitState.OPEN
     clock.advance(2)
     assert breaker.begin_probe()
     breaker.succeeded(breaker.epoch)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.jobs.job import Kind, Result
+from kvstore.client.jobs.job import JobKind, Result
 from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.made import job
 
@@ -12,13 +12,13 @@ AWAY = Unavailable("away")
 @pytest.mark.parametrize(
     ("kind", "results", "succeeded"),
     [
-        (Kind.LOOKUP, [True, False, AWAY], [True, False, False]),
-        (Kind.PREFIX, [True, True, False], [True, True, False]),
-        (Kind.LOAD, [7, None, AWAY], [True, False, False]),
-        (Kind.STORE, [True, False, AWAY], [True, True, False]),
+        (JobKind.LOOKUP, [True, False, AWAY], [True, False, False]),
+        (JobKind.PREFIX, [True, True, False], [True, True, False]),
+        (JobKind.LOAD, [7, None, AWAY], [True, False, False]),
+        (JobKind.STORE, [True, False, AWAY], [True, True, False]),
     ],
 )
-def test_a_failure_is_a_miss(kind: Kind, results: list[Result], succeeded: list[bool]) -> None:
+def test_a_failure_is_a_miss(kind: JobKind, results: list[Result], succeeded: list[bool]) -> None:
     made = job(kind, results=results)
     assert made.succeeded == succeeded
     assert made.leading == succeeded.index(False)

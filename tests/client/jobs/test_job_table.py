@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvstore.client.jobs.circuit_breaker import State
-from kvstore.client.jobs.client_calls import Outcome
+from kvstore.client.jobs.circuit_breaker import CircuitState
+from kvstore.client.jobs.client_calls import JobOutcome
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import Job, Kind
-from kvstore.client.jobs.job_table import NEVER_NS, Board, Side
+from kvstore.client.jobs.job import Job, JobKind
+from kvstore.client.jobs.job_table import NEVER_NS, JobSide, JobTable
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from kvstore.protocol.settings import Size
 from tests.client.jobs.clock import Clock
@@ -21,9 +21,9 @@ class Scene:
     def __init__(self, settings: JobSettings = SETTINGS) -> None:
         self.clock = Clock()
         self.said: list[object] = []
-        self.board = Board(settings, self.clock, self, lambda job: lambda deadline_s: job)
+        self.board = JobTable(settings, self.clock, self, lambda job: lambda deadline_s: job)
 
-    def work(self, side: Side) -> None:
+    def work(self, side: JobSide) -> None:
         self.said.append("writes" if side is self.board.writes else "reads")
 
     def clerk(self, due_ns: int) -> None:
@@ -36,11 +36,11 @@ class Scene:
         self.board.submit(made, [*here] or [False])
         return made
 
-    def run(self, side: Side, outcome: Outcome) -> Job:
+    def run(self, side: JobSide, outcome: JobOutcome) -> Job:
         """Carry out the next job of a side."""
         taken = side.lane.take()
         assert isinstance(taken, Job)
-        if outcome is Outcome.UNREACHABLE:
+        if outcome is JobOutcome.UNREACHABLE:
             taken.fail(0, len(taken.keys), Unavailable("away"))
         else:
             taken.answer(0, [True] * len(taken.keys), ())
@@ -48,7 +48,7 @@ class Scene:
         return taken
 
 
-def state(side: Side) -> State:
+def state(side: JobSide) -> CircuitState:
     return side.breaker.state
 
 
@@ -62,14 +62,16 @@ def test_a_job_waits_is_carried_out_and_is_told_of(at: Scene) -> None:
     assert at.said == ["writes", 77]
     assert at.board.live == {"request": {made}}
     assert (at.board.stats().waiting, at.board.next_deadline_ns()) == (1, 77)
-    assert at.run(at.board.writes, Outcome.ANSWERED) is made
+    assert at.run(at.board.writes, JobOutcome.ANSWERED) is made
     assert (made.is_over, at.board.live, at.board.next_deadline_ns()) == (True, {}, NEVER_NS)
     assert at.said[2:] == ["ended"]
     assert (at.board.take_finished(), at.board.take_finished()) == ([made], [])
 
 
 def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> None:
-    late, waiting, running = (job(Kind.LOOKUP, deadline_ns=at.clock() + due, request=name) for due, name in ((1, "l"), (9, "w"), (9, "r")))
+    late, waiting, running = (
+        job(JobKind.LOOKUP, deadline_ns=at.clock() + due, request=name) for due, name in ((1, "l"), (9, "w"), (9, "r"))
+    )
     at.submit(running)
     assert at.board.reads.lane.take() is running
     at.submit(late), at.submit(waiting)
@@ -84,33 +86,33 @@ def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> No
 
 
 def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> None:
-    at.submit(job(Kind.LOAD))
-    waiting = at.submit(job(Kind.LOOKUP))
-    failed = at.run(at.board.reads, Outcome.UNREACHABLE)
+    at.submit(job(JobKind.LOAD))
+    waiting = at.submit(job(JobKind.LOOKUP))
+    failed = at.run(at.board.reads, JobOutcome.UNREACHABLE)
     assert isinstance(waiting.error, Unavailable)
     assert at.said[-2:] == ["reads", "ended"]
     side = at.board.reads
-    assert (side.breaker.state, side.until_probe_s(at.clock())) == (State.OPEN, 10.0)
+    assert (side.breaker.state, side.until_probe_s(at.clock())) == (CircuitState.OPEN, 10.0)
     assert not side.begin_probe(False)
     assert at.board.may_be_here(waiting)
-    assert isinstance(at.submit(job(Kind.LOOKUP), True, False, True).results[1], Unavailable)
-    here = at.submit(job(Kind.LOAD), True, True, True)
+    assert isinstance(at.submit(job(JobKind.LOOKUP), True, False, True).results[1], Unavailable)
+    here = at.submit(job(JobKind.LOAD), True, True, True)
     assert not here.is_over, "all of it is on this host"
-    assert at.run(side, Outcome.UNREACHABLE) is here
-    partly = at.submit(job(Kind.LOAD), True, False, True)
+    assert at.run(side, JobOutcome.UNREACHABLE) is here
+    partly = at.submit(job(JobKind.LOAD), True, False, True)
     assert (partly.is_over, partly.left_out) == (False, frozenset({1}))
     assert isinstance(partly.results[1], Unavailable)
-    assert at.run(side, Outcome.ANSWERED) is partly
-    assert isinstance(at.submit(job(Kind.LOAD), False, False, False).error, Unavailable), "none of it is"
-    assert state(side) is State.OPEN, "what is here says nothing of the store"
+    assert at.run(side, JobOutcome.ANSWERED) is partly
+    assert isinstance(at.submit(job(JobKind.LOAD), False, False, False).error, Unavailable), "none of it is"
+    assert state(side) is CircuitState.OPEN, "what is here says nothing of the store"
     at.clock.advance(10)
     assert side.begin_probe(False)
     assert side.until_probe_s(at.clock()) is None
     assert side.probe is not None
     assert side.probe(1.0) is failed
     at.board.probed(side, side.breaker.epoch, Unavailable("still"))
-    assert state(side) is State.OPEN
+    assert state(side) is CircuitState.OPEN
     at.clock.advance(10)
     assert side.begin_probe(False)
     at.board.probed(side, side.breaker.epoch, 3)
-    assert state(side) is State.CLOSED
+    assert state(side) is CircuitState.CLOSED

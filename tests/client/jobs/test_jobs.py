@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client.holds import new_hold
-from kvstore.client.jobs.circuit_breaker import State
+from kvstore.client.jobs.circuit_breaker import CircuitState
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import Job, Kind
+from kvstore.client.jobs.job import Job, JobKind
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.jobs.stats import KindStats
 from kvstore.protocol.errors import (
@@ -74,9 +74,9 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
     assert load.results == [10, 20, 30, None]
     assert [bytes(buffer).rstrip(b"\0") for buffer in buffers[:3]] == values
     kinds = jobs.stats().kinds
-    assert kinds[Kind.STORE] == KindStats(jobs=1, keys=3, succeeded=3, moved_bytes=60)
-    assert kinds[Kind.LOAD] == KindStats(jobs=1, keys=4, succeeded=3, missed=1, moved_bytes=60)
-    assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
+    assert kinds[JobKind.STORE] == KindStats(jobs=1, keys=3, succeeded=3, moved_bytes=60)
+    assert kinds[JobKind.LOAD] == KindStats(jobs=1, keys=4, succeeded=3, missed=1, moved_bytes=60)
+    assert kinds[JobKind.LOOKUP] == kinds[JobKind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
 
 
 def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, client: FaultyClient) -> None:
@@ -94,7 +94,7 @@ def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, cl
     assert isinstance(jobs.load_now([away], buffers[1:]).error, Unavailable)
     assert jobs.stats().reads.opened == 1
     assert isinstance(jobs.load_now(keys, buffers[:1]).error, InvalidArgument)
-    assert jobs.stats().kinds[Kind.LOAD].jobs == 5
+    assert jobs.stats().kinds[JobKind.LOAD].jobs == 5
 
 
 def test_a_lookup_may_hold_what_it_finds(jobs: Jobs, client: FaultyClient) -> None:
@@ -139,13 +139,13 @@ def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs
     assert isinstance(dropped.error, Full)
     stats = jobs.stats()
     assert (stats.waiting, stats.running, stats.held_bytes) == (1, 1, 900)
-    assert stats.kinds[Kind.STORE] == KindStats(jobs=1, keys=1, refused=1)
+    assert stats.kinds[JobKind.STORE] == KindStats(jobs=1, keys=1, refused=1)
     barrier.open()
     assert over(running).succeeded == [True]
     assert over(waiting).succeeded == [True, True, False]
     assert isinstance(waiting.error, Full)
     assert client.exists_batch(keys, deadline_s=60) == [True, True, False]
-    assert jobs.stats().kinds[Kind.STORE] == KindStats(jobs=3, keys=5, succeeded=3, refused=2, moved_bytes=900)
+    assert jobs.stats().kinds[JobKind.STORE] == KindStats(jobs=3, keys=5, succeeded=3, refused=2, moved_bytes=900)
     assert jobs.stats().held_bytes == 0
 
 
@@ -160,7 +160,7 @@ def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs
     barrier.open()
     over(stuck)
     over(later)
-    assert jobs.stats().kinds[Kind.LOOKUP].expired == 1
+    assert jobs.stats().kinds[JobKind.LOOKUP].expired == 1
     assert jobs.stats().reads.failures == 0
 
 
@@ -170,9 +170,9 @@ def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(job
     assert jobs.match_prefix(keys, deadline_s=20, budget_s=60) == 0
     assert jobs.exists(keys, deadline_s=20, budget_s=60) == [False]
     assert over(jobs.load(keys, [bytearray(1)], deadline_s=20, budget_s=60)).error is not None
-    assert jobs.stats().reads.state is State.CLOSED
+    assert jobs.stats().reads.state is CircuitState.CLOSED
     assert jobs.match_prefix(keys, deadline_s=20) == 0
-    assert jobs.stats().reads.state is State.OPEN
+    assert jobs.stats().reads.state is CircuitState.OPEN
 
 
 def test_cancel_ends_what_waits_and_waits_for_what_runs(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
@@ -278,9 +278,9 @@ def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client
     assert isinstance(jobs.lookup(keys).error, Unavailable)
     assert len(client.calls) == asked
     stats = jobs.stats()
-    assert (stats.reads.state, stats.reads.opened, stats.reads.skipped) == (State.OPEN, 1, 3)
-    assert (stats.kinds[Kind.LOAD].skipped, stats.kinds[Kind.PREFIX].skipped) == (4, 2)
-    assert stats.writes.state is State.CLOSED
+    assert (stats.reads.state, stats.reads.opened, stats.reads.skipped) == (CircuitState.OPEN, 1, 3)
+    assert (stats.kinds[JobKind.LOAD].skipped, stats.kinds[JobKind.PREFIX].skipped) == (4, 2)
+    assert stats.writes.state is CircuitState.CLOSED
 
 
 def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyClient) -> None:
@@ -289,7 +289,7 @@ def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyCli
         [key] = keys = fresh_keys(1)
         client.put(key, b"value")
         assert jobs.match_prefix(keys) == 0
-        while jobs.stats().reads.state is not State.CLOSED:
+        while jobs.stats().reads.state is not CircuitState.CLOSED:
             pass
         assert jobs.match_prefix(keys) == 1
         reads = jobs.stats().reads
@@ -313,9 +313,9 @@ def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(clien
         assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
         stats = jobs.stats()
         assert (stats.writes.opened, stats.writes.probes, stats.writes.skipped) == (1, 2, 2)
-        assert stats.kinds[Kind.STORE] == KindStats(jobs=6, keys=6, succeeded=2, skipped=2, unreachable=2, moved_bytes=2)
+        assert stats.kinds[JobKind.STORE] == KindStats(jobs=6, keys=6, succeeded=2, skipped=2, unreachable=2, moved_bytes=2)
         assert jobs.match_prefix(fresh_keys(1)) == 0
-        assert stats.reads.state is State.CLOSED
+        assert stats.reads.state is CircuitState.CLOSED
 
 
 def test_a_forked_child_is_told_so_and_may_close(jobs: Jobs) -> None:

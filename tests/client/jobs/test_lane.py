@@ -2,12 +2,12 @@
 
 import random
 
-from kvstore.client.jobs.job import Lane
+from kvstore.client.jobs.job import JobQueue
 from tests.client.jobs.made import job
 
 
 def test_bytes_are_counted_right_whatever_happens() -> None:
-    chance, lane, running = random.Random(1), Lane(max_jobs=8, max_bytes=500), []
+    chance, lane, running = random.Random(1), JobQueue(max_jobs=8, max_bytes=500), []
     for _ in range(2000):
         step = chance.randrange(4)
         if step == 0:

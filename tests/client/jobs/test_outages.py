@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.jobs.circuit_breaker import BreakerStats, State
+from kvstore.client.jobs.circuit_breaker import BreakerStats, CircuitState
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
@@ -49,7 +49,7 @@ def is_right(job: Job, buffers: list[bytearray]) -> bool:
 def until_closed(jobs: Jobs, side: str) -> BreakerStats:
     while True:
         breaker: BreakerStats = getattr(jobs.stats(), side)
-        if breaker.state is State.CLOSED:
+        if breaker.state is CircuitState.CLOSED:
             return breaker
         if side == "writes":
             jobs.store([b"trial"], [b"x"], deadline_s=SHORT_S)
@@ -59,7 +59,7 @@ def test_a_node_that_stands_still_costs_one_deadline_and_is_found_again(running:
     with Client(running.address, settings=ASKS_THE_NODE) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         running.nodes[0].send(signal.SIGSTOP)
-        while jobs.stats().reads.state is State.CLOSED:  # as a rule once: a worker may begin too late to blame the store
+        while jobs.stats().reads.state is CircuitState.CLOSED:  # as a rule once: a worker may begin too late to blame the store
             late, _ = load(jobs, SHORT_S)
             assert over(late).error is not None
         for _ in range(100):
@@ -78,9 +78,9 @@ def test_stores_to_a_node_that_stands_still_are_dropped_and_it_is_found_again(ru
     with Client(running.address) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         running.nodes[0].send(signal.SIGSTOP)
-        while jobs.stats().writes.state is State.CLOSED:
+        while jobs.stats().writes.state is CircuitState.CLOSED:
             assert over(jobs.store([b"new"], [b"x" * 100_000], deadline_s=SHORT_S)).error is not None
-        assert jobs.stats().reads.state is State.CLOSED
+        assert jobs.stats().reads.state is CircuitState.CLOSED
         running.nodes[0].send(signal.SIGCONT)
         until_closed(jobs, "writes")
         assert over(jobs.store([b"newer"], [b"x" * 100_000])).succeeded == [True]

@@ -7,7 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import Job, Kind
+from kvstore.client.jobs.job import Job, JobKind
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.jobs.stats import KindStats
 from kvstore.protocol.errors import Unavailable
@@ -84,10 +84,10 @@ def test_each_job_is_told_once_and_all_is_accounted_for(client: FaultyClient) ->
         assert all(job.is_over and len(job.results) == len(job.keys) for job in submitted)
         stats = jobs.stats()
         assert (stats.waiting, stats.running, stats.held_bytes) == (0, 0, 0)
-        for kind in (Kind.STORE, Kind.LOAD, Kind.LOOKUP):
+        for kind in (JobKind.STORE, JobKind.LOAD, JobKind.LOOKUP):
             of_kind = [job for job in submitted if job.kind is kind]
             counted = dataclasses.asdict(stats.kinds[kind])
             assert (counted["jobs"], counted["keys"]) == (len(of_kind), sum(len(job.keys) for job in of_kind))
             assert counted["succeeded"] == sum(sum(job.succeeded) for job in of_kind)
             assert sum(counted.values()) - counted["jobs"] - counted["keys"] - counted["moved_bytes"] == counted["keys"]
-        assert stats.kinds[Kind.PREFIX] == KindStats()
+        assert stats.kinds[JobKind.PREFIX] == KindStats()

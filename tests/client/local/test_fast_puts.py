@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.connections.uncommitted_puts import EarlyPuts
+from kvstore.client.connections.uncommitted_puts import UncommittedPuts
 from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.node_messages import ASK_AGAIN
 from kvstore.rpc.client.channel import Channel
@@ -52,7 +52,7 @@ def test_a_plain_put_needs_nothing_of_the_generators(client: Client) -> None:
 def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     are_locked: list[bool] = []
 
-    def noted(early: EarlyPuts, name: str, value: Any) -> None:
+    def noted(early: UncommittedPuts, name: str, value: Any) -> None:
         if name == "has_unhinted":
             are_locked.append(early._lock.locked())
         object.__setattr__(early, name, value)
@@ -60,7 +60,7 @@ def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_i
     key = os.urandom(16)
     client.put(key, b"value")
     client.flush()
-    monkeypatch.setattr(EarlyPuts, "__setattr__", noted)
+    monkeypatch.setattr(UncommittedPuts, "__setattr__", noted)
     assert client.put(key, b"value", ack="cluster") is False
     assert are_locked == []
     assert client.put(key, b"value") is False

@@ -17,7 +17,7 @@ import xxhash
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.local.fast_reads import SMALL_BYTES, FastReads
 from kvstore.client.local.nodes import LocalNodes
@@ -27,9 +27,9 @@ from kvstore.protocol.errors import Full
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, ReadBlocks, ReadBlocksReply
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Hello, Welcome
-from kvstore.rpc.client.connection_pool import Pool
+from kvstore.rpc.client.connection_pool import ConnectionPool
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from tests.client.processes import cluster
@@ -38,14 +38,14 @@ from tests.rpc.raw_peers import RawAnswerer, frame, read
 FAR, NEAR = 7, 8
 NOW_NS = 10**15
 VALUE = b"value" * 100
-HINT = Hint(FAR, 5, len(VALUE))
+HINT = CachedLocation(FAR, 5, len(VALUE))
 LONG_S = 60.0
 Answer = Callable[[socket.socket, int], None]
 
 
-def blocks(status: int = INLINE, *, value: bytes = VALUE, count: int = 1, lease: int = 0) -> Blocks:
+def blocks(status: int = INLINE, *, value: bytes = VALUE, count: int = 1, lease: int = 0) -> ReadBlocksReply:
     sums = [xxhash.xxh3_64_intdigest(value)] * count
-    return Blocks(lease, 0, 0, bytes([status] * count), [len(value)] * count, sums, b"\2" * count, [0] * count, [0] * count)
+    return ReadBlocksReply(lease, 0, 0, bytes([status] * count), [len(value)] * count, sums, b"\2" * count, [0] * count, [0] * count)
 
 
 def answers(message: Message, payload: bytes = b"") -> Answer:
@@ -59,7 +59,7 @@ class Scene:
     """A client's share of the matter, with one connection that is open already, and a node that answers reads as `answer` does."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.asked: list[Read] = []
+        self.asked: list[ReadBlocks] = []
         self.answer: Answer = GOOD
         self.name = "far"
         peer = stack.enter_context(RawAnswerer(self._play))
@@ -69,7 +69,9 @@ class Scene:
         )
         stack.callback(self.resources.close)
         self.tell_nodes()
-        self.pool = Pool(Hello(ROLE_CLIENT), ClientSettings(max_channels=2, idle_ttl_s=LONG_S, connect_timeout_s=LONG_S, busy_poll_us=0))
+        self.pool = ConnectionPool(
+            Hello(ROLE_CLIENT), ClientSettings(max_channels=2, idle_ttl_s=LONG_S, connect_timeout_s=LONG_S, busy_poll_us=0)
+        )
         stack.callback(self.pool.close)
         self.resources.hints.learn([(b"key", HINT)])
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping)
@@ -102,7 +104,7 @@ class Scene:
             if header.type == Hello.TYPE:
                 sock.sendall(frame(Welcome(SERVER_NODE, self.name), header.request_id))
             else:
-                self.asked.append(Read.unpack(body))
+                self.asked.append(ReadBlocks.unpack(body))
                 self.answer(sock, header.request_id)
 
 

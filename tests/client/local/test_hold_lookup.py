@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.client import Client, new_hold
 from kvstore.client.local.hold_lookup import LocalHoldLookup
-from kvstore.client.local.reader_slots import LocalDesk
+from kvstore.client.local.reader_slots import LocalReaderSlots
 from kvstore.protocol.shared_index import HOLD_WORDS
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.local.test_reads import Requests, stored
@@ -61,14 +61,14 @@ def test_only_what_leads_a_prefix_is_held(client: Client, running: Cluster) -> N
 
 def test_what_left_before_the_node_could_know_is_not_found_here(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, _ = stored(client, SIZES)
-    hold = LocalDesk.hold
+    hold = LocalReaderSlots.hold
 
-    def and_one_leaves(desk: LocalDesk, number: int, until_ns: int, accesses: Any) -> bool:
+    def and_one_leaves(desk: LocalReaderSlots, number: int, until_ns: int, accesses: Any) -> bool:
         is_held = hold(desk, number, until_ns, accesses)
         client.remove(keys[3:4], force=True)
         return is_held
 
-    monkeypatch.setattr(LocalDesk, "hold", and_one_leaves)
+    monkeypatch.setattr(LocalReaderSlots, "hold", and_one_leaves)
     nodes = client._operations.local.fresh()
     outcome = LocalHoldLookup(nodes, keys, {16}).hold(2, 1 << 62, is_prefix=False)
     assert outcome.is_here.tolist() == [number != 3 for number in range(len(keys))]

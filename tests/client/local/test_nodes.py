@@ -15,7 +15,7 @@ from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import eventually
-from kvstore.transfer.memory.mapping import Slab
+from kvstore.transfer.memory.mapping import MappedSlab
 from tests.client.oracle import Oracle, OracleNode
 from tests.client.processes import Cluster, cluster
 
@@ -94,7 +94,7 @@ def test_a_node_that_has_not_registered_yet_is_asked_for_again(node: OracleNode,
 def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
     running: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def out_of_addresses(fd: int, size_bytes: int, *, writable: bool, asks: bool) -> Slab:
+    def out_of_addresses(fd: int, size_bytes: int, *, writable: bool, asks: bool) -> MappedSlab:
         os.close(fd)
         raise Broken("cannot map a slab: Cannot allocate memory")
 

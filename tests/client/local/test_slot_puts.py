@@ -12,7 +12,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Commit, Open, OpenAhead
+from kvstore.protocol.node_messages import CommitPuts, OpenSlotAhead, OpenSlots
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -82,10 +82,10 @@ def put(client: Client, size: int = SIZE) -> tuple[bytes, bytes]:
 def test_from_the_third_put_of_a_size_on_each_is_one_message(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent(monkeypatch)
     stored = [put(client) for _ in range(2)]
-    assert sent.count(OpenAhead) == 2
+    assert sent.count(OpenSlotAhead) == 2
     sent.kinds.clear()
     stored += [put(client) for _ in range(20)]
-    assert {OpenAhead, Open, Commit}.isdisjoint(sent.kinds)
+    assert {OpenSlotAhead, OpenSlots, CommitPuts}.isdisjoint(sent.kinds)
     assert client.get_batch([key for key, _ in stored]) == [value for _, value in stored]
     client.flush()
     assert all(len(found) == 1 for found in client.locate([key for key, _ in stored]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kvstore.client.core.buffers import as_destination
-from kvstore.client.reads.batch_read import Reading
+from kvstore.client.reads.batch_read import BatchGet
 from kvstore.client.reads.mapped_values import CopyOut
 from kvstore.client.reads.sinks import FreshBytes, IntoBuffers, Sink
 from tests.client.oracle import Oracle
@@ -22,7 +22,7 @@ def get_into(oracle: Oracle, keys: Sequence[bytes], buffers: Sequence[Any]) -> l
 
 def read(oracle: Oracle, keys: Sequence[bytes], sink: Sink[R], now_ns: Callable[[], int]) -> list[R | None]:
     """Checks that no connection stays lent, however it ends."""
-    reading = Reading(oracle.resources, keys, sink, CopyOut(oracle.resources, now_ns), oracle.deadline(), now_ns)
+    reading = BatchGet(oracle.resources, keys, sink, CopyOut(oracle.resources, now_ns), oracle.deadline(), now_ns)
     try:
         result: list[R | None] = oracle.run(reading.run())
         return result

@@ -2,14 +2,14 @@
 
 import pytest
 
-from kvstore.client.connections.locations import Hint
+from kvstore.client.connections.locations import CachedLocation
 from kvstore.client.reads.batch_read import PART_BYTES
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     Unavailable,
 )
 from kvstore.protocol.master_messages import Lookup
-from kvstore.protocol.node_messages import LATER, Blocks, Read, Slabs
+from kvstore.protocol.node_messages import LATER, MapSlabs, ReadBlocks, ReadBlocksReply
 from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
@@ -28,7 +28,7 @@ def test_values_come_inline_from_elsewhere_and_mapped_on_this_host(nodes: Pair) 
 def test_a_stale_hint_is_dropped_and_the_master_asked_once_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2)
-    oracle.resources.hints.learn([(b"k", Hint(1, 99, 1))])
+    oracle.resources.hints.learn([(b"k", CachedLocation(1, 99, 1))])
     assert get(oracle, b"k") == [b"v"]
     assert oracle.resources.counters.snapshot().stale_hints == 1
     [hint] = oracle.resources.hints.find([b"k"])
@@ -46,7 +46,7 @@ def test_a_block_that_the_master_knows_and_no_node_has_is_a_miss(nodes: Pair) ->
 def test_an_unreachable_node_is_avoided(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2, 1)
-    oracle.resources.hints.learn([(b"k", Hint(2, 1, 1))])
+    oracle.resources.hints.learn([(b"k", CachedLocation(2, 1, 1))])
     oracle.unreachable.add("node2:1")
     assert get(oracle, b"k") == [b"v"]
     assert [message.avoid for message in oracle.sent(Lookup)] == [2]
@@ -63,7 +63,7 @@ def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another
     oracle = Oracle(*nodes)
     oracle.store(b"two", b"value", 1, 2)
     oracle.store(b"one", b"other", 1)
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     assert get(oracle, b"two", b"one") == [b"value", b"other"]
     assert [loan.channel.address.unix or str(loan.channel.address) for loan in oracle.loans].count("node2:1") == 1
 
@@ -71,7 +71,7 @@ def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another
 def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 1)
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     with pytest.raises(DeadlineExceeded, match="hangs"):
         get(oracle, b"k")
 
@@ -80,17 +80,17 @@ def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> Non
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)
 
-    def moved(channel: OracleChannel, message: Read) -> Blocks:
+    def moved(channel: OracleChannel, message: ReadBlocks) -> ReadBlocksReply:
         blocks = oracle.answer(channel, message)
-        assert isinstance(blocks, Blocks)
+        assert isinstance(blocks, ReadBlocksReply)
         blocks.slabs = [55]
         return blocks
 
-    oracle.script[Read].append(moved)
+    oracle.script[ReadBlocks].append(moved)
     oracle.replicas[b"k"] = [1, 2]
     nodes[1].blocks[b"k"] = nodes[0].blocks[b"k"]
     assert get(oracle, b"k") == [BIG]
-    assert [message.slabs for message in oracle.sent(Slabs)] == [[55]]
+    assert [message.slabs for message in oracle.sent(MapSlabs)] == [[55]]
     assert not oracle.loans[3].channel.is_open
 
 
@@ -100,7 +100,7 @@ def test_batches_larger_than_a_frame_are_cut(nodes: Pair) -> None:
     for key in keys:
         oracle.store(key, BIG, 2)
     assert get(oracle, *keys) == [BIG] * 5
-    assert [len(message.keys) for message in oracle.sent(Read)] == [2, 2, 1]
+    assert [len(message.keys) for message in oracle.sent(ReadBlocks)] == [2, 2, 1]
 
 
 def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(nodes: Pair) -> None:
@@ -109,18 +109,18 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(node
     for key in keys:
         oracle.store(key, key * 1000, 2)
 
-    def only_the_first(channel: OracleChannel, message: Read) -> Blocks:
-        whole = oracle.answer(channel, Read(message.keys[:1], [message.generations[0]], message.inline_bytes, message.lease_ms))
-        assert isinstance(whole, Blocks)
+    def only_the_first(channel: OracleChannel, message: ReadBlocks) -> ReadBlocksReply:
+        whole = oracle.answer(channel, ReadBlocks(message.keys[:1], [message.generations[0]], message.inline_bytes, message.lease_ms))
+        assert isinstance(whole, ReadBlocksReply)
         rest = len(message.keys) - 1
-        return Blocks(
+        return ReadBlocksReply(
             0, 0, 0, whole.statuses + bytes([LATER]) * rest, [*whole.sizes, *[0] * rest], [*whole.checksums, *[0] * rest],
             whole.tiers + bytes(rest), [*whole.slabs, *[0] * rest], [*whole.offsets, *[0] * rest],
         )  # fmt: skip
 
-    oracle.script[Read] += [only_the_first, only_the_first]
+    oracle.script[ReadBlocks] += [only_the_first, only_the_first]
     assert get(oracle, *keys) == [key * 1000 for key in keys]
-    assert [len(read.keys) for read in oracle.sent(Read)] == [3, 2, 1]
+    assert [len(read.keys) for read in oracle.sent(ReadBlocks)] == [3, 2, 1]
     assert len(oracle.sent(Lookup)) == 1
     assert oracle.resources.counters.snapshot().stale_hints == 0
 
@@ -143,7 +143,7 @@ def test_of_parts_of_one_node_two_are_asked_for_at_a_time(nodes: Pair) -> None:
         oracle.store(key, BIG, 2)
     assert get(oracle, *keys) == [BIG] * 9
     assert oracle.together == [2]
-    assert len(oracle.sent(Read)) == 5
+    assert len(oracle.sent(ReadBlocks)) == 5
 
 
 def test_a_batch_of_another_host_is_read_in_parts_that_can_overlap(nodes: Pair) -> None:
@@ -153,7 +153,7 @@ def test_a_batch_of_another_host_is_read_in_parts_that_can_overlap(nodes: Pair) 
     for key in keys:
         oracle.store(key, value, 2)
     assert get(oracle, *keys) == [value] * 3
-    assert [len(message.keys) for message in oracle.sent(Read)] == [1, 1, 1]
+    assert [len(message.keys) for message in oracle.sent(ReadBlocks)] == [1, 1, 1]
     assert oracle.together == [2]
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_hangs_in_one_part_of_a_batch_is_asked_for_no_other_that_ano
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)
     oracle.store(b"one", OTHER, 1)
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     assert get(oracle, *keys, b"one") == [BIG] * 9 + [OTHER]
     assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(0, 10), (1, 9), (0, 1)]
 
@@ -183,9 +183,9 @@ def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_fo
     oracle.resources.early_puts.begin(known)
     for key in keys[:6]:
         del oracle.replicas[key]
-    oracle.resources.hints.learn((key, Hint(1, 0, len(BIG))) for key in keys[:6])
-    oracle.resources.hints.learn((key, Hint(1, 7, len(BIG))) for key in keys[6:])
-    oracle.script[Read].append(Unavailable("it broke"))
+    oracle.resources.hints.learn((key, CachedLocation(1, 0, len(BIG))) for key in keys[:6])
+    oracle.resources.hints.learn((key, CachedLocation(1, 7, len(BIG))) for key in keys[6:])
+    oracle.script[ReadBlocks].append(Unavailable("it broke"))
     assert get(oracle, *keys)[1:6] == [BIG] * 5
     assert [len(message.keys) for message in oracle.sent(Lookup)] == [1, 3]
 
@@ -193,12 +193,12 @@ def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_fo
 def test_after_a_node_has_used_up_all_of_a_gets_time_the_next_get_asks_who_else_has_the_blocks(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)
-    oracle.resources.hints.learn((key, Hint(1, 0, len(BIG))) for key in keys[:5])
-    oracle.resources.hints.learn((key, Hint(1, 5, len(BIG))) for key in keys[5:])
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.resources.hints.learn((key, CachedLocation(1, 0, len(BIG))) for key in keys[:5])
+    oracle.resources.hints.learn((key, CachedLocation(1, 5, len(BIG))) for key in keys[5:])
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     with pytest.raises(DeadlineExceeded, match="hangs"):
         get(oracle, *keys)
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     assert get(oracle, *keys) == [BIG] * 9
 
 
@@ -208,9 +208,9 @@ def test_of_what_was_put_early_the_hint_stays_for_it_may_be_all_that_tells_of_it
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
     oracle.resources.early_puts.begin(known)
-    hints = {b"early": Hint(1, 0, 5), b"late": Hint(1, 7, 5)}
+    hints = {b"early": CachedLocation(1, 0, 5), b"late": CachedLocation(1, 7, 5)}
     oracle.resources.hints.learn(hints.items())
-    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     with pytest.raises(DeadlineExceeded, match="hangs"):
         get(oracle, *hints)
     assert oracle.resources.hints.find(list(hints)) == [hints[b"early"], None]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.client.core.effects import Move
+from kvstore.client.core.effects import TransferEffect
 from kvstore.client.reads import engine_fetch as fetching
 from kvstore.client.reads import inline_values as slices
 from kvstore.client.reads.batch_read import open_view
@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.master_messages import Nodes
-from kvstore.protocol.node_messages import Read, RegionList, Regions
+from kvstore.protocol.node_messages import ExportSlabs, ExportSlabsReply, ReadBlocks
 from kvstore.transfer.paths.batch import Span
 from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
@@ -39,10 +39,10 @@ def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
 
 def ways(oracle: Oracle) -> list[int]:
     """For each Read whether it asked for what the engine fetches."""
-    return [message.engine for message in oracle.sent(Read)]
+    return [message.engine for message in oracle.sent(ReadBlocks)]
 
 
-def scribble(move: Move) -> None:
+def scribble(move: TransferEffect) -> None:
     """What arrived first arrived damaged."""
     cast(memoryview, move.copies[0][1])[:1] = b"X"
 
@@ -94,7 +94,7 @@ def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_what_the_engine_cannot_fetch_comes_by_message(oracle: Oracle, error: KVStoreError) -> None:
-    oracle.script[Move].append(error)
+    oracle.script[TransferEffect].append(error)
     assert get(oracle, b"k") == [BIG]
     assert ways(oracle) == [1, 0]
     assert oracle.releases() == [1]
@@ -115,7 +115,7 @@ def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracl
 
 
 def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle) -> None:
-    oracle.script[Move].append(DeadlineExceeded("too slow"))
+    oracle.script[TransferEffect].append(DeadlineExceeded("too slow"))
     with pytest.raises(DeadlineExceeded):
         get(oracle, b"k")
     assert not oracle.loans[-1].channel.is_open, "the lease ends with it"
@@ -126,7 +126,7 @@ def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_m
 def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_read(make_oracle: MakeOracle, far: OracleNode) -> None:
     oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
     oracle.store(b"k", BIG, 2, 3)
-    oracle.script[Move].append(scribble)
+    oracle.script[TransferEffect].append(scribble)
     assert get(oracle, b"k") == [BIG]
     stats = oracle.resources.counters.snapshot()
     assert (stats.checksum_failures, stats.retries, stats.hits) == (1, 1, 1)
@@ -135,7 +135,7 @@ def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_rea
 
 def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(oracle: Oracle) -> None:
     times = iter([0, 10_000 * 1_000_000, 0, 0])  # asked at 0; verified when the lease of 10 s is over
-    oracle.script[Move].append(scribble)
+    oracle.script[TransferEffect].append(scribble)
     assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
     stats = oracle.resources.counters.snapshot()
     assert (stats.checksum_failures, stats.retries) == (0, 1)
@@ -147,12 +147,12 @@ def test_a_node_that_dies_before_its_slabs_are_shown_is_avoided(make_oracle: Mak
     oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
     oracle.store(b"k", BIG, 2, *others)
 
-    def dies(channel: OracleChannel, message: Regions) -> RegionList:
+    def dies(channel: OracleChannel, message: ExportSlabs) -> ExportSlabsReply:
         oracle.unreachable.add(far.tcp)
         channel.close()
         raise Unreachable("the connection broke")
 
-    oracle.script[Regions].append(dies)
+    oracle.script[ExportSlabs].append(dies)
     assert get(oracle, b"k") == [BIG if others else None]
 
 
@@ -162,12 +162,12 @@ def test_a_node_that_dies_while_it_is_read_is_avoided(make_oracle: MakeOracle, f
     oracle.store(b"k", BIG, 2, *others)
     get(oracle, b"k")
 
-    def dies(move: Move) -> None:
+    def dies(move: TransferEffect) -> None:
         oracle.unreachable.add(far.tcp)
         oracle.loans[-1].channel.close()
         raise Unreachable("the connection broke")
 
-    oracle.script[Move].append(dies)
+    oracle.script[TransferEffect].append(dies)
     assert get(oracle, b"k") == [BIG if others else None]
 
 
@@ -184,7 +184,7 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
     oracle.store(b"b", values[1], 3)
     errors = {"unreachable": Unreachable("no path"), "stale": StaleHandle("closed"), "times out": DeadlineExceeded("too slow")}
 
-    def change(move: Move, fault: str) -> None:
+    def change(move: TransferEffect, fault: str) -> None:
         for node in nodes:
             node.revision += 1
             node.rail = f"eth{node.revision}" if fault == "links change" else node.rail
@@ -193,17 +193,17 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
 
     for fault in faults:
         if fault in errors:
-            oracle.script[Move].append(errors[fault])
+            oracle.script[TransferEffect].append(errors[fault])
         else:
-            oracle.script[Move].append({"works": lambda _: None, "damages": scribble}.get(fault, partial(change, fault=fault)))
+            oracle.script[TransferEffect].append({"works": lambda _: None, "damages": scribble}.get(fault, partial(change, fault=fault)))
     told = (DeadlineExceeded, ChecksumMismatch, Unreachable, StaleHandle)
     try:
         for _ in range(len(faults) + 1):
             try:
                 assert get(oracle, b"a", b"b") == values
             except told:
-                assert len(oracle.script[Move]) < len(faults), "only for a fault"
-        oracle.script[Move].clear()
+                assert len(oracle.script[TransferEffect]) < len(faults), "only for a fault"
+        oracle.script[TransferEffect].clear()
         oracle.resources.engine_copies.remote._clock_ns = lambda: 1 << 62  # all have rested
         assert get(oracle, b"a", b"b") == values, "nothing of it lasts"
     finally:
@@ -220,7 +220,7 @@ def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: 
     assert oracle.together == [2]
     assert oracle.releases() == [1]
     assert oracle.resources.counters.snapshot().engine_bytes == len(BIG)
-    oracle.script[Move].append(scribble)
+    oracle.script[TransferEffect].append(scribble)
     with pytest.raises(ChecksumMismatch):
         get(oracle, b"k")
     assert oracle.resources.counters.snapshot().checksum_failures == 1
@@ -233,11 +233,11 @@ def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(
     for number, key in enumerate((b"a", b"b", b"c")):
         oracle.store(key, BIG if number % 2 else OTHER, 2, 3)
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2 * len(BIG))
-    oracle.script[Move].extend([lambda move: None, scribble])
+    oracle.script[TransferEffect].extend([lambda move: None, scribble])
     assert get(oracle, b"a", b"b", b"c") == [OTHER, BIG, OTHER]
     assert oracle.together == [2]
     assert [len(move.copies) for move in oracle.moves] == [2, 1, 1]
-    assert [message.keys for message in oracle.sent(Read)] == [[b"a", b"b", b"c"], [b"c"]], "only what was damaged is read again"
+    assert [message.keys for message in oracle.sent(ReadBlocks)] == [[b"a", b"b", b"c"], [b"c"]], "only what was damaged is read again"
 
 
 @pytest.mark.parametrize("failed", [0, 1])
@@ -248,7 +248,7 @@ def test_a_part_that_the_engine_cannot_fetch_leaves_the_batch_to_messages(
     oracle.store(b"a", BIG, 2)
     oracle.store(b"b", OTHER, 2)
     monkeypatch.setattr(fetching, "SLICE_BYTES", len(BIG))
-    oracle.script[Move].extend([*[lambda move: None] * failed, Unreachable("no path")])
+    oracle.script[TransferEffect].extend([*[lambda move: None] * failed, Unreachable("no path")])
     assert get(oracle, b"a", b"b") == [BIG, OTHER]
     assert oracle.together == [2]
     assert oracle.releases() == [1]

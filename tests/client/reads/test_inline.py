@@ -7,15 +7,15 @@ from kvstore.protocol.errors import (
     ChecksumMismatch,
     InvalidArgument,
 )
-from kvstore.protocol.node_messages import Blocks, Read
+from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
 from tests.client.oracle import Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get, get_into
 
 
 def damaged(oracle: Oracle) -> object:
-    def answer(channel: OracleChannel, message: Read) -> Blocks:
+    def answer(channel: OracleChannel, message: ReadBlocks) -> ReadBlocksReply:
         blocks = oracle.answer(channel, message)
-        assert isinstance(blocks, Blocks)
+        assert isinstance(blocks, ReadBlocksReply)
         channel.payload = b"X" + channel.payload[1:]
         return blocks
 
@@ -26,7 +26,7 @@ def test_damaged_bytes_are_never_returned_and_another_replica_is_read(nodes: Pai
     nodes[0].local = False
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 1, 2)
-    oracle.script[Read].append(damaged(oracle))  # type: ignore[arg-type]
+    oracle.script[ReadBlocks].append(damaged(oracle))  # type: ignore[arg-type]
     assert get(oracle, b"k") == [b"value"]
     assert oracle.resources.counters.snapshot().checksum_failures == 1
 
@@ -34,7 +34,7 @@ def test_damaged_bytes_are_never_returned_and_another_replica_is_read(nodes: Pai
 def test_a_block_with_no_undamaged_replica_is_an_error(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 2)
-    oracle.script[Read].extend([damaged(oracle)] * 3)  # type: ignore[list-item]
+    oracle.script[ReadBlocks].extend([damaged(oracle)] * 3)  # type: ignore[list-item]
     with pytest.raises(ChecksumMismatch, match="node 2"):
         get(oracle, b"k")
 
@@ -61,6 +61,6 @@ def test_values_that_come_in_several_slices_are_verified_whole(nodes: Pair, monk
         get_into(oracle, list(values), buffers)
     assert [bytes(buffers[0]), bytes(buffers[2])] == [values[b"a"], values[b"c"]]
     assert get(oracle, *values) == list(values.values())
-    oracle.script[Read].extend([damaged(oracle)] * 3)  # type: ignore[list-item]
+    oracle.script[ReadBlocks].extend([damaged(oracle)] * 3)  # type: ignore[list-item]
     with pytest.raises(ChecksumMismatch, match="node 2"):
         get(oracle, b"a")

@@ -8,11 +8,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.core.effects import Operation, Post, Together, Work
+from kvstore.client.core.effects import GatherEffect, Operation, RunInThreadEffect, SendOneWayEffect
 from kvstore.client.memory import Parts
 from kvstore.client.reads import inline_values as slices
 from kvstore.client.reads.inline_values import STREAM_BYTES, SlicedValue, in_slices
-from kvstore.protocol.node_messages import Release
+from kvstore.protocol.node_messages import ReleaseLeases
 
 PART = 1 << 15
 """More than what is hashed where it is."""
@@ -32,16 +32,16 @@ class Scene:
         self.room = bytearray(len(self.value))
         self.on_the_way: dict[int, int] = {}
         """Offset of a slice to the lane that waits for it."""
-        self.hashing: dict[int, Work] = {}
+        self.hashing: dict[int, RunInThreadEffect] = {}
         self.operation = SlicedValue((memoryview(self.room),), self._bring).run()
         together = next(self.operation)
-        assert isinstance(together, Together)
+        assert isinstance(together, GatherEffect)
         self.lanes = together.operations
         for number in range(len(self.lanes)):
             self._go_on(number)
 
     def _bring(self, offset: int, parts: Parts) -> Operation[None]:
-        yield Post(None, Release([offset]))  # type: ignore[arg-type]  # stands for whatever takes time
+        yield SendOneWayEffect(None, ReleaseLeases([offset]))  # type: ignore[arg-type]  # stands for whatever takes time
         [room] = parts
         room[:] = self.value[offset : offset + len(room)]
 
@@ -50,7 +50,7 @@ class Scene:
             effect: Any = next(self.lanes[lane])
         except StopIteration:
             return
-        if isinstance(effect, Work):
+        if isinstance(effect, RunInThreadEffect):
             self.hashing[lane] = effect
         else:
             self.on_the_way[effect.message.leases[0]] = lane

@@ -7,7 +7,7 @@ import pytest
 from kvstore.client.reads import batch_read as reading
 from kvstore.client.reads.mapped_values import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
-from kvstore.protocol.node_messages import Read
+from kvstore.protocol.node_messages import ReadBlocks
 from tests.client.oracle import Oracle, OracleNode
 
 
@@ -24,7 +24,7 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     assert bytes(view.memory) == b"value"
     assert view.memory.readonly
     assert not oracle.all_given_back()
-    assert (oracle.sent(Read)[0].lease_ms, oracle.sent(Read)[0].inline_bytes) == (5000, 0)
+    assert (oracle.sent(ReadBlocks)[0].lease_ms, oracle.sent(ReadBlocks)[0].inline_bytes) == (5000, 0)
     oracle.run(close_view(view, lambda: 0))
     assert oracle.all_given_back()
     assert oracle.releases() == [1]

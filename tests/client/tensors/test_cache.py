@@ -15,7 +15,7 @@ from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValueShape
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tensors.prompts import Prompt
+from kvstore.client.tensors.prompts import PromptSequence
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
@@ -362,11 +362,18 @@ def test_many_sequences_of_one_pool_are_one_message_each_way(client: Client) -> 
     _, cache, namespace = fresh(blocks=9)
     first, second, third = (list(range(start, start + 3 * 16)) for start in (0, 1000, 2000))
     rank = TensorCache(client, SPEC, namespace)
-    prompts = [Prompt(first, [8, 0, 4]), Prompt(second, [1, 7, 2]), Prompt(third, [5, 6], 0), Prompt([], [])]
+    prompts = [
+        PromptSequence(first, [8, 0, 4]),
+        PromptSequence(second, [1, 7, 2]),
+        PromptSequence(third, [5, 6], 0),
+        PromptSequence([], []),
+    ]
     before = client.stats().requests
     assert rank.put_batch(prompts, cache) == [12, 12, 8, 0]
     assert client.stats().requests == before + 1
-    assert rank.match_batch([*prompts, Prompt(first, first_block=2), Prompt(third, first_block=2), Prompt([5] * 16)]) == [
+    assert rank.match_batch(
+        [*prompts, PromptSequence(first, first_block=2), PromptSequence(third, first_block=2), PromptSequence([5] * 16)]
+    ) == [
         3,
         3,
         2,
@@ -377,7 +384,7 @@ def test_many_sequences_of_one_pool_are_one_message_each_way(client: Client) -> 
     ]
     out = torch.zeros_like(cache)
     tables = [[0, 1, 2], [3, 4, 5], [6, 7]]
-    read = [Prompt(names, table) for names, table in zip((first, second, third), tables, strict=True)]
+    read = [PromptSequence(names, table) for names, table in zip((first, second, third), tables, strict=True)]
     before = client.stats().requests
     assert rank.get_batch(read, out) == [3, 3, 2]
     assert client.stats().requests <= before + 1
@@ -390,11 +397,15 @@ def test_a_miss_ends_its_own_sequence_and_no_other(client: Client) -> None:
     sequences = [list(range(start, start + 3 * 16)) for start in (0, 1000, 2000)]
     for settings in (None, THREE_BLOCKS):
         rank = TensorCache(client, SPEC, namespace, settings=settings)
-        rank.put_batch([Prompt(names, range(3 * at, 3 * at + 3)) for at, names in enumerate(sequences)], cache)
+        rank.put_batch([PromptSequence(names, range(3 * at, 3 * at + 3)) for at, names in enumerate(sequences)], cache)
         client.remove([keys_of(namespace, sequences[1], SPEC)[1 * 4 + 2]])
         out = torch.full_like(cache, 7.0)
         table = [range(3), range(3, 6), range(6, 9)]
-        assert rank.get_batch([Prompt(names, of_prompt) for names, of_prompt in zip(sequences, table, strict=True)], out) == [3, 1, 3]
+        assert rank.get_batch([PromptSequence(names, of_prompt) for names, of_prompt in zip(sequences, table, strict=True)], out) == [
+            3,
+            1,
+            3,
+        ]
         assert out[[0, 1, 2, 3, 6, 7, 8]].equal(cache[[0, 1, 2, 3, 6, 7, 8]])
         assert (out[[4, 5]] == 7.0).all()
 
@@ -405,9 +416,13 @@ def test_what_sequences_begin_with_together_is_put_once_and_read_by_each(client:
     ours, theirs = [*shared, *[1] * 16], [*shared, *[2] * 16]
     cache[3] = cache[1]  # the second sequence's own copy of the second block
     rank = TensorCache(client, SPEC, namespace)
-    assert rank.put_batch([Prompt(shared, [0, 1]), Prompt(ours, [0, 1, 2]), Prompt(theirs, [0, 3, 1])], cache) == [8, 4, 4]
+    assert rank.put_batch([PromptSequence(shared, [0, 1]), PromptSequence(ours, [0, 1, 2]), PromptSequence(theirs, [0, 3, 1])], cache) == [
+        8,
+        4,
+        4,
+    ]
     out = torch.zeros(6, *cache.shape[1:], dtype=cache.dtype)
-    assert rank.get_batch([Prompt(ours, [0, 1, 2]), Prompt(theirs, [3, 4, 5])], out) == [3, 3]
+    assert rank.get_batch([PromptSequence(ours, [0, 1, 2]), PromptSequence(theirs, [3, 4, 5])], out) == [3, 3]
     assert out.equal(cache[[0, 1, 2, 0, 3, 1]])
 
 
@@ -422,7 +437,7 @@ def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address:
     ours, theirs = [*[0] * 32, *[1] * 16], [*[0] * 32, *[2] * 16]
     with Noting(address) as other:
         rank = TensorCache(other, SPEC, namespace, values=ValueShape(heads=4))
-        assert rank.put_batch([Prompt(ours, [0, 1, 2]), Prompt(theirs, [0, 1, 3])], cache) == [3, 1]
+        assert rank.put_batch([PromptSequence(ours, [0, 1, 2]), PromptSequence(theirs, [0, 1, 3])], cache) == [3, 1]
     for number, (_, parent) in enumerate(sent):
         assert parent is None or parent in [key for key, _ in sent[:number]]
 

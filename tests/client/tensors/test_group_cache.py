@@ -11,15 +11,15 @@ import torch
 
 from kvstore.client import Client
 from kvstore.client.tensors.group_cache import MAX_READS, GroupCache
-from kvstore.client.tensors.groups import Group, StateGroup, Table
+from kvstore.client.tensors.groups import CacheGroup, GroupBlockTable, StateGroup
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ProtocolError
 
-FULL = Group(name="full", spec=CacheSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4))
-WINDOW = Group(name="window", spec=CacheSpec(layers=3, kv_heads=1, head_dim=4, dtype="float16", block_tokens=4), window_tokens=6)
+FULL = CacheGroup(name="full", spec=CacheSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4))
+WINDOW = CacheGroup(name="window", spec=CacheSpec(layers=3, kv_heads=1, head_dim=4, dtype="float16", block_tokens=4), window_tokens=6)
 STATE = StateGroup(name="mamba", form="conv [4, 3] float32, ssm [4, 4] float32", state_bytes=112, block_tokens=8)
 TOKENS = list(range(34))
 _serial = itertools.count()
@@ -30,7 +30,7 @@ def namespace() -> Namespace:
     return Namespace(model=f"groups {next(_serial)}", dtype="float32", block_tokens=4, extra={"engine": "e"})
 
 
-def blocks_of(group: Group, count: int, *, seed: int = 0) -> Any:
+def blocks_of(group: CacheGroup, count: int, *, seed: int = 0) -> Any:
     spec = group.spec
     shape = (count, spec.layers, spec.kv_factor, spec.kv_heads, spec.block_tokens, spec.head_dim)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, spec.dtype))
@@ -57,7 +57,10 @@ def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client
     cache = GroupCache(client, [FULL, WINDOW, STATE], namespace)
     full, window = blocks_of(FULL, 8), blocks_of(WINDOW, 3)
     assert cache.match(TOKENS) == 0
-    assert cache.put(TOKENS, {"full": Table(full, range(8)), "window": Table(window, [2, 0, 1], first_block=5)}) == 8 * 2 + 3
+    assert (
+        cache.put(TOKENS, {"full": GroupBlockTable(full, range(8)), "window": GroupBlockTable(window, [2, 0, 1], first_block=5)})
+        == 8 * 2 + 3
+    )
     assert cache.match(TOKENS) == 0, "without a state"
     early, late = state_of(1), state_of(2)
     assert cache.put(TOKENS, {}, states={"mamba": early}, state_tokens=8) == 1
@@ -65,7 +68,7 @@ def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client
     assert cache.put(TOKENS, {}, states={"mamba": late}, state_tokens=32) == 1
     assert cache.match(TOKENS) == 32
     out_full, out_window, out_state = torch.zeros_like(full), torch.zeros(6, 3, 2, 1, 4, 4).half(), [torch.zeros(4, 3), torch.zeros(4, 4)]
-    tables = {"full": Table(out_full, range(8)), "window": Table(out_window, [-1, -1, -1, -1, -1, -1, 4, 1])}
+    tables = {"full": GroupBlockTable(out_full, range(8)), "window": GroupBlockTable(out_window, [-1, -1, -1, -1, -1, -1, 4, 1])}
     assert cache.get(TOKENS, tables, states={"mamba": out_state}) == 32
     assert out_full.equal(full)
     assert out_window[[4, 1]].equal(window[[0, 1]]), "blocks 6 and 7 of the sequence: the last six tokens"
@@ -87,20 +90,20 @@ def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(addr
         cache = GroupCache(client, [FULL, STATE], namespace)
         full = blocks_of(FULL, 8)
         for tokens in (8, 16, 32):
-            cache.put(TOKENS, {"full": Table(full, range(8))}, states={"mamba": state_of(tokens)}, state_tokens=tokens)
+            cache.put(TOKENS, {"full": GroupBlockTable(full, range(8))}, states={"mamba": state_of(tokens)}, state_tokens=tokens)
         out, state = torch.zeros_like(full), [torch.zeros(4, 3), torch.zeros(4, 4)]
 
         client.lost = keys_of(namespace, client, cache, FULL, TOKENS)[2 * 4]
-        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 16
+        assert cache.get(TOKENS, {"full": GroupBlockTable(out, range(8))}, states={"mamba": state}) == 16
         assert out[:4].equal(full[:4])
         assert all(one.equal(other) for one, other in zip(state, state_of(16), strict=True))
 
         client.lost = keys_of(namespace, client, cache, STATE, TOKENS)[1]
-        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 8
+        assert cache.get(TOKENS, {"full": GroupBlockTable(out, range(8))}, states={"mamba": state}) == 8
         assert all(one.equal(other) for one, other in zip(state, state_of(8), strict=True))
 
         client.lost = keys_of(namespace, client, cache, STATE, TOKENS)[0]
-        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 0
+        assert cache.get(TOKENS, {"full": GroupBlockTable(out, range(8))}, states={"mamba": state}) == 0
 
 
 @pytest.mark.parametrize("window_tokens", [0, 8])
@@ -120,24 +123,24 @@ def test_blocks_that_are_there_and_cannot_be_read_are_not_asked_for_once_for_eac
     group = dataclasses.replace(FULL, window_tokens=window_tokens)
     cache = GroupCache(Listed(), [group], namespace)  # type: ignore[arg-type]
     pool = blocks_of(group, 64)
-    assert cache.get(range(1, 257), {"full": Table(pool, range(64))}) == 0
+    assert cache.get(range(1, 257), {"full": GroupBlockTable(pool, range(64))}) == 0
     assert calls == ["exists"] + ["get"] * (MAX_READS if window_tokens else 1)
 
 
 def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: Client, namespace: Namespace) -> None:
     latent = CacheSpec(layers=2, kv_heads=1, head_dim=18, heads=4, attention=Attention.MLA, dtype="bfloat16", block_tokens=8)
     keys = CacheSpec(layers=2, kv_heads=1, head_dim=12, heads=4, attention=Attention.MLA, dtype="float8_e4m3fn", block_tokens=4)
-    cache = GroupCache(client, [Group(name="latent", spec=latent), Group(name="indexer", spec=keys)], namespace)
+    cache = GroupCache(client, [CacheGroup(name="latent", spec=latent), CacheGroup(name="indexer", spec=keys)], namespace)
     pools, memory = {}, {}
     for name, spec in (("latent", latent), ("indexer", keys)):
         layout = CacheLayout(spec=spec, pool_blocks=9, order="vllm-mla")
         memory[name] = [torch.randint(0, 100, (layout.region_bytes(0, layer),), dtype=torch.uint8) for layer in range(2)]
         pools[name] = EnginePool(layout, memory[name])
     hashless = TOKENS[:24]
-    put = {"latent": Table(pools["latent"], [8, 0, 1]), "indexer": Table(pools["indexer"], [0, 1, 2, 3, 4, 5])}
+    put = {"latent": GroupBlockTable(pools["latent"], [8, 0, 1]), "indexer": GroupBlockTable(pools["indexer"], [0, 1, 2, 3, 4, 5])}
     assert cache.put(hashless, put, extras={0: b"lora"}) == 3 + 6
     before = {name: [layer.view(9, -1).clone() for layer in layers] for name, layers in memory.items()}
-    get = {"latent": Table(pools["latent"], [2, 3, 4]), "indexer": Table(pools["indexer"], [6, 7, 8, 0, 1, 2])}
+    get = {"latent": GroupBlockTable(pools["latent"], [2, 3, 4]), "indexer": GroupBlockTable(pools["indexer"], [6, 7, 8, 0, 1, 2])}
     assert (cache.match(hashless), cache.get(hashless, get)) == (0, 0)
     assert (cache.match(hashless, extras={0: b"lora"}), cache.get(hashless, get, extras={0: b"lora"})) == (24, 24)
     for name, sources, places in (("latent", [8, 0, 1], [2, 3, 4]), ("indexer", [0, 1, 2, 3, 4, 5], [6, 7, 8, 0, 1, 2])):

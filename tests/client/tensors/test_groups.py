@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.tensors.groups import AnyGroup, Group, StateGroup, Table, longest
+from kvstore.client.tensors.groups import AnyGroup, CacheGroup, GroupBlockTable, StateGroup, longest
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
 
-def full(name: str = "full", *, block_tokens: int = 4, window_tokens: int = 0) -> Group:
-    return Group(name=name, spec=CacheSpec(layers=1, kv_heads=1, head_dim=2, block_tokens=block_tokens), window_tokens=window_tokens)
+def full(name: str = "full", *, block_tokens: int = 4, window_tokens: int = 0) -> CacheGroup:
+    return CacheGroup(name=name, spec=CacheSpec(layers=1, kv_heads=1, head_dim=2, block_tokens=block_tokens), window_tokens=window_tokens)
 
 
 def state(block_tokens: int = 4) -> StateGroup:
@@ -81,7 +81,7 @@ def test_it_is_what_trying_every_position_finds(data: st.DataObject) -> None:
 
 
 def test_a_table_has_the_places_of_its_blocks_and_no_others() -> None:
-    table = Table(None, [7, 8, 9], first_block=2)
+    table = GroupBlockTable(None, [7, 8, 9], first_block=2)
     assert list(table.part(2, 5)) == [7, 8, 9]
     assert list(table.part(3, 4)) == [8]
     assert list(table.part(5, 5)) == []

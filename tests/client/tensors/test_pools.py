@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.tensors.pools import EnginePool, Pool
+from kvstore.client.tensors.pools import BlockPool, EnginePool
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -42,7 +42,7 @@ def element(layout: CacheLayout, regions: list[np.ndarray[Any, Any]], layer: int
     return unit.reshape(-1, layout.spec.head_dim)[token if layout.has_records else 0]
 
 
-def seen(pool: Pool, layout: CacheLayout) -> np.ndarray[Any, Any]:
+def seen(pool: BlockPool, layout: CacheLayout) -> np.ndarray[Any, Any]:
     """What the planes show: `[blocks, layers, kv, heads, tokens, head_dim]`, every place by one of them."""
     shape = (5, 2, layout.spec.kv_factor, len(layout.rank_heads(RANK)), 3, 6)
     whole = np.full(shape, np.nan)

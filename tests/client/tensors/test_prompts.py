@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kvstore.client.tensors.parts import ValueShape, value_parts
-from kvstore.client.tensors.prompts import BlockHashes, Prompt, flat, keys_of
+from kvstore.client.tensors.prompts import BlockHashes, PromptSequence, flat, keys_of
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 
@@ -14,13 +14,13 @@ TOKENS = list(range(13))
 
 
 def test_tokens_give_a_key_a_value_of_each_full_block() -> None:
-    keys = keys_of(Prompt(TOKENS), PARTS)
+    keys = keys_of(PromptSequence(TOKENS), PARTS)
     assert keys == list(zip(*(part.namespace.block_keys(TOKENS) for part in PARTS), strict=True))
     assert len(keys) == 3
 
 
 def test_extras_change_the_keys_from_their_block_on() -> None:
-    plain, with_extras = (keys_of(Prompt(TOKENS, extras=extras), PARTS) for extras in (None, {1: b"image"}))
+    plain, with_extras = (keys_of(PromptSequence(TOKENS, extras=extras), PARTS) for extras in (None, {1: b"image"}))
     assert plain[0] == with_extras[0]
     assert all(one != other for one, other in zip(plain[1], with_extras[1], strict=True))
     assert plain[2] != with_extras[2], "what follows depends on it"
@@ -28,6 +28,8 @@ def test_extras_change_the_keys_from_their_block_on() -> None:
 
 def test_an_engine_s_hashes_are_keys_of_the_values_namespaces() -> None:
     hashes = [b"a" * 32, b"b" * 32]
-    assert keys_of(Prompt(BlockHashes(hashes)), PARTS) == [tuple(part.namespace.id + name for part in PARTS) for name in hashes]
+    assert keys_of(PromptSequence(BlockHashes(hashes)), PARTS) == [tuple(part.namespace.id + name for part in PARTS) for name in hashes]
     other = value_parts(SPEC, replace(BASE, salt="s"), layers=range(2), heads=range(2), shape=ValueShape())
-    assert not set(flat(keys_of(Prompt(BlockHashes(hashes)), other))) & set(flat(keys_of(Prompt(BlockHashes(hashes)), PARTS)))
+    assert not set(flat(keys_of(PromptSequence(BlockHashes(hashes)), other))) & set(
+        flat(keys_of(PromptSequence(BlockHashes(hashes)), PARTS))
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.staging import Piece, Staging, Stagings, read_values, write_values
+from kvstore.client.tensors.staging import PoolPiece, PoolStaging, Stagings, read_values, write_values
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument
@@ -28,15 +28,15 @@ def random_blocks(header: TensorHeader) -> Any:
     return torch.randn(BLOCKS, *header.shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, header.dtype))
 
 
-def whole(values: Any, blocks: Any = ALL) -> list[Piece]:
-    return [Piece(slice(0, values.shape[1]), slice(0, values.shape[2]), slice(0, values.shape[3]), values, blocks)]
+def whole(values: Any, blocks: Any = ALL) -> list[PoolPiece]:
+    return [PoolPiece(slice(0, values.shape[1]), slice(0, values.shape[2]), slice(0, values.shape[3]), values, blocks)]
 
 
-def in_pieces(values: Any, blocks: Any = ALL) -> list[Piece]:
+def in_pieces(values: Any, blocks: Any = ALL) -> list[PoolPiece]:
     """A tensor a layer, K and V apart where there are both."""
     layers, kinds = values.shape[1:3]
     return [
-        Piece(
+        PoolPiece(
             slice(layer, layer + 1), slice(kind, kind + 1), slice(0, values.shape[3]), values[:, layer : layer + 1, kind : kind + 1], blocks
         )
         for layer in range(layers)
@@ -44,8 +44,8 @@ def in_pieces(values: Any, blocks: Any = ALL) -> list[Piece]:
     ]
 
 
-def written(header: TensorHeader, pieces: list[Piece]) -> np.ndarray[Any, Any]:
-    [rows] = Staging(1 << 20).rows(BLOCKS, [header.value_bytes])
+def written(header: TensorHeader, pieces: list[PoolPiece]) -> np.ndarray[Any, Any]:
+    [rows] = PoolStaging(1 << 20).rows(BLOCKS, [header.value_bytes])
     write_values(rows, header, pieces)
     return rows
 
@@ -58,7 +58,7 @@ def test_rows_are_the_values_of_their_blocks_and_any_part_of_them_is_read_as_it_
     rows = written(header, whole(values.transpose(1, 4).contiguous().transpose(1, 4)))
     layers, heads = slice(1, 3), slice(2, 3)
     out = torch.zeros(4, 2, 16, 1, kv_factor, BLOCKS, 32).permute(5, 1, 4, 3, 2, 0, 6)[..., 0, :]
-    read_values(rows, header, [Piece(layers, slice(0, kv_factor), heads, out, ALL)])
+    read_values(rows, header, [PoolPiece(layers, slice(0, kv_factor), heads, out, ALL)])
     for row, block, part in zip(rows, values, out, strict=True):
         assert row.tobytes() == encode_value(block, header.scheme)
         decoded = torch.empty_like(block)
@@ -121,9 +121,9 @@ if torch.cuda.is_available():
     def test_cuda_tensors_make_the_values_of_cpu_tensors_and_read_them(scheme: str) -> None:
         header = header_of(scheme, dtype="bfloat16")
         values = random_blocks(header)
-        rows = Staging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]
+        rows = PoolStaging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]
         write_values(rows, header, in_pieces(values.cuda().transpose(3, 4).contiguous().transpose(3, 4)))
         out, expected = torch.zeros_like(values, device="cuda")[:, :1, :, 1:2], torch.zeros_like(values)[:, :1, :, 1:2]
         for read, into in ((rows, out), (written(header, whole(values)), expected)):
-            read_values(read, header, [Piece(slice(2, 3), slice(0, 2), slice(1, 2), into, ALL)])
+            read_values(read, header, [PoolPiece(slice(2, 3), slice(0, 2), slice(1, 2), into, ALL)])
         assert torch.allclose(out.cpu(), expected, rtol=0.02, atol=0.02)

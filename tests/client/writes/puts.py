@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvstore.client.core.buffers import as_sources
-from kvstore.client.writes.batch_put import Writing
+from kvstore.client.writes.batch_put import BatchPut
 from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import Oracle
 
@@ -11,7 +11,7 @@ from tests.client.oracle import Oracle
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0, *, is_early: bool = False) -> list[bool]:
     """Checks that no connection stays lent, however it ends."""
     sources = as_sources(values)
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=is_early, deadline=Deadline(deadline_s))
+    writing = BatchPut(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=is_early, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result

@@ -3,19 +3,19 @@
 import pytest
 
 from kvstore.client.core.buffers import as_sources
-from kvstore.client.writes.batch_put import Writing
+from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import DeadlineExceeded, Denied, Draining, Full, Unavailable
-from kvstore.protocol.master_messages import Cancel, Grants, Nodes, Reserve
+from kvstore.protocol.master_messages import CancelReservations, Nodes, Reserve, ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
-from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import CommitPuts, OpenSlots, OpenSlotsReply, Put
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, OracleNode, Pair
 from tests.client.writes.puts import put
 
 
-def opened(*statuses: int, slab: int = 1) -> Opened:
+def opened(*statuses: int, slab: int = 1) -> OpenSlotsReply:
     count = len(statuses)
-    return Opened(
+    return OpenSlotsReply(
         bytes(statuses), [1000 + i for i in range(count)], [slab] * count, [500_000 + 100_000 * i for i in range(count)], [b""] * count, []
     )
 
@@ -23,7 +23,7 @@ def opened(*statuses: int, slab: int = 1) -> Opened:
 def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(node: OracleNode) -> None:
     oracle = Oracle(node)
     assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
-    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "Open", "Slabs", "Commit"]
+    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "Slabs", "CommitPuts"]
     assert {key: value for key, (value, _) in node.blocks.items()} == {b"a": b"small", b"b": BIG}
     assert oracle.sent(Reserve)[0].local_node == 1
     stats = oracle.resources.counters.snapshot()
@@ -58,7 +58,7 @@ def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
 
 def test_a_key_another_writer_holds_is_asked_for_again_with_growing_pauses(remote: OracleNode) -> None:
     oracle = Oracle(remote)
-    busy = Grants(bytes([BUSY]), [0], [0])
+    busy = ReserveReply(bytes([BUSY]), [0], [0])
     oracle.script[Reserve].extend([busy] * 8)
     assert put(oracle, [b"a"], [b"v"]) == [True]
     assert oracle.slept_s == pytest.approx(0.001 + 0.002 + 0.004 + 0.008 + 0.016 + 0.032 + 0.05 + 0.05)
@@ -73,22 +73,22 @@ def test_a_key_that_stays_busy_ends_with_the_deadline(remote: OracleNode) -> Non
 
 def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(node: OracleNode) -> None:
     oracle = Oracle(node)
-    oracle.script[Open].append(opened(PRESENT))
+    oracle.script[OpenSlots].append(opened(PRESENT))
     assert put(oracle, [b"a"], [BIG]) == [False]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
-    assert oracle.sent(Commit) == []
+    assert [message.keys for message in oracle.sent(CancelReservations)] == [[b"a"]]
+    assert oracle.sent(CommitPuts) == []
 
 
 def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
     oracle = Oracle(node)
-    oracle.script[Commit].append(Flags(b"\2"))
+    oracle.script[CommitPuts].append(Flags(b"\2"))
     assert put(oracle, [b"a"], [BIG]) == [True]
-    assert len(oracle.sent(Commit)) == 2
+    assert len(oracle.sent(CommitPuts)) == 2
 
 
 def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(node: OracleNode) -> None:
     oracle = Oracle(node)
-    oracle.script[Commit].append(DeadlineExceeded("late"))
+    oracle.script[CommitPuts].append(DeadlineExceeded("late"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
     shared = [loan.channel for loan in oracle.loans if loan.channel.address.unix]
@@ -104,7 +104,7 @@ def test_what_a_node_refuses_because_it_is_drained_goes_elsewhere_until_the_mast
     assert put(oracle, [b"a"], [b"v"]) == [True]
     assert [message.avoid for message in oracle.sent(Reserve)] == [1]
     assert b"a" in nodes[1].blocks
-    oracle.script[Reserve].append(Grants(bytes([GRANTED]), [2], [50]))
+    oracle.script[Reserve].append(ReserveReply(bytes([GRANTED]), [2], [50]))
     assert put(oracle, [b"b"], [b"v"]) == [True]
     assert (len(oracle.sent(Reserve)), oracle.sent(Reserve)[-1].local_node) == (2, 1), "it is not asked, but the master is told of it"
     assert put(oracle, [b"c"], [b"v"]) == [True]
@@ -115,12 +115,12 @@ def test_what_a_node_refuses_because_it_is_drained_goes_elsewhere_until_the_mast
 
 def test_where_every_node_is_drained_a_put_waits_for_its_deadline(remote: OracleNode) -> None:
     oracle = Oracle(remote)
-    oracle.script[Reserve].extend(Grants(bytes([GRANTED]), [2], [50 + i]) for i in range(1000))
+    oracle.script[Reserve].extend(ReserveReply(bytes([GRANTED]), [2], [50 + i]) for i in range(1000))
     oracle.script[Put].extend([DRAINING] * 1000)
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [b"v"], deadline_s=0.05)
     assert oracle.slept_s > 0
-    assert len(oracle.sent(Cancel)) == len(oracle.sent(Put)), "no reservation is left behind"
+    assert len(oracle.sent(CancelReservations)) == len(oracle.sent(Put)), "no reservation is left behind"
 
 
 def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> None:
@@ -140,7 +140,7 @@ def test_an_unreachable_node_is_named_where_no_other_takes_the_put(remote: Oracl
     def no_nodes(channel: OracleChannel, message: Message) -> Message:
         raise Unavailable("no node is registered")
 
-    oracle.script[Reserve] += [Grants(bytes([GRANTED]), [2], [50]), no_nodes]
+    oracle.script[Reserve] += [ReserveReply(bytes([GRANTED]), [2], [50]), no_nodes]
     with pytest.raises(Unavailable, match=r"^node 'n2': cannot connect to node2:1; of the other nodes: no node is registered$"):
         put(oracle, [b"b"], [b"v"])
 
@@ -160,14 +160,14 @@ def test_a_failed_cancel_does_not_hide_the_error(node: OracleNode) -> None:
         oracle.unreachable.add(MASTER)
         raise Full("no room")
 
-    oracle.script[Open].append(full_and_master_gone)
+    oracle.script[OpenSlots].append(full_and_master_gone)
     with pytest.raises(Full):
         put(oracle, [b"a"], [BIG])
 
 
 def test_an_interrupt_closes_the_channel_and_is_passed_on(node: OracleNode) -> None:
     oracle = Oracle(node)
-    oracle.script[Commit].append(KeyboardInterrupt())
+    oracle.script[CommitPuts].append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         put(oracle, [b"a"], [BIG])
     assert not oracle.loans[-1].channel.is_open
@@ -191,7 +191,7 @@ def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     sources = as_sources([b"1", b"2"])
     parents = [None, b"a"]
-    writing = Writing(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
+    writing = BatchPut(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
     oracle.run(writing.run())
     [message] = oracle.sent(Put)
     assert (message.namespace, message.parents) == ("ns", [b"", b"a"])

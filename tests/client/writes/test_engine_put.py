@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.core.effects import Move, Operation, Together
+from kvstore.client.core.effects import GatherEffect, Operation, TransferEffect
 from kvstore.client.writes import engine_put as by_engine
 from kvstore.protocol.errors import (
     CatalogUnavailable,
@@ -20,8 +20,8 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.master_messages import Cancel, Reserve
-from kvstore.protocol.node_messages import Commit, Open, Put
+from kvstore.protocol.master_messages import CancelReservations, Reserve
+from kvstore.protocol.node_messages import CommitPuts, OpenSlots, Put
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleNode
 from tests.client.writes.puts import put
@@ -42,7 +42,7 @@ def names(oracle: Oracle) -> list[str]:
 
 def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_sent(oracle: Oracle, far: OracleNode) -> None:
     assert put(oracle, [b"a", b"small", b"b"], [BIG, b"abc", OTHER]) == [True] * 3
-    assert names(oracle) == ["Nodes", "Reserve", "Open", "Commit", "Put"]
+    assert names(oracle) == ["Nodes", "Reserve", "OpenSlots", "CommitPuts", "Put"]
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
     assert [length for _, _, length in oracle.moves[0].copies] == [len(BIG), len(OTHER)]
     stats = oracle.resources.counters.snapshot()
@@ -61,24 +61,24 @@ def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_
     ids=lambda error: type(error).__name__,
 )
 def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, error: KVStoreError) -> None:
-    oracle.script[Move].append(error)
+    oracle.script[TransferEffect].append(error)
     assert put(oracle, [b"a", b"small"], [BIG, b"abc"]) == [True, True]
-    assert names(oracle) == ["Nodes", "Reserve", "Open", "Nodes", "Put"]
+    assert names(oracle) == ["Nodes", "Reserve", "OpenSlots", "Nodes", "Put"]
     opening = next(loan for loan in oracle.loans if not loan.channel.is_open)
     assert str(opening.channel.address) == far.tcp, "the node forgets the puts of a connection that ends"
     assert put(oracle, [b"b"], [OTHER]) == [True]
-    assert len(oracle.sent(Open)) == 1, "the engine is left alone for a while"
+    assert len(oracle.sent(OpenSlots)) == 1, "the engine is left alone for a while"
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
     assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
 def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle, far: OracleNode) -> None:
-    oracle.script[Move].append(DeadlineExceeded("too slow"))
+    oracle.script[TransferEffect].append(DeadlineExceeded("too slow"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
     assert oracle.reserved == set()
     assert put(oracle, [b"a"], [BIG]) == [True]
-    assert len(oracle.sent(Open)) == 1
+    assert len(oracle.sent(OpenSlots)) == 1
     assert stored(far) == {b"a": BIG}
 
 
@@ -86,19 +86,19 @@ def test_a_node_that_dies_while_it_is_written_is_avoided(make_oracle: MakeOracle
     other = OracleNode(3, local=False, has_engine=True)
     oracle = make_oracle(far, other)
 
-    def dies(move: Move) -> None:
+    def dies(move: TransferEffect) -> None:
         oracle.unreachable.add(far.tcp)
         oracle.loans[-1].channel.close()
         raise Unreachable("the connection broke")
 
-    oracle.script[Move].append(dies)
+    oracle.script[TransferEffect].append(dies)
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 2]
     assert (stored(far), stored(other)) == ({}, {b"a": BIG})
 
 
 def test_a_full_node_is_an_error_and_reservations_are_given_back(oracle: Oracle) -> None:
-    oracle.script[Open].append(Full("no room"))
+    oracle.script[OpenSlots].append(Full("no room"))
     with pytest.raises(Full):
         put(oracle, [b"a"], [BIG])
     assert oracle.reserved == set()
@@ -106,7 +106,7 @@ def test_a_full_node_is_an_error_and_reservations_are_given_back(oracle: Oracle)
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidArgument("the slot is smaller")], ids=lambda error: type(error).__name__)
 def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_given_up(oracle: Oracle, error: BaseException) -> None:
-    oracle.script[Move].append(error)
+    oracle.script[TransferEffect].append(error)
     with pytest.raises(type(error)):
         put(oracle, [b"a"], [BIG])
     assert [loan.channel.is_open for loan in oracle.loans if str(loan.channel.address) == "node2:1"] == [False]
@@ -119,7 +119,7 @@ class Interleaved(Oracle):
     """Operations that are carried out at once take turns, an effect each."""
 
     def _do(self, effect: Any) -> Any:
-        if not isinstance(effect, Together):
+        if not isinstance(effect, GatherEffect):
             return super()._do(effect)
         self.together.append(len(effect.operations))
         waiting: deque[tuple[Operation[Any], Any, BaseException | None]] = deque((operation, None, None) for operation in effect.operations)
@@ -151,21 +151,21 @@ def parted(far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interle
 
 
 def test_of_parts_only_those_that_the_engine_cannot_write_are_sent(parted: Interleaved, far: OracleNode) -> None:
-    parted.script[Move].extend([lambda move: None, Unreachable("no path"), lambda move: None])
+    parted.script[TransferEffect].extend([lambda move: None, Unreachable("no path"), lambda move: None])
     assert put(parted, KEYS, VALUES) == [True] * 4
     assert [message.keys for message in parted.sent(Put)] == [[b"c"]]
-    assert parted.sent(Cancel) == []
+    assert parted.sent(CancelReservations) == []
     assert stored(far) == dict(zip(KEYS, VALUES, strict=True))
 
 
 def test_parts_that_arrived_damaged_are_written_again(parted: Interleaved, far: OracleNode) -> None:
-    parted.script[Commit].extend([Flags(b"\1\1"), Flags(b"\2\0")])
+    parted.script[CommitPuts].extend([Flags(b"\1\1"), Flags(b"\2\0")])
     assert put(parted, KEYS, VALUES) == [True, True, True, False]
-    assert [message.keys for message in parted.sent(Open)] == [KEYS, [b"c"]]
+    assert [message.keys for message in parted.sent(OpenSlots)] == [KEYS, [b"c"]]
 
 
 def test_an_error_of_a_commit_ends_the_put_and_gives_up_the_slots(parted: Interleaved) -> None:
-    parted.script[Commit].append(CatalogUnavailable("no"))
+    parted.script[CommitPuts].append(CatalogUnavailable("no"))
     with pytest.raises(CatalogUnavailable):
         put(parted, KEYS, VALUES)
     assert parted.reserved == set()

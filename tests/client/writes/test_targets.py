@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.protocol.errors import Draining, Full, KVStoreError, QuotaExceeded, TierFailed
-from kvstore.protocol.master_messages import Cancel, Grants, Reserve
+from kvstore.protocol.master_messages import CancelReservations, Reserve, ReserveReply
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ACK_NODE_NOW, Put
 from kvstore.protocol.session_messages import Flags
@@ -48,7 +48,7 @@ def test_of_a_batch_what_is_refused_is_reserved(targeted: Oracle) -> None:
     targeted.script[Put].append(Flags(b"\1\2\0"))
     assert early(targeted, b"a", b"b", b"c") == [True, True, False]
     assert [message.keys for message in targeted.sent(Reserve)] == [[b"b"]]
-    assert targeted.sent(Cancel) == []
+    assert targeted.sent(CancelReservations) == []
 
 
 def test_parts_before_a_refusal_are_stored_once(remote: OracleNode) -> None:
@@ -76,8 +76,8 @@ def test_a_target_that_is_gone_counts_as_no_lost_reservation(targeted: Oracle, r
     third, fourth = OracleNode(3, local=False, port=3), OracleNode(4, local=False, port=4)
     targeted.nodes |= {3: third, 4: fourth}
     targeted.unreachable |= {remote.tcp, third.tcp}
-    targeted.script[Reserve].append(Grants(bytes([GRANTED]), [3], [98]))
-    targeted.script[Reserve].append(Grants(bytes([GRANTED]), [4], [99]))
+    targeted.script[Reserve].append(ReserveReply(bytes([GRANTED]), [3], [98]))
+    targeted.script[Reserve].append(ReserveReply(bytes([GRANTED]), [4], [99]))
     assert early(targeted, b"a") == [True]
     assert [message.avoid for message in targeted.sent(Reserve)] == [2, 3]
     assert b"a" in fourth.blocks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.engines.kv_events.events import CPU, BlockHash, Cleared, Removed, Stored, keys_of_stored, read_batch
+from kvstore.engines.kv_events.events import CPU, AllBlocksCleared, BlockHash, BlocksRemoved, BlocksStored, keys_of_stored, read_batch
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import ProtocolError
@@ -40,15 +40,15 @@ def stored(**changed: Any) -> dict[str, Any]:
 def test_events_of_todays_form() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [b"\1" * 32], "medium": "GPU", "group_idx": 0}
     assert read_batch(batch(stored(), removed, {"type": "AllBlocksCleared"})) == [
-        Stored([11, 12], 10, [1, 2, 3, 4], 2, True),
-        Removed([b"\1" * 32]),
-        Cleared(),
+        BlocksStored([11, 12], 10, [1, 2, 3, 4], 2, True),
+        BlocksRemoved([b"\1" * 32]),
+        AllBlocksCleared(),
     ]
 
 
 def test_events_of_the_older_form() -> None:
     found = read_batch(batch(["BlockStored", [7], None, [1, 2], 2, None], ["BlockRemoved", [7]], ["AllBlocksCleared"]))
-    assert found == [Stored([7], None, [1, 2], 2, True), Removed([7]), Cleared()]
+    assert found == [BlocksStored([7], None, [1, 2], 2, True), BlocksRemoved([7]), AllBlocksCleared()]
 
 
 def test_other_groups_unknown_media_and_kinds_are_passed_over() -> None:
@@ -60,12 +60,12 @@ def test_other_groups_unknown_media_and_kinds_are_passed_over() -> None:
 def test_copies_in_a_lower_medium_may_have_no_tokens(name: str, medium: str) -> None:
     """vLLM's offloading names the blocks alone."""
     copied, removed = stored(medium=name, token_ids=[], block_size=0), {"type": "BlockRemoved", "block_hashes": [11], "medium": name}
-    assert read_batch(batch(copied, removed)) == [Stored([11, 12], 10, [], 0, True, medium=medium), Removed([11], medium)]
+    assert read_batch(batch(copied, removed)) == [BlocksStored([11, 12], 10, [], 0, True, medium=medium), BlocksRemoved([11], medium)]
 
 
 def test_adapter_is_named() -> None:
     assert read_batch(batch(stored(lora_id=1, lora_name="a", extra_keys=[["a"], ["a"]]))) == [
-        Stored([11, 12], 10, [1, 2, 3, 4], 2, True, adapter="a")
+        BlocksStored([11, 12], 10, [1, 2, 3, 4], 2, True, adapter="a")
     ]
 
 
@@ -75,7 +75,7 @@ def test_adapter_is_named() -> None:
 )
 def test_what_depends_on_more_than_tokens_is_not_plain(changed: dict[str, Any]) -> None:
     [found] = read_batch(batch(stored(**changed)))
-    assert isinstance(found, Stored)
+    assert isinstance(found, BlocksStored)
     assert not found.is_plain
 
 
@@ -118,32 +118,32 @@ KEYS = NAMING.block_keys(TOKENS)
 KNOWN: dict[BlockHash, bytes] = {10: KEYS[0]}
 
 
-def named(stored: Stored, *, adapter: str = "") -> list[tuple[BlockHash, bytes]]:
+def named(stored: BlocksStored, *, adapter: str = "") -> list[tuple[BlockHash, bytes]]:
     return list(keys_of_stored(stored, NAMING, KNOWN.get, adapter=adapter))
 
 
 def test_blocks_get_the_keys_of_their_tokens() -> None:
-    assert named(Stored([b"a", b"b"], None, TOKENS[:4], 2, True)) == [(b"a", KEYS[0]), (b"b", KEYS[1])]
-    assert named(Stored([11, 12], 10, TOKENS[2:], 2, True)) == [(11, KEYS[1]), (12, KEYS[2])]
+    assert named(BlocksStored([b"a", b"b"], None, TOKENS[:4], 2, True)) == [(b"a", KEYS[0]), (b"b", KEYS[1])]
+    assert named(BlocksStored([11, 12], 10, TOKENS[2:], 2, True)) == [(11, KEYS[1]), (12, KEYS[2])]
 
 
 def test_copies_without_tokens_keep_the_keys_that_are_known() -> None:
-    assert named(Stored([10, 99], None, [], 0, True, medium=CPU)) == [(10, KEYS[0])]
+    assert named(BlocksStored([10, 99], None, [], 0, True, medium=CPU)) == [(10, KEYS[0])]
 
 
 @pytest.mark.parametrize(
     "stored",
     [
-        Stored([11], 9, TOKENS[:2], 2, True),
-        Stored([11], None, TOKENS[:2], 2, False),
-        Stored([11], None, TOKENS[:3], 3, True),
-        Stored([11], None, TOKENS[:2], 2, True, adapter="a"),
+        BlocksStored([11], 9, TOKENS[:2], 2, True),
+        BlocksStored([11], None, TOKENS[:2], 2, False),
+        BlocksStored([11], None, TOKENS[:3], 3, True),
+        BlocksStored([11], None, TOKENS[:2], 2, True, adapter="a"),
     ],
 )
-def test_blocks_that_cannot_be_named_have_no_key(stored: Stored) -> None:
+def test_blocks_that_cannot_be_named_have_no_key(stored: BlocksStored) -> None:
     """Their parent is not known, they depend on more than tokens, are of another size, or of an adapter."""
     assert named(stored) == []
 
 
 def test_blocks_of_the_adapter_that_is_asked_for_have_keys() -> None:
-    assert named(Stored([11], None, TOKENS[:2], 2, True, adapter="a"), adapter="a") == [(11, KEYS[0])]
+    assert named(BlocksStored([11], None, TOKENS[:2], 2, True, adapter="a"), adapter="a") == [(11, KEYS[0])]

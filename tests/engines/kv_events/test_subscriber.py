@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from kvstore.engines.kv_events.events import Event, Removed
+from kvstore.engines.kv_events.events import BlocksRemoved, Event
 from kvstore.engines.kv_events.subscriber import Subscriber
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
 from tests.engines.kv_events.publisher import Publisher
@@ -21,7 +21,7 @@ class Heard:
 
     def apply(self, events: list[Event]) -> None:
         [event] = events
-        assert isinstance(event, Removed)
+        assert isinstance(event, BlocksRemoved)
         [name] = event.hashes
         assert isinstance(name, int)
         self.story.append(name)

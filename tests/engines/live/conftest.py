@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from tests.client.embedded import embedded
 from tests.engines.live.environments import ROOT
 from tests.engines.live.router.fleet import Fleet
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     with embedded(PLAN) as running:
         yield running
 

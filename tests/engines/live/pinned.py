@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import kvstore
 import kvstore.client
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import ConfigError
 
@@ -34,7 +34,7 @@ def import_all() -> dict[str, str]:
 
 
 def put_and_get() -> bool:
-    with Cluster(ClusterPlan(dram="64MiB", is_private=True), on_log=lambda name, line: None) as cluster:
+    with LocalCluster(ClusterPlan(dram="64MiB", is_private=True), on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         value = bytes(range(256)) * 1024
         with Client(cluster.address) as client, cluster.control() as control:

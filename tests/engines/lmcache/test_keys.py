@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.engines.lmcache.keys import MAX_KEY_BYTES, Keys, by_namespace
+from kvstore.engines.lmcache.keys import MAX_KEY_BYTES, ChunkKeys, by_namespace
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.protocol.errors import InvalidArgument
 
@@ -43,11 +43,11 @@ def settings(**changed: Any) -> LMCacheSettings:
     return LMCacheSettings(**({"dtype": "bfloat16"} | changed))
 
 
-KEYS = Keys(settings())
+KEYS = ChunkKeys(settings())
 
 
 def object_key(changed: dict[str, Any], settings: LMCacheSettings | None = None) -> bytes:
-    keys = KEYS if settings is None else Keys(settings)
+    keys = KEYS if settings is None else ChunkKeys(settings)
     return keys.of_object(replace(Object(), **changed))[1]
 
 

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client.holds import new_hold
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.lmcache.keys import Keys
+from kvstore.engines.lmcache.keys import ChunkKeys
 from kvstore.engines.lmcache.settings import LMCacheSettings
-from kvstore.engines.lmcache.tasks import Locks, Results, Stored, Tasks
+from kvstore.engines.lmcache.tasks import Locks, Results, StoreResult, Tasks
 from kvstore.testing.transfer.waiting import eventually
 from tests.client.embedded import embedded
 from tests.ports import free_ports
@@ -61,12 +61,12 @@ class Scene:
         self.tasks: Tasks[Key] = Tasks(
             self.client,
             self.jobs,
-            Keys(LMCacheSettings(dtype="float32")),
+            ChunkKeys(LMCacheSettings(dtype="float32")),
             on_stored=lambda keys, sizes: self.stored.extend(zip(keys, sizes, strict=True)),
             on_loaded=self.loaded.extend,
         )
 
-    def store(self, keys: list[Key], objects: list[Memory]) -> Stored:
+    def store(self, keys: list[Key], objects: list[Memory]) -> StoreResult:
         return ended(self.tasks.stores, self.tasks.store(keys, objects))
 
     def look_up(self, keys: list[Key]) -> list[bool]:
@@ -94,13 +94,13 @@ def ended(results: Results[T], task: int) -> T:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     with embedded(ClusterPlan(dram="64MiB", is_private=True)) as running:
         yield running
 
 
 @pytest.fixture
-def scene(cluster: Cluster) -> Iterator[Scene]:
+def scene(cluster: LocalCluster) -> Iterator[Scene]:
     scene = Scene(cluster.address)
     yield scene
     scene.close()
@@ -132,7 +132,7 @@ def test_what_a_lookup_found_is_held_until_all_of_it_is_unlocked(scene: Scene) -
 def test_what_was_stored_is_found_and_loaded(scene: Scene) -> None:
     keys = keys_named("a", "b", "c")
     assert scene.look_up(keys) == [False, False, False]
-    assert scene.store(keys[:2], memory(b"first" * 1000, b"second" * 1000)) == Stored(True, 11_000)
+    assert scene.store(keys[:2], memory(b"first" * 1000, b"second" * 1000)) == StoreResult(True, 11_000)
     assert scene.look_up(keys) == [True, True, False]
     into = memory(bytes(5000), bytes(6000), bytes(10))
     assert scene.load(keys, into) == [True, True, False]
@@ -144,13 +144,13 @@ def test_what_was_stored_is_found_and_loaded(scene: Scene) -> None:
 def test_an_object_that_the_store_has_is_not_new(scene: Scene) -> None:
     keys = keys_named("old", "new")
     scene.store(keys[:1], memory(b"1" * 100))
-    assert scene.store(keys, memory(b"1" * 100, b"2" * 200)) == Stored(True, 200)
+    assert scene.store(keys, memory(b"1" * 100, b"2" * 200)) == StoreResult(True, 200)
     assert scene.stored == [(keys[0], 100), (keys[1], 200)]
 
 
 def test_objects_of_several_users_in_one_task_are_stored_apart(scene: Scene) -> None:
     keys = keys_named("x", salt="ann") + keys_named("x", salt="bob")
-    assert scene.store(keys, memory(b"ann" * 10, b"bob" * 20)) == Stored(True, 90)
+    assert scene.store(keys, memory(b"ann" * 10, b"bob" * 20)) == StoreResult(True, 90)
     into = memory(bytes(30), bytes(60))
     assert scene.load(keys, into) == [True, True]
     assert [bytes(each.byte_array[:3]) for each in into] == [b"ann", b"bob"]
@@ -171,7 +171,7 @@ def test_a_deleted_object_is_a_miss_and_says_what_it_held(scene: Scene) -> None:
 
 
 def test_a_task_of_nothing_ends(scene: Scene) -> None:
-    assert scene.store([], []) == Stored(True, 0)
+    assert scene.store([], []) == StoreResult(True, 0)
     assert scene.look_up([]) == []
     assert scene.load([], []) == []
     assert scene.tasks.remove([], deadline_s=WAIT_S) == {}
@@ -182,14 +182,14 @@ def test_each_task_has_a_number_and_a_result_of_its_own(scene: Scene) -> None:
     keys = keys_named(*(f"many-{index}" for index in range(20)))
     tasks = [scene.tasks.store([key], memory(b"v" * 10)) for key in keys]
     assert len(set(tasks)) == 20
-    results: dict[int, Stored] = {}
+    results: dict[int, StoreResult] = {}
     poll = select.poll()
     poll.register(scene.tasks.stores.event_fd, select.POLLIN)
     while len(results) < 20:
         assert poll.poll(WAIT_S * 1000)
         os.eventfd_read(scene.tasks.stores.event_fd)
         results |= scene.tasks.stores.take_all()
-    assert results == dict.fromkeys(tasks, Stored(True, 10))
+    assert results == dict.fromkeys(tasks, StoreResult(True, 10))
 
 
 def test_the_three_descriptors_are_told_apart(scene: Scene) -> None:
@@ -204,7 +204,7 @@ def test_an_unreachable_store_is_a_miss_of_every_task(lost: Scene) -> None:
     keys = keys_named("a", "b")
     assert lost.look_up(keys) == [False, False]
     assert lost.load(keys, memory(bytes(10), bytes(10))) == [False, False]
-    assert lost.store(keys, memory(b"1", b"2")) == Stored(False, 0)
+    assert lost.store(keys, memory(b"1", b"2")) == StoreResult(False, 0)
     assert lost.tasks.remove(keys, deadline_s=WAIT_S) == {}
     assert not lost.stored
     assert not lost.loaded
@@ -212,39 +212,39 @@ def test_an_unreachable_store_is_a_miss_of_every_task(lost: Scene) -> None:
 
 def test_arguments_that_make_no_sense_are_a_task_that_failed(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     nameless = [Key(b"a", model_name="")]
-    assert scene.store(nameless, memory(b"1")) == Stored(False, 0)
+    assert scene.store(nameless, memory(b"1")) == StoreResult(False, 0)
     assert scene.look_up(nameless) == [False]
     assert scene.load(nameless, memory(b"1")) == [False]
-    assert scene.store(keys_named("empty"), memory(b"")) == Stored(False, 0)
+    assert scene.store(keys_named("empty"), memory(b"")) == StoreResult(False, 0)
     assert scene.load(keys_named("no memory"), [Memory(None)]) == [False]
     assert scene.tasks.remove(nameless, deadline_s=WAIT_S) == {}
     assert "model" in caplog.text
 
 
-def test_a_listener_that_fails_keeps_no_task_from_ending(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_keeps_no_task_from_ending(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*arguments: Any) -> None:
         raise RuntimeError("the listener's own trouble")
 
     with Client(cluster.address) as client, Jobs(client) as jobs:
-        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), on_stored=fail, on_loaded=fail)
+        tasks: Tasks[Key] = Tasks(client, jobs, ChunkKeys(LMCacheSettings(dtype="float32")), on_stored=fail, on_loaded=fail)
         keys = keys_named("listened")
-        assert ended(tasks.stores, tasks.store(keys, memory(b"12345"))) == Stored(True, 5)
+        assert ended(tasks.stores, tasks.store(keys, memory(b"12345"))) == StoreResult(True, 5)
         assert ended(tasks.loads, tasks.load(keys, memory(bytes(5)))) == [True]
         tasks.close()
     assert caplog.text.count("the listener's own trouble") >= 2
 
 
-def test_what_does_not_fit_the_queue_is_a_store_that_failed(cluster: Cluster) -> None:
+def test_what_does_not_fit_the_queue_is_a_store_that_failed(cluster: LocalCluster) -> None:
     scene = Scene(cluster.address, queue_bytes=1000)
     try:
         keys = keys_named("fits", "does not")
-        assert scene.store(keys, memory(b"1" * 600, b"2" * 600)) == Stored(False, 600)
+        assert scene.store(keys, memory(b"1" * 600, b"2" * 600)) == StoreResult(False, 600)
         assert scene.look_up(keys) == [True, False]
     finally:
         scene.close()
 
 
-def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The descriptor's number may belong to a file of somebody else's by then."""
     scene = Scene(cluster.address)
     scene.close()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.engines.mooncake import peers as handshake
-from kvstore.engines.mooncake.peers import Answer, HandshakeServer, Segment, ask, unpacked
+from kvstore.engines.mooncake.peers import HandshakeReply, HandshakeServer, RegisteredSegment, ask, unpacked
 from kvstore.protocol.errors import ProtocolError, Unreachable
 
-ANSWER = Answer(b"engine", [Segment(4096, 10, b"\0region"), Segment(1, 2, b"")])
+ANSWER = HandshakeReply(b"engine", [RegisteredSegment(4096, 10, b"\0region"), RegisteredSegment(1, 2, b"")])
 
 
 def answered(reply: bytes, call: Callable[[str], object]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvstore.engines.kv_events.events import Cleared, Removed, Stored, read_batch
+from kvstore.engines.kv_events.events import AllBlocksCleared, BlocksRemoved, BlocksStored, read_batch
 from kvstore.engines.publisher import form as module
 from kvstore.engines.publisher.config import DYNAMO, FORMS, LLM_D, VLLM
 from kvstore.engines.publisher.form import EventForm
 from kvstore.kvcache.namespace import ID_BYTES
 from kvstore.kvcache.naming import VllmNaming
-from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, Gap
+from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, LostEvents
 
 NAMING = VllmNaming(bytes(ID_BYTES), 2)
 TOKENS = [1, 2, 3, 4, 5, 6]
@@ -72,7 +72,7 @@ def event(kind: str, keys: list[bytes], parents: list[bytes]) -> BlockEvent:
     return BlockEvent(kind, 1500.0, "n0", "t", keys, parents, [1] * len(keys))
 
 
-def published(form: str, events: Sequence[BlockEvent | Gap], known: Sequence[int] = (0, 1, 2)) -> bytes:
+def published(form: str, events: Sequence[BlockEvent | LostEvents], known: Sequence[int] = (0, 1, 2)) -> bytes:
     """`known`: blocks of the prompt whose tokens an engine has published."""
     tokens = {KEYS[index]: TOKENS[2 * index : 2 * index + 2] for index in known}
     payload = EventForm(form, tokens.get).batch(events)
@@ -81,7 +81,7 @@ def published(form: str, events: Sequence[BlockEvent | Gap], known: Sequence[int
 
 
 PROMPT = event(STORED, KEYS, [b"", KEYS[0], KEYS[1]])
-ALL: list[BlockEvent | Gap] = [PROMPT, event(REMOVED, KEYS[2:], [KEYS[1]]), Gap(2000.0, "n0", "t", None)]
+ALL: list[BlockEvent | LostEvents] = [PROMPT, event(REMOVED, KEYS[2:], [KEYS[1]]), LostEvents(2000.0, "n0", "t", None)]
 
 
 def test_blocks_that_follow_one_another_are_one_event() -> None:
@@ -137,8 +137,8 @@ def test_blocks_wait_for_their_tokens_for_dynamo() -> None:
     assert form.batch([]) is None
 
 
-@pytest.mark.parametrize("after", [event(REMOVED, KEYS, [b"", *KEYS[:2]]), Gap(2000.0, "n0", "t", None)])
-def test_blocks_that_are_gone_wait_no_longer(after: BlockEvent | Gap) -> None:
+@pytest.mark.parametrize("after", [event(REMOVED, KEYS, [b"", *KEYS[:2]]), LostEvents(2000.0, "n0", "t", None)])
+def test_blocks_that_are_gone_wait_no_longer(after: BlockEvent | LostEvents) -> None:
     tokens: dict[bytes, list[int]] = {}
     form = EventForm(DYNAMO, tokens.get)
     assert form.batch([PROMPT]) is None
@@ -172,7 +172,7 @@ def test_llm_d_decodes_what_is_published_for_it() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_our_own_reader_takes_every_form(form: str) -> None:
     stored, removed, cleared = read_batch(published(form, ALL))
-    assert isinstance(stored, Stored)
-    assert isinstance(removed, Removed)
-    assert cleared == Cleared()
+    assert isinstance(stored, BlocksStored)
+    assert isinstance(removed, BlocksRemoved)
+    assert cleared == AllBlocksCleared()
     assert len(stored.hashes) == 3

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.engines.publisher.index import Index
+from kvstore.engines.publisher.index import EngineBlockIndex
 from kvstore.engines.publisher.prefix_table import Context, Service
 from kvstore.protocol.errors import InvalidArgument
 from tests.engines.kv_events.publisher import Publisher
@@ -16,8 +16,8 @@ TOKENS = list(range(10))
 
 
 @pytest.fixture
-def index() -> Iterator[Index]:
-    with contextlib.closing(Index(None, verify_s=0.05, replay_timeout_s=60.0)) as found:
+def index() -> Iterator[EngineBlockIndex]:
+    with contextlib.closing(EngineBlockIndex(None, verify_s=0.05, replay_timeout_s=60.0)) as found:
         yield found
 
 
@@ -30,11 +30,11 @@ def store(publisher: Publisher, start: int, stop: int) -> None:
     publisher.publish(["BlockStored", hashes, 99 + start if start else None, TOKENS[2 * start : 2 * stop], 2, None, "GPU"])
 
 
-def blocks(index: Index) -> int:
+def blocks(index: EngineBlockIndex) -> int:
     return index.match(CONTEXT, TOKENS)["a"].longest // 2
 
 
-def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publisher, index: Index) -> None:
+def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publisher, index: EngineBlockIndex) -> None:
     store(publisher, 0, 2)
     index.add(service(publisher))
     index.add(service(publisher))
@@ -48,14 +48,14 @@ def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publis
     assert index.remove("a|default|0") is None
 
 
-def test_engine_that_does_not_replay_is_followed_from_its_next_event_on(publisher: Publisher, index: Index) -> None:
+def test_engine_that_does_not_replay_is_followed_from_its_next_event_on(publisher: Publisher, index: EngineBlockIndex) -> None:
     index.add(service(publisher, replays=False))
     publisher.await_subscriber()
     store(publisher, 0, 2)
     until(lambda: blocks(index) == 2, "what was stored")
 
 
-def test_restarted_engine_has_nothing_before_it_publishes(publisher: Publisher, index: Index) -> None:
+def test_restarted_engine_has_nothing_before_it_publishes(publisher: Publisher, index: EngineBlockIndex) -> None:
     index.add(service(publisher))
     publisher.await_subscriber()
     store(publisher, 0, 2)
@@ -65,7 +65,7 @@ def test_restarted_engine_has_nothing_before_it_publishes(publisher: Publisher, 
 
 
 def test_dead_engine_has_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with contextlib.closing(Index(None, verify_s=0.05, replay_timeout_s=0.5)) as index:
+    with contextlib.closing(EngineBlockIndex(None, verify_s=0.05, replay_timeout_s=0.5)) as index:
         with Publisher() as publisher:
             index.add(service(publisher))
             publisher.await_subscriber()
@@ -76,7 +76,7 @@ def test_dead_engine_has_nothing(caplog: pytest.LogCaptureFixture) -> None:
         until(lambda: "did not end its replay" in caplog.text, "why")
 
 
-def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, index: Index) -> None:
+def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, index: EngineBlockIndex) -> None:
     index.add(service(publisher))
     with pytest.raises(InvalidArgument, match="with other members"):
         index.add(service(publisher, replays=False))

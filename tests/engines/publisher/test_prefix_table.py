@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.kv_events.events import CPU, DISK, Cleared, Removed, Stored
+from kvstore.engines.kv_events.events import CPU, DISK, AllBlocksCleared, BlocksRemoved, BlocksStored
 from kvstore.engines.publisher import prefix_table as module
 from kvstore.engines.publisher.prefix_table import Context, PrefixTable, RankMatch, Service
 from kvstore.kvcache.namespace import Namespace
@@ -19,13 +19,13 @@ def service(instance: str = "a", rank: int = 0, context: Context = CONTEXT) -> S
     return Service(context, instance, rank, f"tcp://{instance}:{rank}", "")
 
 
-def stored(start: int, stop: int) -> Stored:
+def stored(start: int, stop: int) -> BlocksStored:
     """Blocks [start, stop) of the prompt; the engine calls block i 100 + i."""
-    return Stored([100 + index for index in range(start, stop)], 99 + start if start else None, TOKENS[2 * start : 2 * stop], 2, True)
+    return BlocksStored([100 + index for index in range(start, stop)], 99 + start if start else None, TOKENS[2 * start : 2 * stop], 2, True)
 
 
-def copied(start: int, stop: int, medium: str) -> Stored:
-    return Stored([100 + index for index in range(start, stop)], None, [], 0, True, medium=medium)
+def copied(start: int, stop: int, medium: str) -> BlocksStored:
+    return BlocksStored([100 + index for index in range(start, stop)], None, [], 0, True, medium=medium)
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def tokens(table: PrefixTable, instance: str = "a", rank: int = 0) -> tuple[int,
 def test_each_medium_goes_on_where_the_one_before_ends(table: PrefixTable) -> None:
     own = service()
     assert table.add(own)
-    table.apply(own, [stored(0, 4), copied(1, 4, CPU), Removed([102, 103])])
+    table.apply(own, [stored(0, 4), copied(1, 4, CPU), BlocksRemoved([102, 103])])
     assert tokens(table) == (4, 8, 8)
     assert table.match(CONTEXT, KEYS)["a"].alone == {"gpu": 4, "cpu": 0, "disk": 0}
     assert table.match(CONTEXT, KEYS)["a"].longest == 8
-    table.apply(own, [copied(0, 1, DISK), Removed([100], CPU), Removed([100])])
+    table.apply(own, [copied(0, 1, DISK), BlocksRemoved([100], CPU), BlocksRemoved([100])])
     assert tokens(table) == (0, 0, 2), "the second block is in memory, and the first one on disk"
 
 
@@ -80,7 +80,7 @@ def test_instances_of_other_contexts_are_not_named(table: PrefixTable) -> None:
 def test_cleared_and_lost_blocks_are_forgotten(table: PrefixTable) -> None:
     own = service()
     table.add(own)
-    table.apply(own, [stored(0, 2), Removed([100, 555]), stored(0, 1), Cleared()])
+    table.apply(own, [stored(0, 2), BlocksRemoved([100, 555]), stored(0, 1), AllBlocksCleared()])
     assert tokens(table) == (0, 0, 0)
     table.apply(own, [stored(0, 2)])
     table.clear(own)

@@ -13,8 +13,8 @@ from kvstore.engines.publisher import daemon as signals
 from kvstore.engines.publisher.config import VLLM
 from kvstore.engines.publisher.daemon import add_publisher_signals, readings
 from kvstore.engines.publisher.form import EventForm
-from kvstore.engines.publisher.index import Index
-from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
+from kvstore.engines.publisher.index import EngineBlockIndex
+from kvstore.engines.publisher.sockets import EventPublisher, PublishingSockets
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import PUBLISHER
 from tests.client.processes import Cluster
@@ -25,22 +25,22 @@ DEADLINE_S = 120.0
 
 
 @pytest.fixture
-def publishing(store: Cluster) -> Iterator[Publishing]:
+def publishing(store: Cluster) -> Iterator[EventPublisher]:
     sockets = PublishingSockets("tcp://127.0.0.1:*", "", topic="", kept_batches=10)
     try:
         with Recorder(ClientSettings(master=store.address), lambda _: None) as recorder:
-            yield Publishing(recorder, sockets, EventForm(VLLM), interval_s=0.001)
+            yield EventPublisher(recorder, sockets, EventForm(VLLM), interval_s=0.001)
     finally:
         sockets.close()
 
 
 @pytest.fixture
-def index() -> Iterator[Index]:
-    with contextlib.closing(Index(None)) as found:
+def index() -> Iterator[EngineBlockIndex]:
+    with contextlib.closing(EngineBlockIndex(None)) as found:
         yield found
 
 
-def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publishing: Publishing, index: Index) -> None:
+def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publishing: EventPublisher, index: EngineBlockIndex) -> None:
     with Client(store.address) as client:
         client.put_batch([b"one", b"two"], [b"1", b"2"])
         client.flush()
@@ -60,7 +60,7 @@ def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publish
 
 
 def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
-    store: Cluster, publishing: Publishing, index: Index, monkeypatch: pytest.MonkeyPatch
+    store: Cluster, publishing: EventPublisher, index: EngineBlockIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpServer("127.0.0.1:0")
     add_publisher_signals(server, publishing, index)

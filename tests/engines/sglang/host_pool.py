@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.engines.sglang.head_pages import HostHeads
-from kvstore.engines.sglang.pages import Pool, Rank
+from kvstore.engines.sglang.pages import PlainHostPool, Rank
 
 PAGES, TOKENS, LAYERS, ELEMENTS = 5, 4, 3, 6
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
@@ -41,7 +41,7 @@ class HostPool:
         ]
         return [region.ctypes.data for region in regions], [region.nbytes for region in regions]
 
-    def described(self, tp: tuple[int, int], **changed: Any) -> Pool:
+    def described(self, tp: tuple[int, int], **changed: Any) -> PlainHostPool:
         fields: dict[str, Any] = {
             "name": "kv",
             "kind": "MHATokenToKVPoolHost",
@@ -56,7 +56,7 @@ class HostPool:
             "rank": Rank(tp=tp),
             "is_replicated": False,
         }
-        return Pool(**fields | changed)
+        return PlainHostPool(**fields | changed)
 
     def host_heads(self) -> HostHeads:
         return HostHeads(layout=self.layout, heads=self.heads, layers=LAYERS, page_tokens=TOKENS)

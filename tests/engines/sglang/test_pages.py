@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client.memory import Memory
-from kvstore.engines.sglang.pages import Hits, Pool, PoolPages, Rank, restorable_prefixes
+from kvstore.engines.sglang.pages import Hits, PlainHostPool, PoolPages, Rank, restorable_prefixes
 
-POOL = Pool(
+POOL = PlainHostPool(
     name="kv",
     kind="MHATokenToKVPoolHost",
     model="llama",

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kvstore.engines.sglang.weights import Current, EngineWeights, Started
+from kvstore.engines.sglang.weights import CurrentWeights, EngineWeights, StartWeights
 from kvstore.engines.weights.identity import WeightsIdentity
 from kvstore.protocol.errors import ConfigError
 
@@ -28,7 +28,7 @@ def dirty() -> bool:
 
 def engine(*, nonce: str = "n", draft: str = "") -> EngineWeights:
     weights = EngineWeights(LOG)
-    weights.start(Started(FILES, draft, nonce, identify))
+    weights.start(StartWeights(FILES, draft, nonce, identify))
     return weights
 
 
@@ -44,12 +44,12 @@ def test_weights_before_the_start_are_nobodys() -> None:
     weights.loaded("2")
     weights.recorded(None, clean)
     assert weights.current is None
-    weights.start(Started(FILES, "", "n", identify))
+    weights.start(StartWeights(FILES, "", "n", identify))
     assert weights.identity.is_private, "what they are now no file says"
 
 
 def test_weights_of_the_files_at_the_start() -> None:
-    assert engine(draft="d").current == Current(FILES, "d", 0)
+    assert engine(draft="d").current == CurrentWeights(FILES, "d", 0)
 
 
 def test_update_from_disk_is_those_files() -> None:
@@ -176,9 +176,9 @@ def test_clear_starts_a_version_of_its_own() -> None:
 
 def test_back_end_attached_again_keeps_what_was_updated() -> None:
     weights = engine()
-    weights.start(Started(WeightsIdentity("revision"), "", "n", identify))
+    weights.start(StartWeights(WeightsIdentity("revision"), "", "n", identify))
     assert text(weights) == "revision"
     weights.updated()
     weights.recorded("step-1", clean)
-    weights.start(Started(FILES, "", "n", identify))
+    weights.start(StartWeights(FILES, "", "n", identify))
     assert text(weights) == "revision@step-1"

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.engines.kv_events.events import CPU, Cleared, Event, Removed, Stored
+from kvstore.engines.kv_events.events import CPU, AllBlocksCleared, BlocksRemoved, BlocksStored, Event
 from kvstore.engines.sidecar import blocks as module
 from kvstore.engines.sidecar.blocks import EngineBlocks
 from kvstore.kvcache.namespace import Namespace
@@ -18,9 +18,9 @@ TOKENS = list(range(20))
 KEYS = NAMING.block_keys(TOKENS)
 
 
-def stored(start: int, stop: int, *, is_plain: bool = True, block_tokens: int = 2) -> Stored:
+def stored(start: int, stop: int, *, is_plain: bool = True, block_tokens: int = 2) -> BlocksStored:
     """Blocks [start, stop) of the one prompt; the engine calls block i 100 + i."""
-    return Stored(
+    return BlocksStored(
         [100 + index for index in range(start, stop)],
         100 + start - 1 if start else None,
         TOKENS[2 * start : 2 * stop],
@@ -63,7 +63,7 @@ def test_blocks_get_the_keys_of_their_tokens_and_reach_the_master() -> None:
     assert len(told.blocks) == 5
     told.report()
     assert told.run() == 5
-    told.blocks.apply([Removed([103, 999])])
+    told.blocks.apply([BlocksRemoved([103, 999])])
     told.report()
     assert told.run() == 3
     assert told.blocks.change() is None, "nothing is new"
@@ -72,7 +72,7 @@ def test_blocks_get_the_keys_of_their_tokens_and_reach_the_master() -> None:
 
 
 @pytest.mark.parametrize("event", [stored(1, 3), stored(0, 3, is_plain=False), stored(0, 1, block_tokens=4)])
-def test_blocks_that_cannot_be_named_are_passed_over(event: Stored) -> None:
+def test_blocks_that_cannot_be_named_are_passed_over(event: BlocksStored) -> None:
     told = Told()
     told.blocks.apply([event])
     assert len(told.blocks) == 0
@@ -119,12 +119,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(gone=st.sets(st.integers(0, 9)))
     def drop(self, gone: set[int]) -> None:
-        self._apply(Removed([100 + index for index in gone]))
+        self._apply(BlocksRemoved([100 + index for index in gone]))
         self.held -= gone
 
     @rule()
     def clear(self) -> None:
-        self._apply(Cleared())
+        self._apply(AllBlocksCleared())
         self.held.clear()
 
     @rule(arrives=st.booleans(), is_answered=st.booleans())
@@ -157,9 +157,9 @@ def test_lower_media_are_passed_over() -> None:
     """The scheduler prefers an engine for its own memory alone."""
     told = Told()
     copied = stored(0, 2)
-    told.blocks.apply([Stored(copied.hashes, None, copied.token_ids, 2, True, medium=CPU)])
+    told.blocks.apply([BlocksStored(copied.hashes, None, copied.token_ids, 2, True, medium=CPU)])
     told.report()
     assert told.run() == 0
-    told.blocks.apply([stored(0, 2), Removed([100, 101], CPU)])
+    told.blocks.apply([stored(0, 2), BlocksRemoved([100, 101], CPU)])
     told.report()
     assert told.run() == 2

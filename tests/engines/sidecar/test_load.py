@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.sidecar.load import Load, read_load
+from kvstore.engines.sidecar.load import EngineLoad, read_load
 from kvstore.protocol.errors import ProtocolError
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -33,7 +33,7 @@ vllm:request_prompt_tokens_sum{engine="1",model_name="m"} 1500.0
 
 def test_the_ranks_of_an_engine_are_one_load() -> None:
     load = read_load(METRICS)
-    assert load == Load(
+    assert load == EngineLoad(
         running=4, waiting=4, context_tokens=1200, capacity_tokens=3200, mean_prefill_s=0.25, mean_prompt_tokens=500.25, prompts=4
     )
     assert load.queue_s == 1.0
@@ -42,7 +42,7 @@ def test_the_ranks_of_an_engine_are_one_load() -> None:
 
 def test_an_engine_that_has_done_nothing_has_no_queue() -> None:
     load = read_load('vllm:num_requests_running 0\nvllm:num_requests_waiting 2\nvllm:cache_config_info{block_size="None"} 1\n')
-    assert load == Load(0, 2, 0, 0, 0.0, 0.0, 0)
+    assert load == EngineLoad(0, 2, 0, 0, 0.0, 0.0, 0)
     assert (load.queue_s, load.expected_tokens) == (0, 0)
 
 
@@ -77,13 +77,13 @@ sglang:num_requests_total{is_streaming="false"} 4.0
 def test_load_of_sglang_is_read() -> None:
     """What a request waits for its turn is no part of a prefill, and a share of one priority is in the whole."""
     load = read_load(SGLANG_BUSY)
-    assert load == Load(3, 2, context_tokens=1000, capacity_tokens=4096, mean_prefill_s=0.5, mean_prompt_tokens=200.0, prompts=4)
+    assert load == EngineLoad(3, 2, context_tokens=1000, capacity_tokens=4096, mean_prefill_s=0.5, mean_prompt_tokens=200.0, prompts=4)
     assert load.queue_s == 1.0
 
 
 def test_sglang_before_its_first_request_is_idle() -> None:
     """It has no numbers of requests until then, and gets no request before it is known to be idle."""
-    assert read_load(SGLANG) == Load(0, 0, 0, 4096, 0.0, 0.0, 0)
+    assert read_load(SGLANG) == EngineLoad(0, 0, 0, 4096, 0.0, 0.0, 0)
 
 
 SLEEP_STATES = """vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0

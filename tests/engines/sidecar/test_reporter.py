@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.cli.tools.child import Child
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import Placement, SchedulerClient
+from kvstore.client.instances.client import RequestPlacement, SchedulerClient
 from kvstore.engines.sidecar.config import SidecarSettings, check_settings
 from kvstore.engines.sidecar.reporter import _fetch
 from kvstore.kvcache.naming import VllmNaming
@@ -113,7 +113,7 @@ def shown(scheduler: SchedulerClient) -> dict[str, pb.ReportRequest]:
 
 def prefix(scheduler: SchedulerClient) -> int:
     placed = scheduler.schedule(NAMING.block_keys(TOKENS), block_tokens=2, input_tokens=len(TOKENS) + 1)
-    assert isinstance(placed, Placement)
+    assert isinstance(placed, RequestPlacement)
     return placed.prefix_blocks
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.engines.vllm.plan import Plan, StepPlan
+from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan
 
 BLOCK_TOKENS = 4
 
@@ -38,7 +38,7 @@ def hashes(indices: Iterable[int], text: str = "") -> list[bytes]:
 class FakeScheduler:
     """Runs requests through a plan, a step at a time, as vLLM's scheduler does."""
 
-    plan: Plan
+    plan: SchedulerPlan
     groups: int = 1
     tables: dict[str, list[list[int]]] = field(default_factory=dict)
     next_block: int = 100

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvstore.engines.vllm.chunks import Chunks, Moved
+from kvstore.engines.vllm.chunks import ChunkResult, Chunks
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.kvcache.namespace import Namespace
@@ -27,9 +27,9 @@ class Host:
         self.client = FaultyClient(address)
         self.chunks = Chunks(self.client, shard, self.memory.data, VllmSettings())
 
-    def moved(self, count: int = 1) -> list[Moved]:
+    def moved(self, count: int = 1) -> list[ChunkResult]:
         """What came of the next jobs."""
-        found: list[Moved] = []
+        found: list[ChunkResult] = []
 
         def are_over() -> bool:
             found.extend(self.chunks.take_moved())

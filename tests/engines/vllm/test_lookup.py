@@ -12,12 +12,12 @@ import pytest
 
 from kvstore.client.holds import Hold
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.vllm.counters import Counters
+from kvstore.engines.vllm.counters import ConnectorCounters
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.lookup import HitCounter, Lookup, RequestHolds
-from kvstore.engines.vllm.plan import LayerGroup, Plan
+from kvstore.engines.vllm.lookup import HitCounter, RequestHolds, StoreLookup
+from kvstore.engines.vllm.plan import LayerGroup, SchedulerPlan
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.waiting_requests import Found
+from kvstore.engines.vllm.waiting_requests import FoundTokens
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.faulty import FaultyClient, raises
@@ -47,9 +47,9 @@ def put(client: FaultyClient, shard: Shard, *indices: int, text: str = "") -> No
     client.flush()
 
 
-def lookup(jobs: Jobs, groups: list[LayerGroup], shards: list[list[Shard]], settings: VllmSettings = PATIENT) -> Lookup:
-    plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: VARIANT)
-    return Lookup(jobs, groups, shards, plan, settings)
+def lookup(jobs: Jobs, groups: list[LayerGroup], shards: list[list[Shard]], settings: VllmSettings = PATIENT) -> StoreLookup:
+    plan = SchedulerPlan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: VARIANT)
+    return StoreLookup(jobs, groups, shards, plan, settings)
 
 
 def held(client: FaultyClient) -> int:
@@ -57,7 +57,7 @@ def held(client: FaultyClient) -> int:
     return client.stats().held_blocks
 
 
-def found_blocks(of: Lookup, *, computed: int = 0, name: str = "a", text: str = "") -> int:
+def found_blocks(of: StoreLookup, *, computed: int = 0, name: str = "a", text: str = "") -> int:
     """Of a prompt of four blocks and a token."""
     request = FakeRequest(name, 4 * BLOCK_TOKENS + 1, text=text)
     return of.find(request, computed * BLOCK_TOKENS, 0.0).found_tokens // BLOCK_TOKENS
@@ -115,7 +115,7 @@ def test_admitted_request_is_counted(client: FaultyClient, jobs: Jobs, shards: l
     of.admitted("a", [7, 8, 9, 10, 11], 0)
     of.loaded(["a"])
     tokens = 2 * BLOCK_TOKENS
-    assert of.take_counters() == Counters(requests=1, queried_tokens=2 * tokens, found_tokens=tokens, loaded_tokens=tokens)
+    assert of.take_counters() == ConnectorCounters(requests=1, queried_tokens=2 * tokens, found_tokens=tokens, loaded_tokens=tokens)
     found_blocks(of, name="b")
     of.ended("b")
     assert of.take_counters().requests == 0, "it was aborted in the queue"
@@ -158,7 +158,7 @@ def test_connecting_asks_once_and_needs_no_answer(client: FaultyClient, jobs: Jo
     of.connect()
     assert [name for name, _ in client.calls] == ["exists"]
     assert not of.is_reachable
-    assert of.take_counters() == Counters()
+    assert of.take_counters() == ConnectorCounters()
 
 
 FIRST, SECOND = Hold(2, 1000), Hold(4, 1000)
@@ -177,8 +177,8 @@ def test_later_lookup_replaces_a_hold() -> None:
 
 TABLE = list(range(100, 110))
 """Blocks of a request; of the first two the engine had."""
-FOUND = Found(8, 32, 24)
-COUNTED = Counters(requests=1, queried_tokens=32, found_tokens=24)
+FOUND = FoundTokens(8, 32, 24)
+COUNTED = ConnectorCounters(requests=1, queried_tokens=32, found_tokens=24)
 
 
 def admitted(request_id: str = "a", external: int = 24) -> HitCounter:
@@ -187,8 +187,8 @@ def admitted(request_id: str = "a", external: int = 24) -> HitCounter:
     return hits
 
 
-def loaded(tokens: int) -> Counters:
-    counters = Counters(loaded_tokens=tokens)
+def loaded(tokens: int) -> ConnectorCounters:
+    counters = ConnectorCounters(loaded_tokens=tokens)
     counters.add(COUNTED)
     return counters
 
@@ -197,11 +197,11 @@ def test_load_counts_when_it_is_over() -> None:
     hits = admitted()
     assert hits.counters.take() == COUNTED
     hits.loaded(["other"])
-    assert hits.counters == Counters()
+    assert hits.counters == ConnectorCounters()
     hits.loaded(["a"])
-    assert hits.counters.take() == Counters(loaded_tokens=24)
+    assert hits.counters.take() == ConnectorCounters(loaded_tokens=24)
     hits.loaded(["a"])
-    assert hits.counters == Counters()
+    assert hits.counters == ConnectorCounters()
 
 
 def test_preempted_request_counts_once() -> None:
@@ -238,8 +238,8 @@ def test_failed_or_ended_request_loaded_nothing() -> None:
 
 def test_request_that_was_not_looked_up_does_not_count() -> None:
     hits = HitCounter(4)
-    hits.admitted("a", Found(8), TABLE, 0)
-    assert hits.counters == Counters()
-    hits.admitted("a", Found(0, 32, 0), TABLE, 0)
+    hits.admitted("a", FoundTokens(8), TABLE, 0)
+    assert hits.counters == ConnectorCounters()
+    hits.admitted("a", FoundTokens(0, 32, 0), TABLE, 0)
     hits.loaded(["a"])
-    assert hits.counters == Counters(requests=1, queried_tokens=32)
+    assert hits.counters == ConnectorCounters(requests=1, queried_tokens=32)

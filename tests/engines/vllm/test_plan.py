@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import LayerGroup, Plan, StepPlan, Transfer, fail_whole
+from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, fail_whole
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
@@ -34,10 +34,10 @@ def plan(
     hash_tokens: int = BLOCK_TOKENS,
     weights: Weights | None = None,
     **how: bool,
-) -> Plan:
+) -> SchedulerPlan:
     """`given_away`: blocks that cannot be copied once their request has let them go."""
     lost = given_away or set()
-    return Plan(
+    return SchedulerPlan(
         groups or [LayerGroup(BLOCK_TOKENS)],
         hash_block_tokens=hash_tokens,
         is_whole=lambda block: block not in lost,
@@ -64,7 +64,7 @@ def test_what_the_engine_has_is_not_looked_for(scheduler: FakeScheduler) -> None
 def test_what_the_store_has_is_loaded_into_the_blocks_after_the_engine_s_own(scheduler: FakeScheduler) -> None:
     scheduler.admit(FakeRequest("a", 17), local=1, stored=2)
     plan = scheduler.step()
-    assert plan.loads == [Transfer("a", [101, 102], hashes([1, 2]))]
+    assert plan.loads == [BlockTransfer("a", [101, 102], hashes([1, 2]))]
     assert plan.is_idle
     assert scheduler.step().loads == []
 
@@ -86,14 +86,14 @@ def test_blocks_are_saved_by_the_step_after_the_one_whose_outcome_is_known(sched
     assert scheduler.step(request, tokens=8).saves == []
     assert scheduler.step(request, tokens=4).saves == [], "the first step is still on its way"
     scheduler.land(request)
-    assert scheduler.step(request).saves == [Transfer("a", [100, 101, 102], hashes(range(3)))]
+    assert scheduler.step(request).saves == [BlockTransfer("a", [100, 101, 102], hashes(range(3)))]
     assert scheduler.step(request).saves == []
 
 
 def test_the_block_before_is_named(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 12), local=1, stored=1)
     scheduler.run(request, tokens=4)
-    assert scheduler.step(request).saves == [Transfer("a", [102], hashes([2]), block_hash(1))]
+    assert scheduler.step(request).saves == [BlockTransfer("a", [102], hashes([2]), block_hash(1))]
 
 
 def test_blocks_whose_tokens_are_not_certain_are_not_saved(scheduler: FakeScheduler) -> None:
@@ -192,7 +192,7 @@ def test_blocks_of_a_request_that_ends_unconfirmed_are_saved_by_one_that_shares_
     scheduler.step(sharing, tokens=10)
     assert not scheduler.finish(request), "aborted before the outcome of its only step is known"
     scheduler.land(sharing, other)
-    assert scheduler.step(sharing, tokens=1).saves == [Transfer("b", scheduler.tables["b"][0][:5], hashes(range(5)))]
+    assert scheduler.step(sharing, tokens=1).saves == [BlockTransfer("b", scheduler.tables["b"][0][:5], hashes(range(5)))]
 
 
 def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over() -> None:
@@ -214,7 +214,7 @@ def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_sav
     scheduler.plan.found(request, 8)
     scheduler.plan.allocated(request, [[100, 101, 102, 103]], 0)  # preempted, and what it had computed is found
     request.num_computed_tokens = 8 + 14  # of which 14 are of the step before, which has yet to land
-    assert scheduler.step(request).saves == [Transfer("a", [100, 101], hashes(range(2)))]
+    assert scheduler.step(request).saves == [BlockTransfer("a", [100, 101], hashes(range(2)))]
 
 
 def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_then(scheduler: FakeScheduler) -> None:
@@ -223,7 +223,7 @@ def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_
     assert scheduler.finish(request)
     assert scheduler.plan.is_holding
     plan = scheduler.step()
-    assert plan.saves == [Transfer("a", [100, 101], hashes(range(2)))]
+    assert plan.saves == [BlockTransfer("a", [100, 101], hashes(range(2)))]
     assert plan.finishing == ["a"]
     scheduler.plan.released(["a"])
     assert not scheduler.plan.is_holding
@@ -242,7 +242,7 @@ def test_blocks_found_when_a_preempted_request_goes_on_are_not_saved_while_they_
     request.num_computed_tokens = 0  # preempted, and scheduled again with one block that the engine finds and one that the store has
     scheduler.admit(request, local=1, stored=1)
     plan = scheduler.step(request, tokens=5)
-    assert plan.loads == [Transfer("a", [105], hashes([1]))]
+    assert plan.loads == [BlockTransfer("a", [105], hashes([1]))]
     assert plan.saves == []
     scheduler.land(request)
     assert saved(scheduler.step(request)) == hashes([2])
@@ -262,9 +262,9 @@ def test_a_block_is_named_by_the_last_of_the_hashes_in_it() -> None:
     scheduler = FakeScheduler(plan(hash_tokens=2))
     request = FakeRequest("a", 13, hash_tokens=2)
     assert scheduler.admit(request, local=1, stored=1) == hashes([3, 5])
-    assert scheduler.step(request, tokens=5).loads == [Transfer("a", [101], hashes([3]))]
+    assert scheduler.step(request, tokens=5).loads == [BlockTransfer("a", [101], hashes([3]))]
     scheduler.land(request)
-    assert scheduler.step(request).saves == [Transfer("a", [102], hashes([5]), block_hash(3))]
+    assert scheduler.step(request).saves == [BlockTransfer("a", [102], hashes([5]), block_hash(3))]
 
 
 def test_an_engine_that_only_fills_the_store_asks_for_nothing() -> None:
@@ -311,9 +311,9 @@ def hybrid() -> FakeScheduler:
 def test_of_each_group_only_what_it_needs_is_loaded(hybrid: FakeScheduler) -> None:
     hybrid.admit(FakeRequest("a", 17), stored=4)
     assert hybrid.step().loads == [
-        Transfer("a", [100, 101, 102, 103], hashes(range(4))),
-        Transfer("a", [107, 108], hashes([2, 3]), group=1),
-        Transfer("a", [113], hashes([3]), group=2),
+        BlockTransfer("a", [100, 101, 102, 103], hashes(range(4))),
+        BlockTransfer("a", [107, 108], hashes([2, 3]), group=1),
+        BlockTransfer("a", [113], hashes([3]), group=2),
     ]
 
 
@@ -349,7 +349,7 @@ def test_states_are_saved_where_the_engine_has_them(hybrid: FakeScheduler) -> No
     assert of_group(hybrid.step(request, tokens=4), 2) == [], "its step is still on its way"
     hybrid.land(request)
     plan = hybrid.step(request)
-    assert [transfer for transfer in plan.saves if transfer.group == 2] == [Transfer("a", [60, 63], hashes([2, 3]), block_hash(1), 2)]
+    assert [transfer for transfer in plan.saves if transfer.group == 2] == [BlockTransfer("a", [60, 63], hashes([2, 3]), block_hash(1), 2)]
 
 
 def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:

@@ -10,8 +10,8 @@ from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import Client
 from kvstore.engines.head_split import head_split
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import StepPlan, Transfer
-from kvstore.engines.vllm.pools import CHUNK_BYTES, HeadPools, HeadShards, LayerPools, Staging, head_slices, rows
+from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
+from kvstore.engines.vllm.pools import CHUNK_BYTES, ChunkStaging, HeadPools, HeadShards, LayerPools, head_slices, rows
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
@@ -152,7 +152,7 @@ if torch.cuda.is_available():
 
 @pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])
 def test_a_chunk_is_of_whole_values(value_bytes: int, values: int) -> None:
-    staging = Staging(value_bytes, 0)
+    staging = ChunkStaging(value_bytes, 0)
     chunk = staging.take()
     assert chunk is not None
     assert staging.values(value_bytes) == values
@@ -160,11 +160,11 @@ def test_a_chunk_is_of_whole_values(value_bytes: int, values: int) -> None:
 
 
 def test_a_chunk_has_room_for_many_small_values() -> None:
-    assert Staging(2 * CHUNK_BYTES, 0).values(1 << 20) == 32
+    assert ChunkStaging(2 * CHUNK_BYTES, 0).values(1 << 20) == 32
 
 
 def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
-    staging = Staging(1 << 20, 2 * CHUNK_BYTES)
+    staging = ChunkStaging(1 << 20, 2 * CHUNK_BYTES)
     first, second = staging.take(), staging.take()
     assert first is not None
     assert second is not None
@@ -176,7 +176,7 @@ def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
 
 
 def test_a_chunk_that_there_was_no_memory_for_may_be_tried_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    staging = Staging(1 << 20, CHUNK_BYTES)
+    staging = ChunkStaging(1 << 20, CHUNK_BYTES)
 
     def no_memory(*_size: int, **_kind: object) -> None:
         raise RuntimeError("not enough memory")
@@ -224,13 +224,13 @@ class Engine:
             self.clients.append(PutClient(address))
             self.ranks.append(Worker(self.clients[-1], [group], VllmSettings()))
 
-    def save(self, transfer: Transfer) -> None:
+    def save(self, transfer: BlockTransfer) -> None:
         for rank in self.ranks:
             rank.save(StepPlan(saves=[transfer]))
         for rank in self.ranks:
             rank.flush()
 
-    def load(self, transfer: Transfer) -> set[int]:
+    def load(self, transfer: BlockTransfer) -> set[int]:
         """Blocks that did not come, of any rank."""
         for rank in self.ranks:
             rank.load(StepPlan(loads=[transfer], is_idle=True))
@@ -266,8 +266,8 @@ def test_what_any_tp_puts_any_tp_gets(
         own = Namespace(model=f"{namespace.model}-{writer_tp}-{reader_tp}", dtype="float32", block_tokens=TOKENS)
         writer = Engine(address, own, writer_tp, share_tp, order, seed=1)
         reader = Engine(address, own, reader_tp, share_tp, order, seed=2)
-        writer.save(Transfer("a", TABLE, hashes(3)))
-        assert not reader.load(Transfer("b", [2, 6, 1], hashes(3)))
+        writer.save(BlockTransfer("a", TABLE, hashes(3)))
+        assert not reader.load(BlockTransfer("b", [2, 6, 1], hashes(3)))
         assert torch.equal(reader.blocks([2, 6, 1]), writer.blocks(TABLE))
         assert torch.equal(reader.blocks([0, 3, 4, 5]), torch.stack([layer[[0, 3, 4, 5]] for layer in reader.layers]))
         loaded = [rank.take_counters() for rank in reader.ranks]
@@ -281,20 +281,20 @@ def test_what_any_tp_puts_any_tp_gets(
 def test_a_block_without_one_of_its_values_is_not_loaded(address: str, namespace: Namespace) -> None:
     lost = 5
     writer, reader = Engine(address, namespace, 1, 8, "LBHNC", 1), Engine(address, namespace, 2, 8, "LBHNC", 2)
-    writer.save(Transfer("a", TABLE, hashes(3)))
+    writer.save(BlockTransfer("a", TABLE, hashes(3)))
     value = HeadShards.of_rank(namespace, head_split(8, kv_heads=8, tp=(0, 1))).shards[lost]
     assert writer.clients[0].remove([value.key(hashes(3)[1])])
-    assert reader.load(Transfer("b", [2, 6, 1], hashes(3))) == {6, 1}
+    assert reader.load(BlockTransfer("b", [2, 6, 1], hashes(3))) == {6, 1}
     assert sorted(rank.take_counters().loaded_blocks for rank in reader.ranks) == [1, 3], "the other rank has all of its values"
-    writer.save(Transfer("c", [TABLE[1]], hashes(3)[1:2], parent=hashes(3)[0]))
-    assert not reader.load(Transfer("d", [2, 6, 1], hashes(3)))
+    writer.save(BlockTransfer("c", [TABLE[1]], hashes(3)[1:2], parent=hashes(3)[0]))
+    assert not reader.load(BlockTransfer("d", [2, 6, 1], hashes(3)))
     writer.close()
     reader.close()
 
 
 def test_values_have_that_of_the_block_before_as_their_parent(address: str, namespace: Namespace) -> None:
     writer = Engine(address, namespace, 2, 4, "LBHNC", 1)
-    writer.save(Transfer("a", [1, 2], hashes(3)[1:], parent=hashes(1)[0]))
+    writer.save(BlockTransfer("a", [1, 2], hashes(3)[1:], parent=hashes(1)[0]))
     for rank, client in enumerate(writer.clients):
         shards = HeadShards.of_rank(namespace, head_split(4, kv_heads=HEADS, tp=(rank, 2)))
         keys = shards.keys(hashes(3)[1:])
@@ -311,9 +311,9 @@ def test_nodes_evict_the_values_of_a_block_together(namespace: Namespace) -> Non
         for number, of_prompt in enumerate(prompts):
             for start in (0, 5):
                 parent = of_prompt[start - 1] if start else None
-                writer.save(Transfer("a", [0, 1, 2, 3, 4], of_prompt[start : start + 5], parent))
+                writer.save(BlockTransfer("a", [0, 1, 2, 3, 4], of_prompt[start : start + 5], parent))
             if number % 3 == 0:
-                reader.load(Transfer("b", [0, 1, 2, 3], prompts[number // 2][:4]))
+                reader.load(BlockTransfer("b", [0, 1, 2, 3], prompts[number // 2][:4]))
         shards = HeadShards.of_rank(namespace, head_split(8, kv_heads=HEADS, tp=(0, 1)))
         found = [client.exists_batch(shards.keys(of_prompt)) for of_prompt in prompts]
         counts = [sum(of_prompt[start : start + 8]) for of_prompt in found for start in range(0, 80, 8)]

@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import LayerGroup, Plan
-from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
+from kvstore.engines.vllm.plan import LayerGroup, SchedulerPlan
+from kvstore.engines.vllm.waiting_requests import FoundTokens, LookupRequest, WaitingRequests
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
 
 PROMPT = 4 * BLOCK_TOKENS + 1
@@ -19,17 +19,19 @@ class Store:
         self.weights = ""
         self.stored = 3
         groups = [LayerGroup(BLOCK_TOKENS)]
-        self.plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(self.weights))
+        self.plan = SchedulerPlan(
+            groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(self.weights)
+        )
         self.waiting = WaitingRequests(groups, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
-        self.messages: list[list[Question]] = []
+        self.messages: list[list[LookupRequest]] = []
 
-    def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> Found:
+    def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> FoundTokens:
         if questions := self.waiting.questions(request, computed * BLOCK_TOKENS, at_s):
             self.messages.append(questions)
             self.waiting.answered(questions, [self._present(question) for question in questions], at_s)
         return self.waiting.found(request, computed * BLOCK_TOKENS)
 
-    def _present(self, question: Question) -> list[np.ndarray]:
+    def _present(self, question: LookupRequest) -> list[np.ndarray]:
         first = question.start_tokens // BLOCK_TOKENS
         return [np.arange(first, first + len(hashes)) < self.stored for hashes in question.hashes]
 
@@ -42,8 +44,8 @@ def request(name: str = "a", tokens: int = PROMPT) -> FakeRequest:
     return FakeRequest(name, tokens, text=name)
 
 
-def found(computed: int, asked: int, found: int) -> Found:
-    return Found(computed * BLOCK_TOKENS, asked * BLOCK_TOKENS, found * BLOCK_TOKENS)
+def found(computed: int, asked: int, found: int) -> FoundTokens:
+    return FoundTokens(computed * BLOCK_TOKENS, asked * BLOCK_TOKENS, found * BLOCK_TOKENS)
 
 
 def test_result_is_reused_for_the_interval() -> None:
@@ -110,7 +112,7 @@ def test_result_of_other_tokens_or_weights_is_not_reused() -> None:
     store, waits = Store(), request()
     store.find(waits)
     waits.num_tokens += BLOCK_TOKENS
-    assert store.waiting.found(waits, 0) == Found()
+    assert store.waiting.found(waits, 0) == FoundTokens()
     assert store.find(waits) == found(0, 5, 3)
     store.weights = "new"
     store.find(waits)
@@ -122,7 +124,7 @@ def test_request_that_may_not_be_read_is_not_looked_up() -> None:
     store, first, second = Store(), request("a"), request("b")
     store.find(first)
     store.plan.failed_requests(["a"])
-    assert store.find(first) == Found()
+    assert store.find(first) == FoundTokens()
     store.find(second, at_s=2)
     assert store.asked == [["a"], ["b"]]
 
@@ -130,7 +132,7 @@ def test_request_that_may_not_be_read_is_not_looked_up() -> None:
 def test_request_without_a_full_block_is_not_looked_up() -> None:
     store, short = Store(), request("short", BLOCK_TOKENS)
     store.waiting.add(request("none", 0))
-    assert store.find(short) == Found()
+    assert store.find(short) == FoundTokens()
     store.find(request("b"))
     assert store.asked == [["b"]]
 
@@ -151,6 +153,6 @@ def test_removed_request_returns_its_last_result() -> None:
     store, waits = Store(), request()
     store.find(waits, computed=1)
     assert store.waiting.remove("a") == found(1, 3, 2)
-    assert store.waiting.remove("a") == Found()
+    assert store.waiting.remove("a") == FoundTokens()
     store.find(waits)
     assert len(store.messages) == 2, "it was preempted"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.plan import StepPlan, Transfer
-from kvstore.engines.vllm.pools import CHUNK_BYTES, LayerPools, Staging
+from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
+from kvstore.engines.vllm.pools import CHUNK_BYTES, ChunkStaging, LayerPools
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
@@ -59,10 +59,10 @@ class Rank:
             assert all(torch.equal(layer[block], self.layers[0][block, 0].expand_as(layer[block])) for layer in self.layers)
         return [float(self.layers[0][block, 0]) for block in blocks]
 
-    def save(self, *transfers: Transfer, finishing: list[str] | None = None) -> None:
+    def save(self, *transfers: BlockTransfer, finishing: list[str] | None = None) -> None:
         self.worker.save(StepPlan(saves=list(transfers), finishing=finishing or []))
 
-    def store(self, *transfers: Transfer) -> None:
+    def store(self, *transfers: BlockTransfer) -> None:
         """For all to read."""
         self.save(*transfers)
         self.worker.flush()
@@ -70,7 +70,7 @@ class Rank:
     def parents(self) -> list[list[bytes | None]]:
         return [parents for _, parents, _ in self.client.puts]
 
-    def load(self, *transfers: Transfer) -> set[int]:
+    def load(self, *transfers: BlockTransfer) -> set[int]:
         """The blocks that did not come, once the loads are over."""
         self.worker.load(StepPlan(loads=list(transfers), is_idle=True))
         await_loads(self.worker, {transfer.request_id for transfer in transfers})
@@ -116,9 +116,9 @@ def hashes(count: int) -> list[bytes]:
 
 @pytest.mark.usefixtures("way")
 def test_what_one_rank_saves_another_loads_into_other_blocks(ranks: Ranks, rank: Rank) -> None:
-    rank.store(Transfer("a", [3, 1, 2], hashes(3)))
+    rank.store(BlockTransfer("a", [3, 1, 2], hashes(3)))
     other = ranks(first=100)
-    assert other.load(Transfer("b", [7, 8, 5], hashes(3))) == set()
+    assert other.load(BlockTransfer("b", [7, 8, 5], hashes(3))) == set()
     assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
     counters = other.worker.take_counters()
     assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
@@ -128,12 +128,12 @@ def test_what_one_rank_saves_another_loads_into_other_blocks(ranks: Ranks, rank:
 def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
     ranks: Ranks, rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank.store(Transfer("a", [3, 1], hashes(2)))
+    rank.store(BlockTransfer("a", [3, 1], hashes(2)))
     other = ranks(first=100)
     with monkeypatch.context() as patch:
         no_more_threads(patch)
-        assert other.load(Transfer("b", [7, 8], hashes(2)), Transfer("c", [5], hashes(1))) == set()
-        other.save(Transfer("d", [9], [b"9" * 32]))
+        assert other.load(BlockTransfer("b", [7, 8], hashes(2)), BlockTransfer("c", [5], hashes(1))) == set()
+        other.save(BlockTransfer("d", [9], [b"9" * 32]))
     assert other.contents(7, 8, 5) == [3, 1, 3]
     other.worker.flush()
     assert other.worker.take_counters().saved_blocks == 1
@@ -141,13 +141,13 @@ def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
 
 @pytest.mark.usefixtures("way")
 def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(rank: Rank) -> None:
-    rank.store(Transfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
-    assert rank.load(Transfer("b", [7, 8, 5], hashes(3))) == {8, 5}
+    rank.store(BlockTransfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
+    assert rank.load(BlockTransfer("b", [7, 8, 5], hashes(3))) == {8, 5}
     assert rank.contents(7) == [0]
 
 
 def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
-    rank.store(Transfer("a", [1, 2], hashes(3)[1:], hashes(1)[0]), Transfer("b", [3], [b"x" * 32]))
+    rank.store(BlockTransfer("a", [1, 2], hashes(3)[1:], hashes(1)[0]), BlockTransfer("b", [3], [b"x" * 32]))
     assert rank.parents() == [rank.shard.keys(hashes(2)), [None]]
 
 
@@ -155,14 +155,14 @@ def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
 def test_a_value_of_another_size_is_no_block(rank: Rank) -> None:
     rank.client.put(rank.shard.key(hashes(1)[0]), b"short")
     rank.client.flush()
-    assert rank.load(Transfer("b", [7], hashes(1))) == {7}
+    assert rank.load(BlockTransfer("b", [7], hashes(1))) == {7}
 
 
 def test_a_request_of_many_chunks_is_moved_whole(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.engines.vllm.pools.CHUNK_BYTES", 3 * 3 * 512 * 4)
     rank = ranks()
-    rank.store(Transfer("a", list(range(8)), hashes(8)))
-    rank.load(Transfer("b", [11, 10, 9, 8], hashes(4)))
+    rank.store(BlockTransfer("a", list(range(8)), hashes(8)))
+    rank.load(BlockTransfer("b", [11, 10, 9, 8], hashes(4)))
     assert rank.contents(*range(11, 7, -1)) == [0, 1, 2, 3]
     assert rank.parents() == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
 
@@ -170,21 +170,21 @@ def test_a_request_of_many_chunks_is_moved_whole(ranks: Ranks, shard: Shard, mon
 def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(rank: Rank) -> None:
     barrier = Barrier()
     rank.client.faults.append(barrier)
-    rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
+    rank.save(BlockTransfer("a", [3], hashes(1)), finishing=["a"])
     assert rank.worker.take_finished() == ({"a"}, set())
     assert barrier.is_reached.acquire(timeout=60)
     for layer in rank.layers:
         layer[3] = -1
     barrier.open()
     rank.worker.flush()
-    rank.load(Transfer("b", [4], hashes(1)))
+    rank.load(BlockTransfer("b", [4], hashes(1)))
     assert rank.contents(4) == [3]
 
 
 def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -> None:
     rank = Rank(address, shard)
     second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS), is_writer=False)], VllmSettings())
-    second.save(StepPlan(saves=[Transfer("a", [3], hashes(1))], finishing=["a"]))
+    second.save(StepPlan(saves=[BlockTransfer("a", [3], hashes(1))], finishing=["a"]))
     second.flush()
     assert second.take_finished() == ({"a"}, set())
     assert not rank.client.exists(shard.key(hashes(1)[0]))
@@ -196,9 +196,9 @@ def test_what_has_no_room_to_wait_in_is_dropped_and_counted(ranks: Ranks) -> Non
     rank = ranks(VllmSettings(write_behind_bytes=Size(1 << 20)))
     barrier = Barrier()
     rank.client.faults.append(barrier)
-    rank.save(Transfer("a", [3], hashes(1)))
+    rank.save(BlockTransfer("a", [3], hashes(1)))
     assert barrier.is_reached.acquire(timeout=60)
-    rank.save(Transfer("b", [1, 2], hashes(3)[1:]))
+    rank.save(BlockTransfer("b", [1, 2], hashes(3)[1:]))
     assert rank.worker.take_counters().dropped_blocks == 2
     barrier.open()
     rank.worker.flush()
@@ -207,7 +207,7 @@ def test_what_has_no_room_to_wait_in_is_dropped_and_counted(ranks: Ranks) -> Non
 
 def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None:
     rank.client.faults.append(raises(Full("no room")))
-    rank.store(Transfer("a", [3, 4], hashes(2)))
+    rank.store(BlockTransfer("a", [3, 4], hashes(2)))
     counters = rank.worker.take_counters()
     assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
 
@@ -217,11 +217,11 @@ def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
 ) -> None:
     """As where a GPU has no memory to put them together, or the host none for a chunk; there is one chunk only."""
     rank = ranks(VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
-    rank.save(Transfer("a", [3, BLOCKS + 7], hashes(2)))
+    rank.save(BlockTransfer("a", [3, BLOCKS + 7], hashes(2)))
     with monkeypatch.context() as without:
-        without.setattr(Staging, "take", raises(MemoryError("none left")))
-        rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
-    rank.store(Transfer("b", [4], hashes(3)[2:]))
+        without.setattr(ChunkStaging, "take", raises(MemoryError("none left")))
+        rank.save(BlockTransfer("a", [3], hashes(1)), finishing=["a"])
+    rank.store(BlockTransfer("b", [4], hashes(3)[2:]))
     counters = rank.worker.take_counters()
     assert (counters.saved_blocks, counters.dropped_blocks) == (1, 3)
     assert rank.worker.take_finished()[0] == {"a"}
@@ -233,12 +233,12 @@ def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
 
 def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
     rank.client.faults.append(raises(Unavailable("away")))
-    assert rank.load(Transfer("b", [7, 8], hashes(2))) == {7, 8}
+    assert rank.load(BlockTransfer("b", [7, 8], hashes(2))) == {7, 8}
 
 
 def test_a_mistake_in_a_load_fails_its_blocks_and_no_others(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    rank.store(Transfer("a", [3], hashes(1)))
-    assert rank.load(Transfer("b", [BLOCKS + 7], hashes(1)), Transfer("c", [5], hashes(1))) == {BLOCKS + 7}
+    rank.store(BlockTransfer("a", [3], hashes(1)))
+    assert rank.load(BlockTransfer("b", [BLOCKS + 7], hashes(1)), BlockTransfer("c", [5], hashes(1))) == {BLOCKS + 7}
     assert rank.contents(5) == [3]
     assert "loading blocks of request b" in caplog.text
 
@@ -246,18 +246,18 @@ def test_a_mistake_in_a_load_fails_its_blocks_and_no_others(rank: Rank, caplog: 
 def test_a_load_that_takes_too_long_has_failed(ranks: Ranks) -> None:
     rank = ranks(VllmSettings(load_deadline_s=0.001))
     rank.client.faults.append(lambda deadline_s: time.sleep(0.01))
-    rank.save(Transfer("a", [3], hashes(1)))
-    assert rank.load(Transfer("b", [5], [b"nowhere"])) == {5}
+    rank.save(BlockTransfer("a", [3], hashes(1)))
+    assert rank.load(BlockTransfer("b", [5], [b"nowhere"])) == {5}
 
 
 def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
     rank = ranks(VllmSettings(load_deadline_s=3600))
-    rank.store(Transfer("a", [3], hashes(1)))
+    rank.store(BlockTransfer("a", [3], hashes(1)))
     rank.client.faults += [clock.passes(2400), raises(DeadlineExceeded("late"))]
-    assert rank.load(Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])) == {6}
-    rank.load(Transfer("c", [7], [b"nowhere"]))
+    assert rank.load(BlockTransfer("b", [5], hashes(1)), BlockTransfer("b", [6], [b"late"])) == {6}
+    rank.load(BlockTransfer("c", [7], [b"nowhere"]))
     assert ("get", [shard.key(b"nowhere")]) in rank.client.calls, "others' loads ask the store"
 
 
@@ -268,7 +268,7 @@ def test_an_engine_without_loads_does_not_wait(rank: Rank) -> None:
 
 def test_closing_stores_what_was_copied(address: str, shard: Shard) -> None:
     rank = Rank(address, shard)
-    rank.save(Transfer("a", [3], hashes(1)))
+    rank.save(BlockTransfer("a", [3], hashes(1)))
     rank.worker.close()
     with contextlib.closing(FaultyClient(address)) as client:
         eventually(lambda: client.exists(shard.key(hashes(1)[0])), "it is there")
@@ -284,7 +284,7 @@ class HybridRank:
         groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
         self.worker = Worker(self.client, [*groups, None], VllmSettings(), fails_whole=True)
 
-    def loaded(self, *transfers: Transfer) -> set[str]:
+    def loaded(self, *transfers: BlockTransfer) -> set[str]:
         """Requests whose load is over, all of them, and those that failed."""
         requests = {transfer.request_id for transfer in transfers}
         self.worker.load(StepPlan(loads=list(transfers), is_idle=True))
@@ -300,11 +300,19 @@ def shards() -> list[Shard]:
 @pytest.mark.usefixtures("way")
 def test_each_group_has_values_and_keys_of_its_own(address: str, shards: list[Shard]) -> None:
     one, two = HybridRank(address, shards), HybridRank(address, shards, first=100)
-    saves = [Transfer("a", [3, 1], hashes(2)), Transfer("a", [2], hashes(1), hashes(2)[1], 1), Transfer("a", [5], hashes(1), None, 2)]
+    saves = [
+        BlockTransfer("a", [3, 1], hashes(2)),
+        BlockTransfer("a", [2], hashes(1), hashes(2)[1], 1),
+        BlockTransfer("a", [5], hashes(1), None, 2),
+    ]
     one.worker.save(StepPlan(saves=saves))
     one.worker.flush()
     assert [parents for _, parents, _ in one.client.puts] == [[None, shards[0].key(hashes(1)[0])], [shards[1].key(hashes(2)[1])]]
-    loads = [Transfer("b", [7, 8], hashes(2)), Transfer("b", [9], hashes(1), None, 1), Transfer("b", [9], hashes(1), None, 2)]
+    loads = [
+        BlockTransfer("b", [7, 8], hashes(2)),
+        BlockTransfer("b", [9], hashes(1), None, 1),
+        BlockTransfer("b", [9], hashes(1), None, 2),
+    ]
     assert two.loaded(*loads) == set()
     assert (two.pools[0][[7, 8, 9], 0].tolist(), two.pools[1][[7, 8, 9], 0].tolist()) == ([3, 1, 109], [107, 108, 2])
     assert not two.worker.take_failed()
@@ -314,10 +322,10 @@ def test_each_group_has_values_and_keys_of_its_own(address: str, shards: list[Sh
 
 def test_a_block_of_one_group_that_does_not_come_fails_its_request_and_no_other(address: str, shards: list[Shard]) -> None:
     rank = HybridRank(address, shards)
-    rank.worker.save(StepPlan(saves=[Transfer("a", [3], hashes(1)), Transfer("a", [2], hashes(1), None, 1)]))
+    rank.worker.save(StepPlan(saves=[BlockTransfer("a", [3], hashes(1)), BlockTransfer("a", [2], hashes(1), None, 1)]))
     rank.worker.flush()
-    lost = [Transfer("b", [7], [b"nowhere"]), Transfer("b", [9], hashes(1), None, 1)]
-    whole = [Transfer("c", [8], hashes(1)), Transfer("c", [10], hashes(1), None, 1)]
+    lost = [BlockTransfer("b", [7], [b"nowhere"]), BlockTransfer("b", [9], hashes(1), None, 1)]
+    whole = [BlockTransfer("c", [8], hashes(1)), BlockTransfer("c", [10], hashes(1), None, 1)]
     assert rank.loaded(*lost, *whole) == {"b"}
     assert rank.pools[1][9, 0] == 9, "nothing is loaded after the first that did not come"
     assert not rank.worker.take_failed_requests({"b"}), "it is told once"

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.engines.weights.files import list_files
-from kvstore.engines.weights.samples import EDGE_BYTES, MAX_SAMPLES, SAMPLE_BYTES, Header, Range, Tensor, choose_samples, edges, read_header
+from kvstore.engines.weights.samples import (
+    EDGE_BYTES,
+    MAX_SAMPLES,
+    SAMPLE_BYTES,
+    Range,
+    SafetensorsHeader,
+    Tensor,
+    choose_samples,
+    edges,
+    read_header,
+)
 from kvstore.protocol.errors import ConfigError
 from tests.engines.weights.checkpoints import safetensors
 
@@ -70,7 +80,7 @@ def test_edges_of_small_and_large_files() -> None:
     assert edges(1, 10**9) == [Range(1, 0, EDGE_BYTES), Range(1, 10**9 - EDGE_BYTES, 10**9)]
 
 
-def header(folder: Path, value: bytes, name: str = "model.safetensors") -> Header:
+def header(folder: Path, value: bytes, name: str = "model.safetensors") -> SafetensorsHeader:
     (folder / name).write_bytes(value)
     return read_header(list_files(folder)[0], 3)
 
@@ -86,7 +96,7 @@ def test_read_header_of_safetensors(tmp_path: Path) -> None:
 
 
 def test_read_header_of_other_formats(tmp_path: Path) -> None:
-    assert header(tmp_path, b"x" * 7, "model.gguf") == Header(b"", [Tensor(3, "model.gguf", 0, 7)])
+    assert header(tmp_path, b"x" * 7, "model.gguf") == SafetensorsHeader(b"", [Tensor(3, "model.gguf", 0, 7)])
 
 
 def test_read_header_without_tensors(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.movements.movement import Ending, Movement, Operation, Window
+from kvstore.handover.movements.movement import LayerWindow, Movement, MovementEnd, MoveOperation
 from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import eventually
@@ -25,7 +25,7 @@ def engines() -> Iterator[tuple[TransferEngine, TransferEngine]]:
         yield stack.enter_context(TransferEngine("owner", settings)), stack.enter_context(TransferEngine("peer", settings))
 
 
-def await_closed(window: Window) -> None:
+def await_closed(window: LayerWindow) -> None:
     """The engine may still be at memory for a moment after its peer has been answered."""
     eventually(window.close, "nobody is at the window's memory")
 
@@ -33,7 +33,7 @@ def await_closed(window: Window) -> None:
 def test_a_late_write_finds_the_window_closed_and_the_memory_as_it_was(engines: tuple[TransferEngine, TransferEngine]) -> None:
     owner, peer = engines
     pool = owner.allocate(4096)
-    window = Window(owner, [pool], writable=True)
+    window = LayerWindow(owner, [pool], writable=True)
     remote = peer.import_region(peer.connect(owner.describe()), window.descriptions[0])
     assert set(remote.remote.descriptors) == {"tcp"}
     peer.transfer([(b"in time", remote, 7)])
@@ -42,7 +42,7 @@ def test_a_late_write_finds_the_window_closed_and_the_memory_as_it_was(engines: 
     with pytest.raises(StaleHandle):
         peer.transfer([(b"too late", remote, 8)])
     assert bytes(pool.memory[:7]) == b"in time"
-    again = Window(owner, [pool], writable=True)
+    again = LayerWindow(owner, [pool], writable=True)
     peer.transfer([(b"another", peer.import_region(remote.peer, again.descriptions[0]), 7)])
     await_closed(again)
     pool.close()
@@ -51,7 +51,7 @@ def test_a_late_write_finds_the_window_closed_and_the_memory_as_it_was(engines: 
 def test_readers_may_map_but_not_write(engines: tuple[TransferEngine, TransferEngine]) -> None:
     owner, peer = engines
     pool = owner.allocate(4096)
-    window = Window(owner, [pool], writable=False)
+    window = LayerWindow(owner, [pool], writable=False)
     remote = peer.import_region(peer.connect(owner.describe()), window.descriptions[0])
     assert set(remote.remote.descriptors) == {"shm", "tcp"}
     with pytest.raises(Denied):
@@ -75,8 +75,8 @@ class Scene:
         self.reactor: Reactor = stack.enter_context(running())
         self.worker = stack.enter_context(ThreadPoolExecutor(1))
 
-    def operation(self, prepare: Any, follow: Any = None) -> Operation:
-        return Operation(self.reactor, self.worker, self.engine, prepare, follow, deadline_s=10)
+    def operation(self, prepare: Any, follow: Any = None) -> MoveOperation:
+        return MoveOperation(self.reactor, self.worker, self.engine, prepare, follow, deadline_s=10)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene,
 
     with ThreadPoolExecutor(2) as worker:
         worker.submit(may_go.wait)
-        operation = Operation(scene.reactor, worker, scene.engine, prepare, deadline_s=10)
+        operation = MoveOperation(scene.reactor, worker, scene.engine, prepare, deadline_s=10)
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", no_thread)
             error, _ = ended(operation)
@@ -177,7 +177,7 @@ class EndingScene:
         self.clock = Clock()
         self.reactor = Reactor(lambda: self.clock.now_ns)
         self.told: list[bool] = []
-        self.ending = Ending(self.reactor, 10.0, self.told.append)
+        self.ending = MovementEnd(self.reactor, 10.0, self.told.append)
 
     def pass_time(self, seconds: float) -> None:
         self.clock.now_ns += int(seconds * 1e9)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.handles import Sending
+from kvstore.handover.handles import SendHandle
 from kvstore.handover.ranks import completion_tracker as module
-from kvstore.handover.ranks.completion_tracker import GRACE_NS, CompletionTracker, Executor, Outcome
+from kvstore.handover.ranks.completion_tracker import GRACE_NS, CompletionTracker, Executor, RequestOutcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
-from kvstore.protocol.handover_messages import Report, Verdict
+from kvstore.protocol.handover_messages import RankReport, RequestEnded
 from kvstore.protocol.message import Message
 from kvstore.rpc.address import Address
 from kvstore.rpc.reactor import Reactor
@@ -21,7 +21,9 @@ LATE = 100
 DEADLINE_NS = 1_000_000_000
 
 
-def over(roll: CompletionTracker, rank: int, error: KVStoreError | None = None, *, request_id: bytes = b"r", dp: int = 0) -> Outcome | None:
+def over(
+    roll: CompletionTracker, rank: int, error: KVStoreError | None = None, *, request_id: bytes = b"r", dp: int = 0
+) -> RequestOutcome | None:
     return roll.over(request_id, rank, error, dp=dp, deadline_ns=LATE)
 
 
@@ -57,7 +59,7 @@ class Wire:
         self.opened.append(info.rank)
 
     def tell(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
-        assert isinstance(message, Report | Verdict)
+        assert isinstance(message, RankReport | RequestEnded)
         self._scene.executors[info.rank].received(self._scene.infos[self._rank], message, DEADLINE_NS)
         on_answer(None)
 
@@ -82,11 +84,11 @@ class Scene:
         return Executor(parallel, rank, self.reactor, wires, lambda *what: self.failed[rank].append(what))
 
     def over(self, rank: int, error: KVStoreError | None = None) -> None:
-        handle = Sending(b"r", limit_s=1)
+        handle = SendHandle(b"r", limit_s=1)
         handle.finish(error)
         self.executors[rank].over(handle, DEADLINE_NS)
 
-    def finished(self) -> list[list[Outcome]]:
+    def finished(self) -> list[list[RequestOutcome]]:
         return [one.take_finished() for one in self.executors]
 
 
@@ -99,7 +101,7 @@ def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
     scene.over(0)
     assert scene.finished() == [[], [], []]
     scene.over(1)
-    assert scene.finished() == [[Outcome(b"r", None)]] * 3
+    assert scene.finished() == [[RequestOutcome(b"r", None)]] * 3
     assert scene.failed == [[], [], []]
 
 
@@ -137,13 +139,13 @@ def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.Mo
     scene, stranger = Scene(pp=2, joins=False), Scene(pp=3).infos[2]
     scene.executors[1].join(scene.infos)
     scene.over(1)
-    scene.executors[0].received(stranger, Report(b"x", 2), DEADLINE_NS)
+    scene.executors[0].received(stranger, RankReport(b"x", 2), DEADLINE_NS)
     with pytest.raises(ProtocolError):
-        scene.executors[0].received(stranger, Report(b"y", 2), DEADLINE_NS)
+        scene.executors[0].received(stranger, RankReport(b"y", 2), DEADLINE_NS)
     scene.executors[0].join(scene.infos)
     assert scene.finished() == [[], []]
     scene.over(0)
-    assert scene.finished() == [[Outcome(b"r", None)]] * 2
+    assert scene.finished() == [[RequestOutcome(b"r", None)]] * 2
 
 
 def test_a_rank_that_dies_fails_what_it_had_not_finished() -> None:
@@ -170,7 +172,7 @@ def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
     stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"")
     for info in (stranger, other.infos[2]):
         with pytest.raises(ProtocolError, match="not a rank of the executor"):
-            scene.executors[0].received(info, Report(b"r", 2), DEADLINE_NS)
+            scene.executors[0].received(info, RankReport(b"r", 2), DEADLINE_NS)
         scene.over(1)
         scene.executors[0].lost(info)
     assert scene.failed == [[], []]

@@ -12,7 +12,7 @@ import pytest
 from kvstore.handover.description import RankInfo
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
-from kvstore.protocol.handover_messages import Done, Greet, Stop
+from kvstore.protocol.handover_messages import CancelRequest, RankHello, ReadsDone
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.rpc.address import Address, parse_address
@@ -35,9 +35,9 @@ def test_both_ends_of_one_connection_ask(ends: tuple[End, End]) -> None:
     one, other = ends
     answers = [one.tell(other.info, bytes([number])) for number in range(3)]
     assert [answer.get(timeout=10) for answer in answers] == [None] * 3
-    assert [other.heard.get(timeout=10) for _ in range(3)] == [(1, Done(bytes([number]))) for number in range(3)]
+    assert [other.heard.get(timeout=10) for _ in range(3)] == [(1, ReadsDone(bytes([number]))) for number in range(3)]
     assert other.tell(one.info).get(timeout=10) is None
-    assert one.heard.get(timeout=10) == (2, Done(b"r"))
+    assert one.heard.get(timeout=10) == (2, ReadsDone(b"r"))
     one.reactor.call(lambda: one.links.open(other.info), deadline_s=10)
     assert (one.links.count, other.links.count) == (1, 1)
 
@@ -115,7 +115,7 @@ def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_
         taken, _ = silent.accept()
         assert other.tell(one.info).get(timeout=10) is None
         assert waiting.get(timeout=10) is None
-        assert other.heard.get(timeout=10) == (1, Done(b"first"))
+        assert other.heard.get(timeout=10) == (1, ReadsDone(b"first"))
         taken.close()
         eventually(lambda: not one.links._opening, "our own is given up")
         assert one.tell(unheard).get(timeout=10) is None
@@ -181,14 +181,14 @@ CODES = {kind.code: kind for kind in (ProtocolError, StaleHandle, InvalidArgumen
 def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tuple[End, End]) -> None:
     one, other = ends
     raw = Raw(other.info)
-    assert isinstance(raw.ask(Done(b"r")), ProtocolError)
-    assert isinstance(raw.ask(Greet(other.info.instance, b"nonsense")), ProtocolError)
-    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
-    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
-    assert isinstance(raw.ask(Greet(other.info.instance, dataclasses.replace(one.info, instance=bytes(16)).pack())), ProtocolError)
+    assert isinstance(raw.ask(ReadsDone(b"r")), ProtocolError)
+    assert isinstance(raw.ask(RankHello(other.info.instance, b"nonsense")), ProtocolError)
+    assert raw.ask(RankHello(other.info.instance, one.info.pack())) is None
+    assert raw.ask(RankHello(other.info.instance, one.info.pack())) is None
+    assert isinstance(raw.ask(RankHello(other.info.instance, dataclasses.replace(one.info, instance=bytes(16)).pack())), ProtocolError)
     assert list(other.links._sessions) == [one.info.instance]
-    assert isinstance(raw.ask(Done(b"r"), type_number=200), ProtocolError)
-    assert isinstance(raw.ask(Stop(b"r", 1, ""), payload=b"payload"), ProtocolError)
-    assert raw.ask(Done(b"r")) is None
+    assert isinstance(raw.ask(ReadsDone(b"r"), type_number=200), ProtocolError)
+    assert isinstance(raw.ask(CancelRequest(b"r", 1, ""), payload=b"payload"), ProtocolError)
+    assert raw.ask(ReadsDone(b"r")) is None
     raw.close()
     assert other.gone.get(timeout=10)[0] == 1

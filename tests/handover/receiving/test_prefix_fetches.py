@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from kvstore.handover.handles import Receiving
-from kvstore.handover.receiving.prefix_fetches import Fetch, Fetches
+from kvstore.handover.handles import ReceiveHandle
+from kvstore.handover.receiving.prefix_fetches import Fetch, PrefixFetches
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 
@@ -28,17 +28,17 @@ class Scene:
     def __init__(self, share: float) -> None:
         self.clock = Clock()
         self.reactor = Reactor(lambda: self.clock.now_ns)
-        self.fetches = Fetches(self.reactor, FENCE_S, share)
+        self.fetches = PrefixFetches(self.reactor, FENCE_S, share)
         self.told: list[tuple[bytes, int, KVStoreError | None, bool]] = []
         self.may_go = threading.Event()
         self.began = SimpleQueue[tuple[bytes, float]]()
 
-    def begin(self, request_id: bytes, *, deadline_s: float, fetch: Fetch | None = None) -> Receiving:
+    def begin(self, request_id: bytes, *, deadline_s: float, fetch: Fetch | None = None) -> ReceiveHandle:
         def held(left_s: float) -> int:
             self.began.put((request_id, left_s))
             return 32 * self.may_go.wait(10)
 
-        handle = Receiving(request_id, limit_s=deadline_s)
+        handle = ReceiveHandle(request_id, limit_s=deadline_s)
         deadline_ns = self.clock.now_ns + int(deadline_s * SECOND_NS)
         self.fetches.begin(handle, fetch or held, lambda *what: self.told.append((request_id, *what)), deadline_ns=deadline_ns)
         return handle

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, RequestState
 from kvstore.handover.receiving.request import CacheReceiver
 from kvstore.protocol.errors import ProtocolError
 
@@ -11,7 +11,7 @@ GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=
 NOTHING = PartPlan(range(0), (), 1, 0)
 
 
-def state_of(machine: CacheReceiver) -> State:
+def state_of(machine: CacheReceiver) -> RequestState:
     return machine.state
 
 
@@ -27,10 +27,10 @@ def test_what_was_read_counts_once_the_sender_confirms_it() -> None:
         machine.confirmed(0)
     offer(machine, 0, PartId(0, 4, 0))
     machine.taken(0, PartId(0, 4, 0), 400)
-    assert state_of(machine) is State.MOVING
+    assert state_of(machine) is RequestState.MOVING
     assert machine.needs(0)
     machine.confirmed(0)
-    assert state_of(machine) is State.OVER
+    assert state_of(machine) is RequestState.OVER
     with pytest.raises(ProtocolError, match="confirms what was not read"):
         machine.confirmed(0)
 

@@ -6,11 +6,11 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
-from kvstore.handover.handles import Receiving
-from kvstore.handover.ranks.rank_connections import Links
-from kvstore.handover.receiving.side import ReceiverSide, Wanted
+from kvstore.handover.handles import ReceiveHandle
+from kvstore.handover.ranks.rank_connections import RankConnections
+from kvstore.handover.receiving.side import ReceiveRequest, ReceiverSide
 from kvstore.protocol.errors import Unreachable
-from kvstore.protocol.handover_messages import Ask
+from kvstore.protocol.handover_messages import RequestCache
 from kvstore.protocol.message import Message
 from tests.handover.scene import Executor, layout_of
 
@@ -27,19 +27,19 @@ def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytes
         handle.wait()
         links = destination.ranks[0].transceiver._requests.links
         gone = links._sessions[source.ranks[0].transceiver._instance]
-        begin, tell, asked = ReceiverSide.begin, Links.tell, list[int]()
+        begin, tell, asked = ReceiverSide.begin, RankConnections.tell, list[int]()
 
-        def begin_when_the_first_is_gone(self: ReceiverSide, handle: Receiving, wanted: Wanted) -> None:
+        def begin_when_the_first_is_gone(self: ReceiverSide, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
             gone._sock.shutdown(socket.SHUT_WR)
             begin(self, handle, wanted)
 
-        def noted(self: Links, info: RankInfo, message: Message, **how: object) -> None:
-            if isinstance(message, Ask):
+        def noted(self: RankConnections, info: RankInfo, message: Message, **how: object) -> None:
+            if isinstance(message, RequestCache):
                 asked.append(info.rank)
             tell(self, info, message, **how)  # type: ignore[arg-type]
 
         monkeypatch.setattr(ReceiverSide, "begin", begin_when_the_first_is_gone)
-        monkeypatch.setattr(Links, "tell", noted)
+        monkeypatch.setattr(RankConnections, "tell", noted)
         [handle] = destination.receive(b"second", BLOCKS, TOKENS, source)
         with pytest.raises(Unreachable):
             handle.wait()

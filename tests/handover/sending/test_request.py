@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
-from kvstore.handover.sending.request import CacheSender, Offer
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, RequestState
+from kvstore.handover.sending.request import CacheSender, PartOffer
 from kvstore.protocol.errors import ProtocolError
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
 GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
 
 
-def state_of(machine: CacheSender) -> State:
+def state_of(machine: CacheSender) -> RequestState:
     return machine.state
 
 
@@ -35,9 +35,9 @@ def test_small_layers_wait_for_one_another_but_not_for_none() -> None:
     ready(machine, 0, 1)
     assert machine.due() == []
     ready(machine, 2)
-    assert machine.due() == [Offer(0, PartId(0, 3, 0), 0)]
+    assert machine.due() == [PartOffer(0, PartId(0, 3, 0), 0)]
     ready(machine, 3)
-    assert machine.due() == [Offer(0, PartId(3, 4, 0), 0)]
+    assert machine.due() == [PartOffer(0, PartId(3, 4, 0), 0)]
 
 
 def test_gathered_parts_wait_for_a_slot() -> None:
@@ -48,7 +48,7 @@ def test_gathered_parts_wait_for_a_slot() -> None:
     assert {first.slot, second.slot} == {0, 1}
     assert machine.due() == []
     machine.acknowledged(0, second.part, 50)
-    assert machine.due() == [Offer(0, PartId(2, 4, 0), second.slot)]
+    assert machine.due() == [PartOffer(0, PartId(2, 4, 0), second.slot)]
 
 
 def test_who_takes_nothing_or_asks_twice_is_refused() -> None:
@@ -77,7 +77,7 @@ def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
     plan = GATHERED if is_gathered else DIRECT
     machine = sender(0, 7, plan=plan, batch_bytes=batch_bytes)
     gone: dict[int, list[tuple[int, int]]] = {0: [], 7: []}
-    under_way: list[Offer] = []
+    under_way: list[PartOffer] = []
     for layer in [*order, *([order[0]] * 20)]:
         machine.layer_ready(layer)
         under_way += machine.due()
@@ -86,6 +86,6 @@ def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
             offer = under_way.pop()
             gone[offer.rank] += offer.part.units
             machine.acknowledged(offer.rank, offer.part, 1)
-    assert state_of(machine) is State.OVER
+    assert state_of(machine) is RequestState.OVER
     expected = [(layer, chunk) for layer in range(4) for chunk in range(len(plan.chunks))]
     assert sorted(gone[0]) == sorted(gone[7]) == expected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.layouts.counterparts import Pair, find_pairs
+from kvstore.kvcache.layouts.counterparts import RankPair, find_pairs
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import layout_of, spec_of
@@ -56,7 +56,7 @@ def has(layout: CacheLayout, rank: int, token: int) -> bool:
     return layout.parallel.coordinates(rank).cp == token // layout.spec.block_tokens % layout.parallel.cp
 
 
-def exchanged(source: CacheLayout, destination: CacheLayout, pair: Pair, token: int) -> list[tuple[int, int, int]]:
+def exchanged(source: CacheLayout, destination: CacheLayout, pair: RankPair, token: int) -> list[tuple[int, int, int]]:
     assert set(pair.layers) <= set(source.rank_layers(pair.source_rank))
     assert set(pair.heads) <= set(source.rank_heads(pair.source_rank))
     if not has(source, pair.source_rank, token) or not has(destination, pair.destination_rank, token):

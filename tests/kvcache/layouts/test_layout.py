@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.kvcache.codecs.schemes import CacheScheme
-from kvstore.kvcache.layouts.layout import VERSION, CacheLayout, Placed, Step, strides_of
+from kvstore.kvcache.layouts.layout import VERSION, CacheLayout, Step, TokenSlots, strides_of
 from kvstore.kvcache.layouts.orders import ORDERS, parse_order
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import Attention, CacheSpec
@@ -202,7 +202,7 @@ def test_sums_of_strides_are_the_places_of_the_definition(layout: CacheLayout) -
         for layer in range(3):
             for head in range(2):
                 first = strides.start.moved(strides.layer, layer).moved(strides.head, head)
-                regions, offsets = strides.places(Placed(blocks, tokens), first)
+                regions, offsets = strides.places(TokenSlots(blocks, tokens), first)
                 expected = [
                     layout.locate(rank, layer, kv, 2 + head, block, token)
                     for block, token in zip(blocks.tolist(), tokens.tolist(), strict=True)

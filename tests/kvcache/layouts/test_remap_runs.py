@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kvstore.kvcache.layouts.copies import Copies
-from kvstore.kvcache.layouts.counterparts import Pair, find_pairs
-from kvstore.kvcache.layouts.layout import CacheLayout, Placed
+from kvstore.kvcache.layouts.copies import CopyArrays
+from kvstore.kvcache.layouts.counterparts import RankPair, find_pairs
+from kvstore.kvcache.layouts.layout import CacheLayout, TokenSlots
 from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
 from tests.kvcache.layouts.pools import layout_of, spec_of
 
@@ -13,7 +13,7 @@ ELEMENT = 4
 """Bytes of one token of one head in spec_of."""
 
 
-def first_pair(source: CacheLayout, destination: CacheLayout) -> Pair:
+def first_pair(source: CacheLayout, destination: CacheLayout) -> RankPair:
     return find_pairs(source, destination, source_dp=0, destination_dp=0)[0]
 
 
@@ -24,10 +24,10 @@ def runs(source: CacheLayout, destination: CacheLayout, *, tokens: int = 0) -> l
     return [(len(grid.source.runs.offsets), grid.length) for grid in grids]
 
 
-def plan(source: CacheLayout, destination: CacheLayout, ours: list[int], theirs: list[int]) -> Copies:
+def plan(source: CacheLayout, destination: CacheLayout, ours: list[int], theirs: list[int]) -> CopyArrays:
     pair = first_pair(source, destination)
     template = template_of(source, destination, pair, layers=pair.layers, tokens=source.spec.block_tokens)
-    placed = [Placed(np.array(blocks), np.zeros(len(blocks), np.int64)) for blocks in (ours, theirs)]
+    placed = [TokenSlots(np.array(blocks), np.zeros(len(blocks), np.int64)) for blocks in (ours, theirs)]
     return copies_of([(template, placed[0], placed[1])])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts import remap_staging
-from kvstore.kvcache.layouts.layout import CacheLayout, Placed
+from kvstore.kvcache.layouts.layout import CacheLayout, TokenSlots
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
 from kvstore.kvcache.models.spec import CacheSpec
@@ -20,7 +20,7 @@ LAYOUTS += [layout_of(MIXED, order=order, tp=2) for order in ("HND", "vllm-flash
 RANK = 1
 
 
-def canonical(layout: CacheLayout, regions: list[Bytes], placed: Placed, shape: Shape) -> bytes:
+def canonical(layout: CacheLayout, regions: list[Bytes], placed: TokenSlots, shape: Shape) -> bytes:
     """Byte by byte: unit, layer, kv, head, token."""
     parts = []
     for block, first in zip(*placed, strict=True):
@@ -33,11 +33,13 @@ def canonical(layout: CacheLayout, regions: list[Bytes], placed: Placed, shape: 
     return b"".join(parts)
 
 
-def cases(layout: CacheLayout) -> list[tuple[Placed, Shape]]:
+def cases(layout: CacheLayout) -> list[tuple[TokenSlots, Shape]]:
     blocks = np.array([5, 1, 2, 7])
-    whole = Placed(blocks, np.zeros(4, np.int64)), 4
+    whole = TokenSlots(blocks, np.zeros(4, np.int64)), 4
     parts = (
-        [whole] if layout.has_records else [whole, (Placed(blocks, np.array([0, 2, 0, 2])), 2), (Placed(np.array([3]), np.array([1])), 3)]
+        [whole]
+        if layout.has_records
+        else [whole, (TokenSlots(blocks, np.array([0, 2, 0, 2])), 2), (TokenSlots(np.array([3]), np.array([1])), 3)]
     )
     return [
         (placed, Shape(layers, heads, tokens))
@@ -67,7 +69,7 @@ def test_units_are_gathered_in_the_canonical_order_and_scattered_back(layout: Ca
 
 def test_regions_must_be_there_and_large_enough_and_writable() -> None:
     layout = layout_of(RAW, order="vllm-flash")
-    placed, shape = Placed(np.array([7]), np.array([0])), Shape(range(3), range(4), 4)
+    placed, shape = TokenSlots(np.array([7]), np.array([0])), Shape(range(3), range(4), 4)
     staged = np.zeros(unit_bytes(layout, shape), np.uint8)
     regions = noisy_pools(layout, seed=1)[0]
     with pytest.raises(InvalidArgument, match="region 2 is needed, but there are 2 regions"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.kvcache.models.facts import Experts, LatentAttention, ModelFacts, Window
+from kvstore.kvcache.models.facts import Experts, LatentAttention, ModelFacts, SlidingWindow
 from kvstore.protocol.errors import ConfigError
 
 DENSE = ModelFacts("dense", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=100, vocab=1000)
@@ -60,7 +60,7 @@ def test_latent_attention_projects_down_and_up_again(query_rank: int) -> None:
         ({"weight_bits": -1}, "weight_bits is -1"),
         ({"kv_heads": 3}, "heads is 4: it must be a multiple of kv_heads, 3"),
         ({"dtype": "int3"}, "dtype is 'int3': take one of float64, float32"),
-        ({"window": Window(8, layers=4)}, "window.layers is 4: there are only 3 layers"),
+        ({"window": SlidingWindow(8, layers=4)}, "window.layers is 4: there are only 3 layers"),
         ({"experts": replace(EXPERTS, dense_layers=4)}, "dense_layers is 4: there are only 3 layers"),
         ({"latent": replace(MLA, rope_dim=16)}, "rope_dim is 16: it is a part of head_dim, 16"),
     ],
@@ -74,7 +74,7 @@ def test_a_part_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_rank is 0"):
         replace(MLA, kv_rank=0)
     with pytest.raises(ConfigError, match="tokens is 0"):
-        Window(0, layers=1)
+        SlidingWindow(0, layers=1)
     with pytest.raises(ConfigError, match="active is 9: there are only 8 experts"):
         replace(EXPERTS, active=9)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.kvcache.traces import event_file
-from kvstore.kvcache.traces.event_file import HEADER, READ, REMOVED, STORED, BlockEvent, EventWriter, Gap, is_recording, read_events
+from kvstore.kvcache.traces.event_file import HEADER, READ, REMOVED, STORED, BlockEvent, EventWriter, LostEvents, is_recording, read_events
 from kvstore.protocol.errors import Broken, InvalidArgument, TraceError
 
 EVENT = BlockEvent(READ, 1234.567, "n0", "red", [b"a", b"\0\xff"], [b"", b"a"], [4096, 1])
@@ -18,7 +18,7 @@ LINE = {"event": "read", "timestamp": 1, "node": "n", "tenant": "", "keys": ["61
 
 blocks = st.lists(st.tuples(st.binary(min_size=1, max_size=255), st.binary(max_size=255), st.integers(0, 1 << 40)), min_size=1, max_size=4)
 events = st.one_of(
-    st.builds(Gap, st.floats(0, 1e15), st.text(), st.text(), st.none() | st.integers(0, 1 << 60)),
+    st.builds(LostEvents, st.floats(0, 1e15), st.text(), st.text(), st.none() | st.integers(0, 1 << 60)),
     st.builds(
         lambda kind, time_ms, node, rows: BlockEvent(kind, time_ms, node, "t", *(list(column) for column in zip(*rows, strict=True))),
         st.sampled_from([STORED, READ, REMOVED]),
@@ -44,7 +44,7 @@ def line(**changes: Any) -> dict[str, Any]:
 
 
 @given(written=st.lists(st.lists(events, max_size=3), max_size=4))
-def test_what_is_written_is_read(written: list[list[BlockEvent | Gap]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_is_written_is_read(written: list[list[BlockEvent | LostEvents]], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("events") / "file"
     with EventWriter(path) as writer:
         for part in written:
@@ -54,7 +54,7 @@ def test_what_is_written_is_read(written: list[list[BlockEvent | Gap]], tmp_path
 
 def test_lines_are_as_documented(path: Path) -> None:
     with EventWriter(path) as writer:
-        writer.write([EVENT, Gap(5, "n1", "", None)])
+        writer.write([EVENT, LostEvents(5, "n1", "", None)])
     assert path.read_text() == (
         '{"format":"kvstore events","version":1}\n'
         '{"event":"read","timestamp":1234.567,"node":"n0","tenant":"red","keys":["61","00ff"],"parents":["","61"],"sizes":[4096,1]}\n'

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, Gap
+from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, LostEvents
 from kvstore.kvcache.traces.kv_events import prompts, read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import generate
@@ -38,7 +38,7 @@ def read(names: str, *, parents: str | None = None, time_s: float = 0.0, tenant:
     return event(READ, names, parents=parents, time_s=time_s, tenant=tenant)
 
 
-def chains(events: Sequence[BlockEvent | Gap], *, join_s: float = 60.0) -> list[str]:
+def chains(events: Sequence[BlockEvent | LostEvents], *, join_s: float = 60.0) -> list[str]:
     """The prompts as texts. Ids are given by first sight, so the letters come back in that order."""
     letters: list[str] = []
     for one in events:
@@ -55,7 +55,7 @@ def test_a_prefix_that_was_read_and_what_was_stored_after_it_are_one_prompt() ->
 
 
 def test_lengths_are_whole_blocks_and_times_count_from_the_first_event() -> None:
-    found = list(prompts([Gap(5000, "n0", "", 3), stored("a", time_s=6), stored("ab", time_s=70)]))
+    found = list(prompts([LostEvents(5000, "n0", "", 3), stored("a", time_s=6), stored("ab", time_s=70)]))
     assert found == [TraceRequest(1000.0, 512, 0, (0,)), TraceRequest(65000.0, 1024, 0, (0, 1))]
 
 
@@ -246,7 +246,7 @@ def test_generated_conversations_come_back_in_their_order() -> None:
 
 def test_a_recording_of_several_nodes_is_put_into_one_order_of_time(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "file") as writer:
-        writer.write([stored("c", time_s=3), Gap(3500, "n0", "", 7), event(REMOVED, "a", time_s=4)])
+        writer.write([stored("c", time_s=3), LostEvents(3500, "n0", "", 7), event(REMOVED, "a", time_s=4)])
         writer.write([event(READ, "ab", time_s=2, node="n1")])
     assert list(read_prompts(tmp_path / "file", block_tokens=2)) == [TraceRequest(0.0, 6, 0, (0, 1, 2))]
 

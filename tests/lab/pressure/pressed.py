@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kvstore.lab.pressure.load import Generation
 from kvstore.lab.pressure.server import PressedServer
-from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, Server, Strategy
+from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, ServingModel, Strategy
 
 BYTES_PER_TOKEN = 10
 
@@ -52,15 +52,15 @@ def strategy(name: str) -> Strategy:
     return next(each for each in STRATEGIES if each.name == name)
 
 
-def server(cache_tokens: int, *lower: LowerTier) -> Server:
-    return Server(times=RoundTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=lower)
+def server(cache_tokens: int, *lower: LowerTier) -> ServingModel:
+    return ServingModel(times=RoundTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=lower)
 
 
 def dram(capacity_tokens: int, *, bytes_per_s: float = 80.0) -> LowerTier:
     return LowerTier(name="DRAM", capacity_bytes=capacity_tokens * BYTES_PER_TOKEN, bytes_per_s=bytes_per_s)
 
 
-def serve(serving: Server, name: str, requests: Sequence[Asked]) -> PressedServer:
+def serve(serving: ServingModel, name: str, requests: Sequence[Asked]) -> PressedServer:
     """To the end, its integrity checked at each step."""
     pressed = PressedServer(serving, strategy(name), Script(*requests))
     while pressed.step():

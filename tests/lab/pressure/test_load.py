@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.lab.pressure.load import MAX_USERS, Generation, Load, Users
+from kvstore.lab.pressure.load import MAX_USERS, Generation, UserLoad, Users
 from kvstore.protocol.errors import InvalidArgument
 
-LOAD = Load(users=3, context_tokens=1000, output_tokens=100, think_s=5.0, duration_s=200.0)
+LOAD = UserLoad(users=3, context_tokens=1000, output_tokens=100, think_s=5.0, duration_s=200.0)
 
 
 def all_of(users: Users, *, answer_s: float) -> list[Generation]:
@@ -54,9 +54,9 @@ def test_what_a_user_asks_does_not_depend_on_the_answers() -> None:
 
 
 def test_without_spread_all_are_alike_and_nothing_is_shorter_than_a_token() -> None:
-    found = all_of(Users(Load(users=2, context_tokens=7, output_tokens=1, spread=0, duration_s=60), Random(2)), answer_s=1.0)
+    found = all_of(Users(UserLoad(users=2, context_tokens=7, output_tokens=1, spread=0, duration_s=60), Random(2)), answer_s=1.0)
     assert {(request.prompt_tokens, request.output_tokens) for request in found} == {(7, 1)}
-    tiny = all_of(Users(Load(users=2, context_tokens=1, output_tokens=1, spread=0.9, duration_s=60), Random(2)), answer_s=1.0)
+    tiny = all_of(Users(UserLoad(users=2, context_tokens=1, output_tokens=1, spread=0.9, duration_s=60), Random(2)), answer_s=1.0)
     assert min(request.prompt_tokens for request in tiny) == 1
 
 
@@ -76,4 +76,4 @@ def test_without_spread_all_are_alike_and_nothing_is_shorter_than_a_token() -> N
 )
 def test_figures_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        Load(**{"users": 1, "context_tokens": 1, "output_tokens": 1, **changed})
+        UserLoad(**{"users": 1, "context_tokens": 1, "output_tokens": 1, **changed})

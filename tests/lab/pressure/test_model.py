@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.lab.pressure.load import FinishReason, Load, Users
-from kvstore.lab.pressure.model import MeanAndTail, Outcome, relieve
+from kvstore.lab.pressure.load import FinishReason, UserLoad, Users
+from kvstore.lab.pressure.model import LoadOutcome, MeanAndTail, relieve
 from kvstore.lab.pressure.server import PressedServer
-from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, Server, Strategy
+from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, ServingModel, Strategy
 from tests.lab.pressure.pressed import BYTES_PER_TOKEN, dram, server, strategy
 
 
@@ -25,7 +25,7 @@ class QuickTimes:
 
 
 LOADS = st.builds(
-    Load,
+    UserLoad,
     users=st.integers(1, 12),
     context_tokens=st.integers(1, 60),
     output_tokens=st.integers(1, 20),
@@ -39,7 +39,7 @@ TIERS = st.lists(st.builds(dram, st.integers(0, 200), bytes_per_s=st.floats(10, 
 @settings(max_examples=60)
 @given(LOADS, st.integers(1, 200), TIERS, st.sampled_from(STRATEGIES), st.integers(0, 1000))
 def test_nothing_is_lost_and_nothing_done_for_nobody(
-    load: Load, cache_tokens: int, tiers: list[LowerTier], chosen: Strategy, seed: int
+    load: UserLoad, cache_tokens: int, tiers: list[LowerTier], chosen: Strategy, seed: int
 ) -> None:
     pressed = PressedServer(server(cache_tokens, *tiers), chosen, Users(load, Random(seed)))
     while pressed.step():
@@ -74,11 +74,11 @@ def test_nothing_is_lost_and_nothing_done_for_nobody(
         assert 0 <= request.wait_s <= request.ttft_s <= request.ended_s - request.arrival_s + 1e-9
 
 
-def big(name: str, *, users: int, cache_tokens: int = 10_000) -> Outcome:
+def big(name: str, *, users: int, cache_tokens: int = 10_000) -> LoadOutcome:
     """Of requests of 1,000 tokens and 100 more."""
     lower = LowerTier(name="DRAM", capacity_bytes=10**9, bytes_per_s=1e6)
-    serving = Server(times=QuickTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=(lower,))
-    load = Load(users=users, context_tokens=1000, output_tokens=100, think_s=4.0, duration_s=300.0)
+    serving = ServingModel(times=QuickTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=(lower,))
+    load = UserLoad(users=users, context_tokens=1000, output_tokens=100, think_s=4.0, duration_s=300.0)
     return relieve(serving, strategy(name), load, Random(5))
 
 
@@ -108,14 +108,14 @@ def test_under_pressure_each_has_its_price() -> None:
 
 
 def test_equal_arguments_give_an_equal_outcome_and_another_seed_another() -> None:
-    load = Load(users=4, context_tokens=20, output_tokens=5, duration_s=100)
+    load = UserLoad(users=4, context_tokens=20, output_tokens=5, duration_s=100)
     first, again, other = (relieve(server(50), strategy("recompute"), load, Random(seed)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_figures_are_of_the_requests() -> None:
     """One user, one request: 8 s for the prompt, a step for each of the 4 further tokens."""
-    load = Load(users=1, context_tokens=8, output_tokens=5, spread=0, think_s=1.0, duration_s=5.0)
+    load = UserLoad(users=1, context_tokens=8, output_tokens=5, spread=0, think_s=1.0, duration_s=5.0)
     asked = Users(load, Random(3)).ask()
     found = relieve(server(12), strategy("queue"), load, Random(3))
     assert (found.requests, found.completed, found.users) == (1, 1, 1)
@@ -129,7 +129,7 @@ def test_figures_are_of_the_requests() -> None:
 
 def test_nobody_who_asks_in_time_is_no_outcome_to_divide_by() -> None:
     found = relieve(
-        server(12), strategy("queue"), Load(users=1, context_tokens=8, output_tokens=5, think_s=1e4, duration_s=1e-6), Random(3)
+        server(12), strategy("queue"), UserLoad(users=1, context_tokens=8, output_tokens=5, think_s=1e4, duration_s=1e-6), Random(3)
     )
     assert (found.requests, found.duration_s, found.goodput_tokens_per_s, found.recompute_share) == (0, 0.0, 0.0, 0.0)
     assert found.latency == MeanAndTail(0.0, 0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.lab.pressure.load import FinishReason, Generation
-from kvstore.lab.pressure.server import PressedServer, Work
+from kvstore.lab.pressure.server import PressedServer, ServerWork
 from tests.lab.pressure.pressed import Asked, dram, serve, server
 
 COMPLETED, REJECTED, EVICTED = FinishReason.COMPLETED, FinishReason.REJECTED, FinishReason.EVICTED
@@ -31,7 +31,7 @@ def test_alone_a_request_takes_its_prefill_and_a_step_for_each_token_but_the_fir
     pressed = serve(server(12), name, [Asked(3.0, 8, 5)])
     assert endings(pressed) == [COMPLETED]
     assert (ttft_s(pressed), ended_s(pressed)) == ([8.0], [11.5])
-    assert pressed.work == Work(prefilled_tokens=8, prefill_s=8.0)
+    assert pressed.work == ServerWork(prefilled_tokens=8, prefill_s=8.0)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -39,7 +39,7 @@ def test_what_can_never_fit_is_rejected_whatever_the_strategy(name: str) -> None
     """8 + 5 - 1 tokens are cached before the last one is computed."""
     pressed = serve(server(11), name, [Asked(3.0, 8, 5)])
     assert (endings(pressed), ended_s(pressed)) == ([REJECTED], [3.0])
-    assert pressed.work == Work()
+    assert pressed.work == ServerWork()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -48,7 +48,7 @@ def test_a_prefill_stalls_the_batch_and_starts_alternate_with_steps(name: str) -
     pressed = serve(server(100), name, [Asked(0.0, 4, 3), Asked(1.0, 4, 3)])
     assert ttft_s(pressed) == [4.0, 7.125]
     assert ended_s(pressed) == [8.25, 8.375]
-    assert pressed.work == Work(prefilled_tokens=8, prefill_s=8.0)
+    assert pressed.work == ServerWork(prefilled_tokens=8, prefill_s=8.0)
 
 
 # Room for 10 tokens; two requests of 6 + 3 - 1 = 8, the second at 1.0, when the first is in its prefill.
@@ -80,7 +80,7 @@ def test_evict_kills_the_one_that_came_last() -> None:
     pressed = serve(server(10), "evict", BOTH)
     assert endings(pressed) == [EVICTED, COMPLETED]
     assert ended_s(pressed) == [6.125, 12.375]
-    assert pressed.work == Work(prefilled_tokens=12, prefill_s=12.0, displacements=1)
+    assert pressed.work == ServerWork(prefilled_tokens=12, prefill_s=12.0, displacements=1)
 
 
 def test_recompute_computes_the_prompt_and_the_answer_so_far_again() -> None:
@@ -88,7 +88,7 @@ def test_recompute_computes_the_prompt_and_the_answer_so_far_again() -> None:
     pressed = serve(server(10), "recompute", BOTH)
     assert endings(pressed) == [COMPLETED, COMPLETED]
     assert (ttft_s(pressed), ended_s(pressed)) == ([6.0, 11.125], [20.375, 12.375])
-    assert pressed.work == Work(
+    assert pressed.work == ServerWork(
         prefilled_tokens=20,
         prefill_s=20.0,
         recomputed_tokens=7,
@@ -101,7 +101,7 @@ def test_offload_moves_the_cache_out_and_back() -> None:
     """70 bytes at 80 a second: out from 6.125 to 7, back from 13.25 to 14.125, and one step for the token that was missing."""
     pressed = serve(server(10, dram(7)), "offload", BOTH)
     assert (ttft_s(pressed), ended_s(pressed)) == ([6.0, 12.0], [14.25, 13.25])
-    assert pressed.work == Work(
+    assert pressed.work == ServerWork(
         prefilled_tokens=12,
         prefill_s=12.0,
         displacements=1,

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.kvcache.models.named import find_model
-from kvstore.lab.pressure.strategies import STRATEGIES, Displaced, LowerTier, Newcomers, QuantisedTimes
+from kvstore.lab.pressure.strategies import STRATEGIES, AdmissionStrategy, LowerTier, PreemptionStrategy, QuantisedTimes
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, find_gpu
 
@@ -15,8 +15,8 @@ def test_the_five_and_their_best_known_combination_differ_in_what_they_do() -> N
     assert len({(strategy.newcomers, strategy.displaced) for strategy in STRATEGIES}) == 6
     for strategy in STRATEGIES:
         # Who displaces must displace somebody, and who rejects sets room aside.
-        assert strategy.newcomers is not Newcomers.DISPLACE or strategy.displaced is not Displaced.NOBODY
-        assert strategy.newcomers is not Newcomers.REJECTED or strategy.displaced is Displaced.NOBODY
+        assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NOBODY
+        assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NOBODY
 
 
 @pytest.mark.parametrize(("capacity_bytes", "bytes_per_s"), [(-1, 1.0), (1, 0.0), (1, float("nan"))])

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
-from kvstore.lab.simulator.job import Job
-from kvstore.lab.simulator.plan import Machine
+from kvstore.lab.simulator.job import SimulatedJob
+from kvstore.lab.simulator.plan import InstanceModel
 from kvstore.lab.simulator.prefill import LocalCache
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.request import ScheduleRequest
 from kvstore.tiers.policies.lru import LRU
 
 
@@ -36,7 +36,7 @@ class RoundTimes:
         return 10.0 * batch + context_tokens
 
 
-def machine(**changed: Any) -> Machine:
+def machine(**changed: Any) -> InstanceModel:
     """4 layers, 1024 bytes of KV cache a token, which 1 MiB/s sends in 1/1024 s and 16 MiB/s loads in 1/16384 s."""
     facts: dict[str, Any] = {
         "times": RoundTimes(),
@@ -47,12 +47,12 @@ def machine(**changed: Any) -> Machine:
         "send_bytes_per_s": float(1 << 20),
         "load_bytes_per_s": float(16 << 20),
     }
-    return Machine(**(facts | changed))
+    return InstanceModel(**(facts | changed))
 
 
-def job(number: int = 0, *, keys: Sequence[int] = (), tokens: int = 1024, output: int = 1, expected_s: float = 0.0) -> Job:
+def job(number: int = 0, *, keys: Sequence[int] = (), tokens: int = 1024, output: int = 1, expected_s: float = 0.0) -> SimulatedJob:
     """A request of `tokens` that came at 0 and makes `output` tokens."""
-    found = Job(number, Request(keys, tokens, 512, output), 0.0, output)
+    found = SimulatedJob(number, ScheduleRequest(keys, tokens, 512, output), 0.0, output)
     found.expected_prefill_s = expected_s
     return found
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.lab.simulator.cluster import Callbacks, Cluster, make_cluster
-from kvstore.lab.simulator.job import EventQueue, Job
-from kvstore.lab.simulator.plan import Mode, Plan
+from kvstore.lab.simulator.cluster import Callbacks, SimulatedCluster, make_cluster
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
+from kvstore.lab.simulator.plan import Mode, SimulationPlan
 from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance
 from tests.lab.simulator.parts import job, machine
 
@@ -20,12 +20,14 @@ class Played:
         self.events = EventQueue()
         self.ended: list[tuple[int, float]] = []
         callbacks = Callbacks(lambda found: may_decode, self._end)
-        self.cluster: Cluster = make_cluster(Plan(**{"prefill": 2, "decode": 2, **plan}), machine(), self.events, callbacks)
+        self.cluster: SimulatedCluster = make_cluster(
+            SimulationPlan(**{"prefill": 2, "decode": 2, **plan}), machine(), self.events, callbacks
+        )
 
-    def _end(self, found: Job) -> None:
+    def _end(self, found: SimulatedJob) -> None:
         self.ended.append((found.number, found.finish_s))
 
-    def start(self, found: Job, **decided: Any) -> Job:
+    def start(self, found: SimulatedJob, **decided: Any) -> SimulatedJob:
         facts = {"prefill": 0, "decode": 0, "prefix_blocks": 0, "transfer_from": None, "transfer_blocks": 0, "prefill_s": 1.0}
         decision = Decision(**(facts | decided), transfer_s=0.0, queue_s=0.0, tbt_s=0.0)
         self.cluster.start(found, decision)

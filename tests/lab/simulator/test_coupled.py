@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.lab.simulator.coupled import Chunked, CoupledServer, DecodeFirst, PrefillFirst
 from kvstore.lab.simulator.decode import Gaps
-from kvstore.lab.simulator.job import EventQueue, Job
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
 from tests.lab.simulator.parts import cache, job, machine
 
 MS = 1 / 64
@@ -25,10 +25,10 @@ class Served:
             facts, self.events, cache(), self.gaps, on_prefilled=lambda found: found.number not in refused, on_end=self._end, **more
         )
 
-    def _end(self, found: Job) -> None:
+    def _end(self, found: SimulatedJob) -> None:
         self.times[found.number] = (found.first_token_s, found.finish_s)
 
-    def give_at(self, at_s: float, found: Job) -> Job:
+    def give_at(self, at_s: float, found: SimulatedJob) -> SimulatedJob:
         found.queued_s = at_s
         found.ready_s = max(at_s, found.ready_s)
         self.events.at(at_s, lambda: self.server.give(found))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.lab.simulator.decode import DecodeLoop, DecodeServer, Gaps, Stretch, next_stretch
-from kvstore.lab.simulator.job import EventQueue, Job
+from kvstore.lab.simulator.decode import DecodeLoop, DecodeServer, FastForward, Gaps, next_stretch
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
 from kvstore.scheduler.running_batch import RunningBatch
 from tests.lab.simulator.parts import job, machine
 
@@ -110,7 +110,7 @@ def test_a_curve_costs_bounded_stretches() -> None:
 
 @given(st.floats(1e-4, 1), st.floats(0, 1e-2), st.integers(1, 1000), st.floats(0, 1))
 def test_a_moment_belongs_to_the_step_that_runs(first_s: float, growth_s: float, steps: int, share: float) -> None:
-    stretch = Stretch(steps, first_s, growth_s)
+    stretch = FastForward(steps, first_s, growth_s)
     elapsed_s = stretch.duration_s(steps) * share
     found = stretch.steps_after(elapsed_s)
     assert 1 <= found <= steps
@@ -121,16 +121,16 @@ def test_a_moment_belongs_to_the_step_that_runs(first_s: float, growth_s: float,
 class Owner:
     """Goes on as long as there is anything to decode, and notes who ended when."""
 
-    def __init__(self, *jobs: Job) -> None:
+    def __init__(self, *jobs: SimulatedJob) -> None:
         self.events = EventQueue()
         self.gaps = Gaps()
         self.loop = DecodeLoop(machine(), self.events, self.gaps, self.stopped)
         self.ended: list[tuple[int, float]] = []
-        self.joining: list[Job] = []
+        self.joining: list[SimulatedJob] = []
         for each in jobs:
             self.loop.join(each)
 
-    def stopped(self, ended: list[Job]) -> None:
+    def stopped(self, ended: list[SimulatedJob]) -> None:
         self.ended += [(each.number, self.events.now_s) for each in ended]
         for each in self.joining:
             self.loop.join(each)
@@ -192,10 +192,10 @@ class Served:
         self.ended: list[tuple[int, float]] = []
         self.server = DecodeServer(machine(capacity_tokens=capacity_tokens), self.events, Gaps(), self._end)
 
-    def _end(self, found: Job) -> None:
+    def _end(self, found: SimulatedJob) -> None:
         self.ended.append((found.number, self.events.now_s))
 
-    def give_at(self, at_s: float, found: Job) -> None:
+    def give_at(self, at_s: float, found: SimulatedJob) -> None:
         self.server.promise(found)
         self.events.at(at_s, lambda: self.server.give(found))
 

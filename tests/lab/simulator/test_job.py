@@ -1,6 +1,6 @@
 """Promises of job.py."""
 
-from kvstore.lab.simulator.job import EventQueue, Pools
+from kvstore.lab.simulator.job import EventQueue, InstancePools
 from kvstore.scheduler.admission import PoolLoad
 from tests.lab.simulator.parts import job
 
@@ -39,7 +39,7 @@ def test_what_a_request_waited_for_is_told_apart() -> None:
 
 
 def test_jobs_are_counted_where_they_are() -> None:
-    pools = Pools(decode_instances=3)
+    pools = InstancePools(decode_instances=3)
     assert pools.load(1.0) == PoolLoad(1.0, 3, [], [], 0.0, 0.0)
     one, two, three = (job(number, tokens=100 * (number + 1), output=5) for number in range(3))
     pools.taken(one, prefill_end_s=5.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.lab.simulator.plan import Mode, Plan
+from kvstore.lab.simulator.plan import Mode, SimulationPlan
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from tests.lab.simulator.parts import machine
 
@@ -44,7 +44,7 @@ def test_a_bandwidth_of_nothing_or_without_end_is_refused(name: str, value: floa
 
 
 def test_every_instance_does_both_where_they_are_coupled() -> None:
-    assert Plan(prefill=3, decode=2).instances == 5
+    assert SimulationPlan(prefill=3, decode=2).instances == 5
     assert [mode for mode in Mode if not mode.is_coupled] == [Mode.DISAGGREGATED]
 
 
@@ -61,4 +61,4 @@ def test_every_instance_does_both_where_they_are_coupled() -> None:
 )
 def test_what_cannot_be_simulated_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        Plan(**{name: value})
+        SimulationPlan(**{name: value})

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.lab.simulator.job import EventQueue, Job
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
 from kvstore.lab.simulator.prefill import LocalCache, PrefillServer
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.tiers.policies.lru import LRU
@@ -56,10 +56,10 @@ class Served:
         self.ended: list[tuple[int, float]] = []
         self.server = PrefillServer(machine(), self.events, cache(), on_start=self._start, on_end=self._end)
 
-    def _start(self, found: Job, end_s: float) -> None:
+    def _start(self, found: SimulatedJob, end_s: float) -> None:
         self.started.append((found.number, self.events.now_s, end_s))
 
-    def _end(self, found: Job) -> None:
+    def _end(self, found: SimulatedJob) -> None:
         assert found.first_token_s == self.events.now_s
         self.ended.append((found.number, self.events.now_s))
 

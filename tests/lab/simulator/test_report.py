@@ -2,21 +2,21 @@
 
 import math
 
-from kvstore.lab.simulator.cluster import Callbacks, Cluster, make_cluster
-from kvstore.lab.simulator.job import EventQueue, Job
-from kvstore.lab.simulator.plan import Plan
-from kvstore.lab.simulator.report import STAGES, Report, Sample, Spread, make_report
+from kvstore.lab.simulator.cluster import Callbacks, SimulatedCluster, make_cluster
+from kvstore.lab.simulator.job import EventQueue, SimulatedJob
+from kvstore.lab.simulator.plan import SimulationPlan
+from kvstore.lab.simulator.report import STAGES, DurationSummary, SimulationReport, SimulationSample, make_report
 from kvstore.scheduler.request import Reason, Rejection, Slo
 from tests.lab.simulator.parts import job, machine
 
-PLAN = Plan(prefill=2, decode=1, slo=Slo(2.0, 0.5))
+PLAN = SimulationPlan(prefill=2, decode=1, slo=Slo(2.0, 0.5))
 
 
-def idle() -> Cluster:
+def idle() -> SimulatedCluster:
     return make_cluster(PLAN, machine(), EventQueue(), Callbacks(lambda found: True, lambda found: None))
 
 
-def done(number: int, *, first_s: float, finish_s: float, output: int = 5) -> Job:
+def done(number: int, *, first_s: float, finish_s: float, output: int = 5) -> SimulatedJob:
     found = job(number, keys=[1, 2], tokens=1000, output=output)
     found.schedule_s, found.queue_s, found.fetch_s, found.load_s = 0.25, 0.25, 0.125, 0.125
     found.stream_s = 0.125
@@ -26,8 +26,8 @@ def done(number: int, *, first_s: float, finish_s: float, output: int = 5) -> Jo
     return found
 
 
-def make(cluster: Cluster, jobs: list[Job], *, duration_s: float = 10.0) -> Report:
-    return make_report(PLAN, machine(), cluster, jobs, [Sample(0.0, 1.0, 3.0)], duration_s)
+def make(cluster: SimulatedCluster, jobs: list[SimulatedJob], *, duration_s: float = 10.0) -> SimulationReport:
+    return make_report(PLAN, machine(), cluster, jobs, [SimulationSample(0.0, 1.0, 3.0)], duration_s)
 
 
 def test_only_what_is_finished_in_time_is_goodput() -> None:
@@ -37,8 +37,8 @@ def test_only_what_is_finished_in_time_is_goodput() -> None:
     report = make(idle(), [done(0, first_s=1.0, finish_s=3.0), late, slow, single])
     assert (report.requests, report.finished, report.in_time, report.goodput_per_s) == (4, 4, 2, 0.2)
     assert report.output_tokens_per_s == 1.6
-    assert report.ttft == Spread(6.5 / 4, 1.0, 2.5, 2.5)
-    assert report.token == Spread((0.125 + 0.5 + 0.75) / 3, 0.5, 0.75, 0.75)
+    assert report.ttft == DurationSummary(6.5 / 4, 1.0, 2.5, 2.5)
+    assert report.token == DurationSummary((0.125 + 0.5 + 0.75) / 3, 0.5, 0.75, 0.75)
 
 
 def test_stages_add_up_to_the_latency() -> None:
@@ -73,7 +73,7 @@ def test_of_nothing_every_figure_is_0() -> None:
     report = make(idle(), [], duration_s=0.0)
     assert (report.goodput_per_s, report.prefill_mfu, report.prefill_utilisation, report.hit_ratio_blocks) == (0.0, 0.0, 0.0, 0.0)
     assert set(report.stages_s.values()) == {0.0}
-    assert report.ttft == Spread(0.0, 0.0, 0.0, 0.0)
+    assert report.ttft == DurationSummary(0.0, 0.0, 0.0, 0.0)
 
 
 def test_as_json_it_has_every_figure_and_no_curve() -> None:
@@ -83,4 +83,4 @@ def test_as_json_it_has_every_figure_and_no_curve() -> None:
     assert not {"samples", "ttft_points", "tbt_points"} & set(found)
     assert all(math.isfinite(value) for value in found.values() if isinstance(value, float))
     assert report.ttft_points == [(1.0, 1.0)]
-    assert report.samples == (Sample(0.0, 1.0, 3.0),)
+    assert report.samples == (SimulationSample(0.0, 1.0, 3.0),)

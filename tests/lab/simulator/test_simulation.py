@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import generate
-from kvstore.lab.simulator.plan import Machine, Mode, Plan
-from kvstore.lab.simulator.report import Report
+from kvstore.lab.simulator.plan import InstanceModel, Mode, SimulationPlan
+from kvstore.lab.simulator.report import SimulationReport
 from kvstore.lab.simulator.simulation import MAX_SAMPLES, Scenario, Simulation
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TraceError
-from kvstore.scheduler.admission import Admission, AdmitAll, RejectEarly, RejectLate
+from kvstore.scheduler.admission import AdmissionPolicy, AdmitAll, RejectEarly, RejectLate
 from kvstore.scheduler.baselines import DISPATCHERS, make_dispatcher
 from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
@@ -34,7 +34,7 @@ def test_names_make_a_machine() -> None:
 
 
 def test_algorithm_1_rejects_by_the_slo_only_where_nothing_else_decides() -> None:
-    impossible = Plan(slo=Slo(1e-6, 1e-6))
+    impossible = SimulationPlan(slo=Slo(1e-6, 1e-6))
     assert Scenario(plan=impossible).run(TRACE).rejected == {Reason.TTFT.value: 20}
     free = Scenario(plan=impossible, admission="all").run(TRACE)
     assert (free.rejected, free.in_time) == ({}, 0)
@@ -49,7 +49,7 @@ def test_algorithm_1_rejects_by_the_slo_only_where_nothing_else_decides() -> Non
         ({"gpus": 1}, ConfigError, "does not fit on 1 x A800"),
         ({"dispatcher": "none"}, ConfigError, "none"),
         ({"admission": "none"}, ConfigError, "no admission is named 'none': take one of slo, all, late"),
-        ({"plan": Plan(policy="none")}, ConfigError, "none"),
+        ({"plan": SimulationPlan(policy="none")}, ConfigError, "none"),
         ({"threshold": 0.5}, InvalidArgument, "at least 1"),
         ({"send_bytes_per_s": 0.0}, InvalidArgument, "send_bytes_per_s is 0"),
     ],
@@ -62,7 +62,7 @@ def test_what_is_not_known_is_said_before_anything_runs(changed: dict[str, Any],
 def test_what_knows_more_answers_sooner() -> None:
     """The order of the published comparison, on conversations with the statistics of its trace."""
     requests = list(islice(generate(seed=1), 1200))
-    plan = Plan(prefill=8, decode=8, cache_blocks=2880, rate=1.2)
+    plan = SimulationPlan(prefill=8, decode=8, cache_blocks=2880, rate=1.2)
     names = ("kvcache_centric", "local_cache_aware", "load_balancing", "random")
     means_s = [Scenario(plan=plan, dispatcher=name).run(requests).ttft.mean_s for name in names]
     assert means_s == sorted(means_s)
@@ -70,29 +70,34 @@ def test_what_knows_more_answers_sooner() -> None:
 
 
 def simulation(
-    plan: Plan, facts: Machine, *, dispatcher: str = "kvcache_centric", admission: type[Admission] = AdmitAll, seed: int = 0
+    plan: SimulationPlan,
+    facts: InstanceModel,
+    *,
+    dispatcher: str = "kvcache_centric",
+    admission: type[AdmissionPolicy] = AdmitAll,
+    seed: int = 0,
 ) -> Simulation:
     estimators = Estimators(facts, facts, BandwidthTransfer(), 512 * facts.kv_bytes_per_token)
     return Simulation(plan, facts, make_dispatcher(dispatcher, estimators, seed=seed), admission(facts))
 
 
-def run(requests: Sequence[TraceRequest], **plan: Any) -> tuple[Simulation, Report]:
-    found = simulation(Plan(**({"prefill": 1, "decode": 1, "decision_s": 0.0} | plan)), machine())
+def run(requests: Sequence[TraceRequest], **plan: Any) -> tuple[Simulation, SimulationReport]:
+    found = simulation(SimulationPlan(**({"prefill": 1, "decode": 1, "decision_s": 0.0} | plan)), machine())
     return found, found.run(requests)
 
 
 @pytest.mark.parametrize("dispatcher", DISPATCHERS)
 def test_equal_inputs_give_equal_reports(dispatcher: str) -> None:
-    plan = Plan(prefill=3, decode=2, cache_blocks=500, rate=0.2)
+    plan = SimulationPlan(prefill=3, decode=2, cache_blocks=500, rate=0.2)
     first, second = (simulation(plan, SMALL, dispatcher=dispatcher, seed=7).run(CONVERSATIONS) for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("admission", [AdmitAll, RejectEarly, RejectLate])
-def test_every_request_ends_once_and_leaves_nothing_behind(mode: Mode, admission: type[Admission]) -> None:
+def test_every_request_ends_once_and_leaves_nothing_behind(mode: Mode, admission: type[AdmissionPolicy]) -> None:
     slo = Slo(40.0, 0.2)
-    plan = Plan(mode=mode, prefill=2, decode=2, cache_blocks=300, rate=0.2, slo=slo, enforced=Slo(ttft_s=60.0), chunk_tokens=2048)
+    plan = SimulationPlan(mode=mode, prefill=2, decode=2, cache_blocks=300, rate=0.2, slo=slo, enforced=Slo(ttft_s=60.0), chunk_tokens=2048)
     found = simulation(plan, SMALL, admission=admission)
     report = found.run(CONVERSATIONS)
     assert report.requests == len(CONVERSATIONS) == report.finished + sum(report.rejected.values())
@@ -129,7 +134,7 @@ def check_nothing_is_left(found: Simulation) -> None:
 )
 def test_nothing_is_lost_whatever_comes(found: list[tuple[int, list[int], int]], mode: Mode, dispatcher: str, blocks: int) -> None:
     requests = [asked(at_ms, keys, output=output) for at_ms, keys, output in sorted(found)]
-    plan = Plan(mode=mode, prefill=2, decode=1, cache_blocks=blocks, sample_s=1.0)
+    plan = SimulationPlan(mode=mode, prefill=2, decode=1, cache_blocks=blocks, sample_s=1.0)
     played = simulation(plan, machine(capacity_tokens=2080), dispatcher=dispatcher)
     report = played.run(requests)
     assert report.requests == len(requests) == report.finished + sum(report.rejected.values())
@@ -149,7 +154,7 @@ def test_a_queue_by_hand() -> None:
 def test_what_the_scheduler_foresees_takes_place_when_nothing_interferes() -> None:
     """A first prompt; one with its prefix; two at once with it, of which one fetches it; two at once without, that queue."""
     prompts = [(0, [1, 2, 3]), (20, [1, 2, 3, 4]), (40, [1, 2, 3, 5]), (40, [1, 2, 3, 6]), (60, [7, 8]), (60, [9]), (60, [10, 11])]
-    found = simulation(Plan(prefill=2, decode=1, decision_s=0.0), machine(send_bytes_per_s=float(1 << 24)))
+    found = simulation(SimulationPlan(prefill=2, decode=1, decision_s=0.0), machine(send_bytes_per_s=float(1 << 24)))
     found.run([asked(at_s * 1000, keys, output=3) for at_s, keys in prompts])
     decisions = [job.decision for job in found.jobs if job.decision is not None]
     assert [decision.ttft_s for decision in decisions] == pytest.approx([job.ttft_s for job in found.jobs])
@@ -159,7 +164,7 @@ def test_what_the_scheduler_foresees_takes_place_when_nothing_interferes() -> No
 
 
 def test_what_can_never_fit_is_rejected_at_once() -> None:
-    found = simulation(Plan(prefill=1, decode=1), machine(capacity_tokens=1000))
+    found = simulation(SimulationPlan(prefill=1, decode=1), machine(capacity_tokens=1000))
     report = found.run([asked(0, [1, 2]), asked(0, [3], output=2)])
     assert report.rejected == {Reason.CAPACITY.value: 1}
     rejection = found.jobs[0].rejection
@@ -170,13 +175,13 @@ def test_what_can_never_fit_is_rejected_at_once() -> None:
 def test_the_dispatcher_rejects_by_what_is_enforced_and_admission_by_what_is_promised() -> None:
     _, report = run([asked(0, [1, 2])], enforced=Slo(ttft_s=0.5))
     assert report.rejected == {Reason.TTFT.value: 1}
-    promised = Plan(prefill=1, decode=1, slo=Slo(ttft_s=0.5))
+    promised = SimulationPlan(prefill=1, decode=1, slo=Slo(ttft_s=0.5))
     report = simulation(promised, machine(), admission=RejectEarly).run([asked(0, [1, 2])])
     assert report.rejected == {Reason.PREFILL_LOAD.value: 1}
 
 
 def test_a_late_rejection_is_a_wasted_prefill() -> None:
-    plan = Plan(prefill=1, decode=1, slo=Slo(tbt_s=0.06))
+    plan = SimulationPlan(prefill=1, decode=1, slo=Slo(tbt_s=0.06))
     report = simulation(plan, machine(), admission=RejectLate).run([asked(0, [1, 2], output=5)])
     assert (report.rejected, report.wasted_prefills, report.finished) == ({Reason.DECODE_LOAD.value: 1}, 1, 0)
 

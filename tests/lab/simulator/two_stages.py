@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.scheduler.admission import Admission, PoolLoad
+from kvstore.scheduler.admission import AdmissionPolicy, PoolLoad
 from kvstore.scheduler.request import Slo
 
 ARRIVALS_PER_S: Final = 20
@@ -40,7 +40,7 @@ class Course:
 WARM_UP_S: Final = 40
 
 
-def run(admission: Admission, *, seconds: int = 240, seed: int = 1) -> Course:
+def run(admission: AdmissionPolicy, *, seconds: int = 240, seed: int = 1) -> Course:
     """Requests at even intervals; prefills first come, first served; decoding takes between half and one and a half of DECODE_S."""
     rng, course = random.Random(seed), Course()
     free_at_s = [0.0] * PREFILL_SERVERS

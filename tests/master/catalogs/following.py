@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from kvstore.master.catalogs.interface import BlockPuts, Change, Op, Owner
+from kvstore.master.catalogs.interface import BlockPuts, CatalogOwner, Change, Op
 from kvstore.protocol.errors import KVStoreError
 
 DEADLINE_S = 60.0
@@ -17,7 +17,7 @@ class Following:
         self.blocks: dict[tuple[str, bytes], object] = {}
         self.told: list[str] = []
         self.epoch = 0
-        self.owner: Owner | None = None
+        self.owner: CatalogOwner | None = None
         self.why: KVStoreError | None = None
         self.hold = threading.Event()
         """Until it is set, calls of `take` block."""
@@ -45,7 +45,7 @@ class Following:
                         self.blocks.pop((change.tenant, key), None)
             self._changed.notify_all()
 
-    def owned_by(self, owner: Owner | None) -> None:
+    def owned_by(self, owner: CatalogOwner | None) -> None:
         self.owner = owner
         self._tell(f"owned by {owner and owner.name}")
 

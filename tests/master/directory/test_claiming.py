@@ -5,21 +5,21 @@ from unittest.mock import patch
 
 import pytest
 
-from kvstore.master.directory.bounds import Limits
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.bounds import DirectoryLimits
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.writes import reservations
 from kvstore.master.directory.writes.reservations import MIN_NEW
-from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim
+from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, CommitBlocks
 from kvstore.protocol.errors import Full
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, publish
 
 
-def claim(master: Master, node: Member, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> Grants:
+def claim(master: Master, node: NodeMember, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> ReserveReply:
     count = len(keys)
-    message = Claim(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
+    message = CommitBlocks(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
     grants = master.directory.claiming.claim(message, node_id=node.node_id, now_ns=master.now_ns)
     master.directory.check_integrity()
     return grants
@@ -193,7 +193,7 @@ def test_what_only_dead_nodes_hold_is_granted_anew() -> None:
 
 @pytest.mark.parametrize("count", [2, MIN_NEW])
 def test_beyond_the_limit_of_reservations_nothing_is_granted(count: int) -> None:
-    master = Master(limits=Limits(reservations=count - 1))
+    master = Master(limits=DirectoryLimits(reservations=count - 1))
     node = master.register("a")
     keys = [b"%d" % number for number in range(count)]
     with pytest.raises(Full):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
-from kvstore.master.directory.bounds import Limits, Timing
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.bounds import DirectoryLimits, DirectoryTiming
+from kvstore.master.directory.membership.members import NodeInfo, NodeMember
 from kvstore.master.directory.records import Description, GrantedRecord, decode
-from kvstore.master.directory.writes.block_events import Plan
+from kvstore.master.directory.writes.block_events import PublishPlan
 from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import control_pb2 as pb
@@ -24,18 +24,18 @@ from kvstore.protocol.catalog_messages import (
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
+    DeleteBlocks,
     Digests,
-    Drop,
-    Hold,
+    SetPinned,
 )
 from kvstore.protocol.errors import Corrupt, InvalidArgument, QuotaExceeded, StaleEpoch, Unavailable
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, die, one_node, publish, tier_of
 
 
-def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, avoid: int = 0, now_ns: int = 0) -> Grants:
+def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, avoid: int = 0, now_ns: int = 0) -> ReserveReply:
     grants = master.directory.reserve(TENANT, keys, [size] * len(keys), local_node=local_node, avoid=avoid, now_ns=now_ns)
     master.directory.check_integrity()
     return grants
@@ -125,7 +125,7 @@ def test_a_reserve_that_cannot_be_met_reserves_nothing() -> None:
 
 def test_what_a_node_measured_counts_for_its_time_and_replaces_what_it_said_before() -> None:
     master, node = one_node()
-    ttl_ns = int(Timing().measured_rate_ttl_s * S)
+    ttl_ns = int(DirectoryTiming().measured_rate_ttl_s * S)
     master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=7, bytes_per_s=5.0)], 0)
     assert node.rates.bytes_per_s(ttl_ns - 1) == {7: 5.0}
     assert node.rates.bytes_per_s(ttl_ns) == {}
@@ -192,7 +192,7 @@ def test_pins_outlive_the_master() -> None:
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
     again = master.restart()
     assert again.directory.counts().pinned == 1
-    assert again.sync(again.register("a"), Event(b"a")) == [(1, Hold(2, TENANT, [b"a"], 1))]
+    assert again.sync(again.register("a"), Event(b"a")) == [(1, SetPinned(2, TENANT, [b"a"], 1))]
 
 
 def test_a_catalog_of_something_else_is_refused() -> None:
@@ -239,7 +239,7 @@ def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:
 
 KEYS = st.sampled_from([b"a", b"b"])
 NAMES = st.sampled_from(["one", "two"])
-LIMITS = Limits(kept_removals=1, timing=Timing(slow_start_s=0))
+LIMITS = DirectoryLimits(kept_removals=1, timing=DirectoryTiming(slow_start_s=0))
 
 
 class Store:
@@ -251,7 +251,7 @@ class Store:
         self.writes: dict[bytes, int] = {}
         """How often each key was written: tells two writes of one generation apart."""
         self.instance = 1
-        self.node: Member | None = None
+        self.node: NodeMember | None = None
         self.is_synced = False
         self.hears = True
         """It gets the commands that its own events cause."""
@@ -272,7 +272,7 @@ class AgainstNodes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.master = Master(limits=replace(LIMITS, timing=Timing(reserve_ttl_s=5, slow_start_s=0)), recorded=self.recorded)
+        self.master = Master(limits=replace(LIMITS, timing=DirectoryTiming(reserve_ttl_s=5, slow_start_s=0)), recorded=self.recorded)
         self.stores = {"one": Store(), "two": Store()}
         self.queue: list[tuple[Sequence[Change], Callable[[], None]]] = []
         self.generation = 0
@@ -292,11 +292,11 @@ class AgainstNodes(RuleBasedStateMachine):
             self.obey(plan.commands.messages())
             self.master.directory.paid(plan)
 
-    def obey(self, commands: list[tuple[int, Drop | Hold]]) -> list[tuple[int, Drop, bytes]]:
+    def obey(self, commands: list[tuple[int, DeleteBlocks | SetPinned]]) -> list[tuple[int, DeleteBlocks, bytes]]:
         answers = []
         for node_id, command in commands:
             name = next(name for name, store in self.stores.items() if store.node and store.node.node_id == node_id)
-            if isinstance(command, Drop):
+            if isinstance(command, DeleteBlocks):
                 blocks = zip(command.keys, command.generations, strict=True)
                 answers.append((node_id, command, bytes([self.drop(name, key, generation) for key, generation in blocks])))
         return answers
@@ -353,7 +353,7 @@ class AgainstNodes(RuleBasedStateMachine):
         """For the catalog; nobody waits."""
         self.queue.append((ops, lambda: None))
 
-    def _published(self, name: str, plan: Plan, commits: list[tuple[bytes, int]]) -> None:
+    def _published(self, name: str, plan: PublishPlan, commits: list[tuple[bytes, int]]) -> None:
         store = self.stores[name]
         is_known = store.node is not None and self.master.directory.members.get(store.node.node_id) is store.node
         if store.node and is_known and store.node.epoch == plan.epoch and not store.node.written_off:

@@ -6,9 +6,9 @@ import pytest
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
-from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.followed_records import FollowedRecords
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.records import Description, NodeRecord, tenant_prefix
 from kvstore.master.directory.weights_records import (
@@ -32,14 +32,14 @@ def puts(*keys: bytes, generation: int = 5, holders: tuple[int, ...] = (1,), ten
     return BlockPuts(tenant, keys, [10] * count, [20] * count, [generation] * count, ["ns"] * count, [b""] * count, [holders] * count)
 
 
-def stood_on(followed: Followed, *, wall_ns: int = 1000, now_ns: int = 0) -> Directory:
-    directory = Directory(7, followed, Limits(), wall_ns=wall_ns, now_ns=now_ns, rng=random.Random(1))
+def stood_on(followed: FollowedRecords, *, wall_ns: int = 1000, now_ns: int = 0) -> Directory:
+    directory = Directory(7, followed, DirectoryLimits(), wall_ns=wall_ns, now_ns=now_ns, rng=random.Random(1))
     directory.check_integrity()
     return directory
 
 
 def test_blocks_come_and_go_as_the_catalog_says() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([puts(b"a", b"b"), puts(), BlockDeletes("red", [b"a", b"unknown"]), BlockDeletes("nobody", [b"a"])])
     assert followed.blocks() == 1
     followed.take([puts(b"b", generation=9, holders=(1, 2)), puts(b"c", generation=3)])
@@ -51,7 +51,7 @@ def test_blocks_come_and_go_as_the_catalog_says() -> None:
 
 def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> None:
     """A block that was put again, one that was deleted, and a cycle of parents of which one has gone since."""
-    followed = Followed()
+    followed = FollowedRecords()
     a, b = puts(b"a")._replace(parents=[b"b"]), puts(b"b")._replace(parents=[b"a"])
     followed.take([a, b, puts(b"c"), puts(b"c", generation=9), BlockDeletes("red", [b"never there"])])
     followed.take([BlockDeletes("red", [b"a"]), Op(b"n", None), records.put_node("one", 1, 0)])
@@ -62,14 +62,14 @@ def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> No
 
 
 def test_a_tenant_that_has_nothing_any_more_is_forgotten() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([puts(b"a"), BlockDeletes("red", [b"a"])])
     followed.tick()
     assert followed.tenants.get("red") is None
 
 
 def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     one, two = Description(bytes(100_000), b"x"), Description(b"[]", b"")
     followed.take([records.put_node("a", 1, 0), *records.put_description("a", one, Description()), records.put_node("b", 2, 0)])
     followed.take([*records.put_description("a", two, one), records.put_node("a", 1, 40), records.put_node("b", 2, 50)])
@@ -82,7 +82,7 @@ def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
 
 
 def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to_be_while_another_owned_it() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([records.put_node("one", 1, 0), puts(b"a")])
     followed.rows.sets.set_live([1])
     directory = stood_on(followed)
@@ -92,7 +92,7 @@ def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to
 
 
 def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take(
         [records.put_quota("red", {"pins": 1}), records.put_quota("red", {"pins": 2}), records.put_quota("blue", {"blocks": None})]
     )
@@ -101,7 +101,7 @@ def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> N
 
 
 def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_before() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([records.put_quota("red", {"pins": 1})])
     first = followed.operator_quotas()
     followed.take([records.put_node("a", 1, 0), records.delete_node("a"), records.delete_quota("nobody")])
@@ -113,7 +113,7 @@ def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_
 
 
 def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     one = Description(b"{}", b"x")
     followed.take([*records.put_description("a", one, Description()), *records.put_description("a", Description(), one)])
     followed.take([Op(b"d\x00nobody", None)])
@@ -121,7 +121,7 @@ def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:
 
 
 def test_what_is_removed_and_pinned_is_kept_until_it_is_not() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([records.put_node("a", 1, 0), puts(b"a", b"b", b"c"), records.removed(RED, b"x", 70), records.removed(RED, b"y", 80)])
     followed.take([records.removed(RED, b"y", None), records.pin(RED, b"a"), records.pin(RED, b"b", until_ms=2), records.pin(RED, b"c")])
     followed.take([records.unpin(RED, b"c"), records.unpin(RED, b"unknown"), records.removed(tenant_prefix("nobody"), b"x", None)])
@@ -134,7 +134,7 @@ def test_what_is_removed_and_pinned_is_kept_until_it_is_not() -> None:
 
 def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -> None:
     for generation, removed, wall_ns, first in ((5, 3, 1000, 1001), (2000, 3, 1000, 2001), (5, 3000, 1000, 3001)):
-        followed = Followed()
+        followed = FollowedRecords()
         followed.take([puts(b"a", generation=generation), records.removed(RED, b"x", removed)])
         directory = stood_on(followed, wall_ns=wall_ns)
         node, _ops = directory.register(NodeInfo("n", 1), [], 0)
@@ -144,10 +144,10 @@ def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -
 
 def test_generations_and_registrations_are_above_all_that_a_former_owner_may_have_granted() -> None:
     """Its clock was ahead by an hour, and nothing that it granted was published."""
-    former = stood_on(Followed(), wall_ns=3600 * S)
+    former = stood_on(FollowedRecords(), wall_ns=3600 * S)
     allowed = former.grants_ahead()
     assert former.grants_ahead() == []
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take(allowed)
     newer = stood_on(followed, wall_ns=1000)
     assert newer._reservations.last_generation >= former._reservations.last_generation + GENERATIONS_AHEAD
@@ -160,17 +160,17 @@ def test_generations_and_registrations_are_above_all_that_a_former_owner_may_hav
 @pytest.mark.parametrize("op", [Op(b"z", b""), Op(b"n", b"abc"), Op(b"", b"")])
 def test_a_record_of_something_else_is_refused(op: Op) -> None:
     with pytest.raises(Corrupt):
-        Followed().take([op])
+        FollowedRecords().take([op])
 
 
 def test_a_deletion_of_what_is_not_ours_is_nothing() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     followed.take([records.put_strangers(5, 9), Op(b"z", None), Op(b"f", None)])
     assert followed.strangers is not None
 
 
 def test_weights_and_their_namespaces_come_and_go() -> None:
-    followed = Followed()
+    followed = FollowedRecords()
     namespace = NamespaceRecord("red", bytes(16), bytes(16), "model", b"form")
     version = WeightsRecord(WeightsVersion(Weights("red", "base")), 1, 2, True, False, ("a",))
     followed.take([put_namespace(namespace), put_weights(version)])

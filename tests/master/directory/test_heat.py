@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from kvstore.master.directory.membership.reads import ASK_S, MAX_BLOCKS, MAX_OF_NODE, MIN_OF_NODE, TOLD_S, WANTED_S, Heat
+from kvstore.master.directory.membership.reads import ASK_S, MAX_BLOCKS, MAX_OF_NODE, MIN_OF_NODE, TOLD_S, WANTED_S, BlockHeat
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 
@@ -16,7 +16,7 @@ def hot(tenant: str = "red", **reads_per_s: float) -> pb.HotBlocks:
 
 
 def test_nodes_are_asked_while_somebody_wants_to_know_and_each_once_in_a_while() -> None:
-    heat = Heat()
+    heat = BlockHeat()
     assert heat.ask(1, 1, S) == 0
     heat.want(S)
     assert heat.ask(1, 1, S) == MAX_OF_NODE
@@ -28,13 +28,13 @@ def test_nodes_are_asked_while_somebody_wants_to_know_and_each_once_in_a_while()
 
 @pytest.mark.parametrize(("live", "blocks"), [(0, MAX_OF_NODE), (100, MAX_BLOCKS // 100), (10_000, MIN_OF_NODE)])
 def test_the_more_nodes_the_fewer_blocks_of_each(live: int, blocks: int) -> None:
-    heat = Heat()
+    heat = BlockHeat()
     heat.want(0)
     assert heat.ask(1, live, 0) == blocks
 
 
 def test_reads_at_several_nodes_add_up_by_tenant_until_they_are_old() -> None:
-    heat = Heat()
+    heat = BlockHeat()
     heat.want(0)
     for node_id in (1, 2, 3):
         heat.ask(node_id, 3, 0)
@@ -49,7 +49,7 @@ def test_reads_at_several_nodes_add_up_by_tenant_until_they_are_old() -> None:
 
 
 def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_not_kept() -> None:
-    heat = Heat()
+    heat = BlockHeat()
     heat.take(1, [hot(a=1.0)], 0)
     heat.want(0)
     assert heat.of("red", 0) == {}
@@ -61,7 +61,7 @@ def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_no
 
 
 def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks() -> None:
-    heat = Heat()
+    heat = BlockHeat()
     for node_id in range(1, 100):
         now_ns = node_id * int(TOLD_S * S)
         heat.want(now_ns)
@@ -84,7 +84,7 @@ def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks()
     ],
 )
 def test_what_cannot_have_been_counted_is_refused(report: pb.HotBlocks, says: str) -> None:
-    heat = Heat()
+    heat = BlockHeat()
     heat.want(0)
     heat.ask(1, 1, 0)
     with pytest.raises(InvalidArgument, match=says):
@@ -93,7 +93,7 @@ def test_what_cannot_have_been_counted_is_refused(report: pb.HotBlocks, says: st
 
 
 def test_reads_from_other_hosts_are_gone_through_as_they_were_told_and_not_once_they_are_old() -> None:
-    heat = Heat()
+    heat = BlockHeat()
     heat.want(0)
     for node_id in (1, 2, 3):
         heat.ask(node_id, 3, 0)

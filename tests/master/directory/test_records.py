@@ -12,11 +12,11 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
+    GuestsRecord,
     NodeRecord,
     PinRecord,
     RemovedRecord,
     StoppedRecord,
-    StrangersRecord,
     TargetRecord,
     Version,
     check_tenant,
@@ -64,7 +64,7 @@ def test_a_node_and_a_pin_come_back() -> None:
         assert decode(op.key, op.value or b"") == NodeRecord("näme", 77, floor)
     assert delete_node("näme") == Op(op.key, None)
     op = put_strangers(1 << 60, 78)
-    assert decode(op.key, op.value or b"") == StrangersRecord(1 << 60, 78)
+    assert decode(op.key, op.value or b"") == GuestsRecord(1 << 60, 78)
     for until_ms in (0, 1 << 50):
         op = pin(tenant_prefix("red"), b"key", until_ms=until_ms)
         assert op.value is not None

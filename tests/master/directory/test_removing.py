@@ -1,10 +1,10 @@
 """Promises of removals.py, held by a directory with nodes."""
 
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.index.key_index import FEW
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.records import RemovedRecord, decode
-from kvstore.protocol.catalog_messages import Drop, Hold
+from kvstore.protocol.catalog_messages import DeleteBlocks, SetPinned
 from tests.master.blocks import NVME, TENANT, Event, Master, die, one_node, publish
 
 
@@ -12,7 +12,7 @@ def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
     master, _ = one_node(b"a", b"b")
     removal = master.directory.removing.plan(TENANT, [b"a", b"none"], force=False)
     assert list(removal.flags) == [1, 0]
-    assert removal.commands.messages() == [(1, Drop(1, TENANT, [b"a"], [1]))]
+    assert removal.commands.messages() == [(1, DeleteBlocks(1, TENANT, [b"a"], [1]))]
     assert master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\0") == []
     assert master.exists(b"a") == [1]
     master.commit(master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
@@ -34,7 +34,7 @@ def test_a_remove_reaches_a_commit_in_flight() -> None:
     master, node = one_node()
     master.directory.plan_publish(1, publish(node.epoch, [Event(b"k", 7)]))
     removal = master.directory.removing.plan(TENANT, [b"k"], force=False)
-    assert (list(removal.flags), removal.commands.messages()) == ([0], [(1, Drop(1, TENANT, [b"k"], [7]))])
+    assert (list(removal.flags), removal.commands.messages()) == ([0], [(1, DeleteBlocks(1, TENANT, [b"k"], [7]))])
 
 
 def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
@@ -44,7 +44,7 @@ def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
     die(master, node)
     removal = master.directory.removing.plan(TENANT, [b"a", b"both"], force=False)
     master.commit(removal.ops)
-    assert removal.commands.messages() == [(2, Drop(1, TENANT, [b"both"], [1]))]
+    assert removal.commands.messages() == [(2, DeleteBlocks(1, TENANT, [b"both"], [1]))]
     assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redboth"]
     master.directory.check_integrity()
 
@@ -63,7 +63,7 @@ def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> 
     master.sync(other)
     node = master.register("a", instance=2)
     commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
-    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1], force=1))]
+    assert commands == [(node.node_id, DeleteBlocks(2, TENANT, [b"a"], [1], force=1))]
     assert master.exists(b"a", b"kept") == [0, 1]
     master.sweep()
     assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
@@ -82,7 +82,7 @@ def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
     master.directory.check_integrity()
 
 
-def absent_holder(limits: Limits) -> tuple[Master, Member]:
+def absent_holder(limits: DirectoryLimits) -> tuple[Master, NodeMember]:
     """Node a is away and has all of a0 to a9 on NVMe; node b is there and has them too."""
     master = Master(limits=limits)
     keys = [b"a%d" % number for number in range(10)]
@@ -94,7 +94,7 @@ def absent_holder(limits: Limits) -> tuple[Master, Member]:
 
 
 def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_and_every_removal_is_done() -> None:
-    master, node = absent_holder(Limits(kept_removals=3))
+    master, node = absent_holder(DirectoryLimits(kept_removals=3))
     for number in range(9):
         assert master.remove(b"a%d" % number) == [1]
     assert sum(key.startswith(b"r") for key in master.catalog) <= 3
@@ -104,7 +104,7 @@ def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_a
     node = master.register("a", instance=2)
     (command,) = master.sync(node, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
     dropped = [b"a%d" % number for number in range(9)]
-    assert command == (node.node_id, Drop(2, TENANT, dropped, [1] * 9, force=1)), "what the directory lists there is kept"
+    assert command == (node.node_id, DeleteBlocks(2, TENANT, dropped, [1] * 9, force=1)), "what the directory lists there is kept"
     master.sweep()
     assert not [key for key in master.catalog if key.startswith(b"r")]
     assert node.floor == 0
@@ -113,7 +113,7 @@ def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_a
 
 
 def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart_of_the_master_too() -> None:
-    master, _node = absent_holder(Limits())
+    master, _node = absent_holder(DirectoryLimits())
     assert master.remove(b"a0") == [1]
     master.forget("a")
     master.sweep()
@@ -128,7 +128,7 @@ def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart
     again = master.register("a", instance=2)
     assert (again.node_id, again.floor > 0) == (3, True), "a stranger until its inventory is told, whatever restarts in between"
     (command,) = master.sync(again, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
-    assert isinstance(command[1], Drop)
+    assert isinstance(command[1], DeleteBlocks)
     assert command[1].keys == [b"a%d" % number for number in range(10)]
     assert master.exists(b"a0", b"a1", b"a9") == [0, 0, 1]
     master.sweep()
@@ -138,7 +138,7 @@ def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart
 def test_a_pinned_block_is_removed_only_by_force() -> None:
     master, _ = one_node(b"a")
     pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=True)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], 1))])
+    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
     removal = master.directory.removing.plan(TENANT, [b"a"], force=False)
     assert (list(removal.flags), removal.commands.messages()) == ([0], [])
     removal = master.directory.removing.plan(TENANT, [b"a"], force=True)

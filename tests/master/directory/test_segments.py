@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from kvstore.master.directory.index import contents as module
-from kvstore.master.directory.index.contents import Columns, Segment, segments
+from kvstore.master.directory.index.contents import ChainSegment, ContentsColumns, segments
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import NVME, TENANT, Event, Master, one_node
 from tests.master.directory.index.test_contents import copy
 
 
-def told(master: Master, limit: int = 1000, namespace: str = "ns") -> dict[bytes, Segment]:
+def told(master: Master, limit: int = 1000, namespace: str = "ns") -> dict[bytes, ChainSegment]:
     found = segments(copy(master), TENANT, namespace, limit=limit)
     return dict(zip([master.directory.columns()[0].keys[one.row] for one in found], found, strict=True))
 
@@ -89,7 +89,7 @@ def test_lines_longer_than_the_limit_and_circles_of_torn_copies_are_cut(monkeypa
     monkeypatch.setattr(module, "MAX_WALKED", 3)
     assert sum(one.held.blocks for one in told(master).values()) <= 3 + 4
     monkeypatch.undo()
-    columns: Columns = copy(master)
+    columns: ContentsColumns = copy(master)
     columns.parents[1] = 8  # a circle
     assert sum(one.held.blocks for one in segments(columns, TENANT, "ns", limit=100)) == 8
 

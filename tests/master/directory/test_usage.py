@@ -2,7 +2,7 @@
 
 import random
 
-from kvstore.master.directory.index.contents import Held, Usage, usage
+from kvstore.master.directory.index.contents import BlockUsage, TierUsage, usage
 from tests.master.blocks import DRAM, NVME, TENANT, Event, one_node
 from tests.master.directory.index.test_contents import copy
 
@@ -37,4 +37,4 @@ def test_each_namespace_of_each_tenant_has_what_its_blocks_take_by_their_fastest
 def test_pins_are_told_of_the_tenant_that_has_them() -> None:
     master, _node = one_node(b"a", b"b")
     master.directory.pins.pin(TENANT, [b"a"], pinned=True)
-    assert usage(copy(master), TENANT, limit=9) == [Usage(TENANT, "ns", Held(2, (0, 200, 0, 0)), pinned=1)]
+    assert usage(copy(master), TENANT, limit=9) == [BlockUsage(TENANT, "ns", TierUsage(2, (0, 200, 0, 0)), pinned=1)]

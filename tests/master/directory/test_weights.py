@@ -8,7 +8,7 @@ import pytest
 from kvstore.kvcache.namespace import Namespace
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records, weights
-from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.followed_records import FollowedRecords
 from kvstore.master.directory.weights import (
     FORGET_S,
     LEASE_S,
@@ -63,7 +63,7 @@ class Table:
 
     def taken_over(self) -> "Table":
         """As the next master has it."""
-        followed = Followed()
+        followed = FollowedRecords()
         followed.take([Op(key, value) for key, value in self.records.items()])
         versions, namespaces = followed.each(WeightsRecord), followed.each(NamespaceRecord)
         found = Table(WeightsTable(versions, namespaces, now_ns=self.now_ns, wall_ns=self.now_ns), self.at_s)

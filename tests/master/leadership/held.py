@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvstore.master.catalogs.interface import Change, Done
 from kvstore.master.catalogs.memory import MemoryCatalog
-from kvstore.master.directory.index.queries import Prefixes
+from kvstore.master.directory.index.queries import PrefixMatches
 
 
 class Held(MemoryCatalog):
@@ -25,7 +25,7 @@ class Place:
 
     partition: int
 
-    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
         raise AssertionError("nobody schedules")
 
     def blocks_elsewhere(self, node_id: int) -> int:

@@ -5,34 +5,34 @@ import pytest
 from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
-from kvstore.master.directory.followed_records import Followed
+from kvstore.master.directory.followed_records import FollowedRecords
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION
-from kvstore.master.leadership.leader import Leading, MasterSeen
-from kvstore.master.server.frames_service import Reachable
+from kvstore.master.leadership.leader import LastMaster, LeaderRole
+from kvstore.master.server.frames_service import MasterContactInfo
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.security.actor import Actor
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.quotas.limits import QuotasInForce
 from tests.master.leadership.held import Held, Place
 
 BY = Actor("operator", "alice")
 
 
-def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Leading:
-    reachable = Reachable("", "", "", "", 0, partitions=partition + 1)
+def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> LeaderRole:
+    reachable = MasterContactInfo("", "", "", "", 0, partitions=partition + 1)
     trail = AuditTrail(reactor, wall_s=lambda: 0.0)
-    master = MasterParts(reactor, MasterSettings(), Guard(""), QuotasInForce(""), TenantLoads(), trail)
-    return Leading(master, catalog, Place(partition), reachable, epoch=5, followed=Followed(), wall_ns=10)
+    master = MasterParts(reactor, MasterSettings(), Authenticator(""), QuotasInForce(""), TenantLoads(), trail)
+    return LeaderRole(master, catalog, Place(partition), reachable, epoch=5, followed=FollowedRecords(), wall_ns=10)
 
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION)
+    reply = leader.register(NodeInfo("a", 1), [], LastMaster("", 0), NO_DESCRIPTION)
     with pytest.raises(InvalidArgument, match="alive"):
         leader.forget("a", BY)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
@@ -49,7 +49,7 @@ def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
 def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION)
+    reply = leader.register(NodeInfo("a", 1), [], LastMaster("", 0), NO_DESCRIPTION)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
     forgotten = leader.forget("a", BY)
     assert not forgotten.done()
@@ -63,8 +63,8 @@ def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused()
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
     with pytest.raises(StaleEpoch, match="epoch 5"):
-        leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION)
-    assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION).master_epoch == 5
+        leader.register(NodeInfo("a", 1), [], LastMaster(catalog.identity, 6), NO_DESCRIPTION)
+    assert leader.register(NodeInfo("a", 1), [], LastMaster("another", 6), NO_DESCRIPTION).master_epoch == 5
     reactor.close()
 
 
@@ -72,9 +72,9 @@ def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> Non
     reactor, catalog = Reactor(), Held()
     first, other = leading(reactor, catalog), leading(reactor, catalog, partition=1)
 
-    def register(name: str, instance: int, node_id: int, leader: Leading = other) -> int:
+    def register(name: str, instance: int, node_id: int, leader: LeaderRole = other) -> int:
         info = NodeInfo(name, instance)
-        return leader.register(info, [], MasterSeen("", 0), NO_DESCRIPTION, node_id=node_id).node_id
+        return leader.register(info, [], LastMaster("", 0), NO_DESCRIPTION, node_id=node_id).node_id
 
     for leader, node_id in ((first, 3), (other, 0)):
         with pytest.raises(InvalidArgument, match="partition 0 gives nodes their ids"):

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.master.catalogs.interface import Change, Op, Owner
-from kvstore.master.leadership.partition import Relay
+from kvstore.master.catalogs.interface import CatalogOwner, Change, Op
+from kvstore.master.leadership.partition import EventLoopBridge
 from kvstore.protocol.errors import Corrupt, KVStoreError, StaleEpoch
 from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 
-OWNER = Owner("m", "m:1", 7)
+OWNER = CatalogOwner("m", "m:1", 7)
 WHY = StaleEpoch("over")
 
 
@@ -35,7 +35,7 @@ class Heard:
             raise self.refusal
         self._keep(changes)
 
-    def owned_by(self, owner: Owner | None) -> None:
+    def owned_by(self, owner: CatalogOwner | None) -> None:
         self._keep(owner)
 
     def elected(self, epoch: int) -> None:
@@ -54,7 +54,7 @@ def reactor() -> Iterator[Reactor]:
 
 def test_what_a_catalog_tells_is_heard_in_the_loop_in_its_order(reactor: Reactor) -> None:
     heard, changes = Heard(), [Op(b"k", b"v")]
-    relay = Relay(reactor, heard, on_failure=heard.told.append)
+    relay = EventLoopBridge(reactor, heard, on_failure=heard.told.append)
 
     def tell() -> None:
         relay.begin()
@@ -73,7 +73,7 @@ def test_what_a_catalog_tells_is_heard_in_the_loop_in_its_order(reactor: Reactor
 
 def test_a_call_waits_until_the_loop_has_taken_it_or_the_relay_is_closed(reactor: Reactor) -> None:
     heard = Heard()
-    relay = Relay(reactor, heard, on_failure=heard.told.append)
+    relay = EventLoopBridge(reactor, heard, on_failure=heard.told.append)
     telling = in_background(relay.begin)
     assert is_quiet(telling)
     relay.close()
@@ -89,7 +89,7 @@ def test_a_call_waits_until_the_loop_has_taken_it_or_the_relay_is_closed(reactor
 def test_what_the_follower_does_not_take_is_told_once_and_the_last(reactor: Reactor, refusal: Exception, told: str) -> None:
     heard, failures = Heard(), list[KVStoreError]()
     heard.refusal = refusal
-    relay = Relay(reactor, heard, on_failure=failures.append)
+    relay = EventLoopBridge(reactor, heard, on_failure=failures.append)
 
     def tell() -> None:
         relay.take([])

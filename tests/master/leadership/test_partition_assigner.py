@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.master.leadership.partition_assigner import MAX_PAUSE_NS, MAX_TURNS, Patience, Sharing, order, shares
+from kvstore.master.leadership.partition_assigner import MAX_PAUSE_NS, MAX_TURNS, PartitionAssigner, RebalanceTiming, order, shares
 
 MASTERS = [f"master-{number}:7440" for number in range(9)]
 SETTLE_NS, PAUSE_NS, TURN_S = 4_000_000_000, 1_500_000_000, 0.3
-PATIENCE = Patience(4.0, 1.5, 0.3)
+PATIENCE = RebalanceTiming(4.0, 1.5, 0.3)
 SOME = st.sets(st.sampled_from(MASTERS), min_size=1).map(frozenset)
 
 
@@ -44,7 +44,7 @@ class Turned:
         self.living = frozenset(MASTERS[:2])
         found = shares(self.living, 4)
         self.mine = {partition for partition in range(4) if found[partition] == MASTERS[0]}
-        self.sharing = Sharing(MASTERS[0], 4, PATIENCE)
+        self.sharing = PartitionAssigner(MASTERS[0], 4, PATIENCE)
 
     def give_up(self, now_ns: int, owned: set[int] | None = None) -> int | None:
         return self.sharing.give_up(self.living, set(range(4)) if owned is None else owned, now_ns)
@@ -100,7 +100,7 @@ def test_a_partition_that_has_become_its_own_share_is_given_up_at_once_when_it_i
 
 def test_who_is_not_known_to_live_gives_nothing_up() -> None:
     for living in (frozenset[str](), frozenset(MASTERS[1:])):
-        sharing = Sharing(MASTERS[0], 4, PATIENCE)
+        sharing = PartitionAssigner(MASTERS[0], 4, PATIENCE)
         sharing.give_up(living, {0, 1, 2, 3}, 0)
         assert sharing.give_up(living, {0, 1, 2, 3}, SETTLE_NS) is None
 
@@ -109,15 +109,15 @@ def test_who_is_not_known_to_live_gives_nothing_up() -> None:
 def test_a_partition_without_an_owner_is_taken_in_its_order_by_whose_share_it_is_first(count: int) -> None:
     living = frozenset(MASTERS[:count])
     for partition, owner in enumerate(shares(living, 4)):
-        waits = {master: Sharing(master, 4, PATIENCE).wait_s(living, partition) for master in living}
+        waits = {master: PartitionAssigner(master, 4, PATIENCE).wait_s(living, partition) for master in living}
         assert waits[owner] == 0
         rest = [master for master in order(living, partition) if master != owner]
         assert [waits[master] for master in rest] == [min(turn, MAX_TURNS) * TURN_S for turn in range(1, count)]
 
 
 def test_where_who_lives_is_not_known_nobody_waits() -> None:
-    assert Sharing(MASTERS[0], 4, PATIENCE).wait_s(frozenset(), 0) == 0
-    assert all(Sharing(MASTERS[0], 4, PATIENCE).wait_s(frozenset(MASTERS[1:3]), partition) == 0 for partition in range(4))
+    assert PartitionAssigner(MASTERS[0], 4, PATIENCE).wait_s(frozenset(), 0) == 0
+    assert all(PartitionAssigner(MASTERS[0], 4, PATIENCE).wait_s(frozenset(MASTERS[1:3]), partition) == 0 for partition in range(4))
 
 
 def test_what_was_taken_a_moment_ago_stays_until_the_end_of_the_one_who_had_it_is_known() -> None:

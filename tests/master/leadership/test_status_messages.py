@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.master.leadership.status_messages import as_seen_by
 from kvstore.protocol import control_pb2 as pb
-from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
 
 NODE = pb.NodeStatus(
     name="n",
@@ -33,12 +33,16 @@ WHOLE.owner.address = "m:1"
 WHOLE.counters["keys"] = 12
 
 
-@pytest.mark.parametrize("identity", [EVERYBODY, Identity(Kind.OPERATOR, Role.ADMIN), Identity(Kind.TENANT, Role.ADMIN, "red")])
+@pytest.mark.parametrize(
+    "identity", [EVERYBODY, Identity(IdentityKind.OPERATOR, Role.ADMIN), Identity(IdentityKind.TENANT, Role.ADMIN, "red")]
+)
 def test_an_operator_sees_all(identity: Identity) -> None:
     assert as_seen_by(identity, WHOLE) == WHOLE
 
 
-@pytest.mark.parametrize("identity", [Identity(Kind.TENANT, Role.WRITE, "red"), Identity(Kind.NODE), Identity(Kind.INSTANCE)])
+@pytest.mark.parametrize(
+    "identity", [Identity(IdentityKind.TENANT, Role.WRITE, "red"), Identity(IdentityKind.NODE), Identity(IdentityKind.INSTANCE)]
+)
 def test_anybody_else_sees_where_the_cluster_is_and_nothing_of_what_others_do_there(identity: Identity) -> None:
     seen = as_seen_by(identity, WHOLE)
     node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive", heartbeat_age_s=0.5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.scheduling import instances as module
-from kvstore.master.scheduling.instances import DecodeMember, Instances, PrefillMember, Promise
+from kvstore.master.scheduling.instances import DecodeMember, Instances, PrefillMember, PromisedWork
 from kvstore.protocol.errors import Full
 from tests.master.blocks import S
 from tests.master.scheduling.reports import both, decode, prefill
@@ -19,12 +19,12 @@ def instances(*, max_instances: int = 10) -> Instances:
     return Instances(instance_ttl_s=5.0, max_instances=max_instances)
 
 
-def to_prefill(at_s: float, prefill_s: float, *, ttl_s: float = 3.0) -> Promise:
-    return Promise(int(at_s * S), int((at_s + ttl_s) * S), prefill_ns=int(prefill_s * S))
+def to_prefill(at_s: float, prefill_s: float, *, ttl_s: float = 3.0) -> PromisedWork:
+    return PromisedWork(int(at_s * S), int((at_s + ttl_s) * S), prefill_ns=int(prefill_s * S))
 
 
-def to_decode(at_s: float, tokens: int, *, ttl_s: float = 3.0) -> Promise:
-    return Promise(int(at_s * S), int((at_s + ttl_s) * S), context_tokens=tokens)
+def to_decode(at_s: float, tokens: int, *, ttl_s: float = 3.0) -> PromisedWork:
+    return PromisedWork(int(at_s * S), int((at_s + ttl_s) * S), context_tokens=tokens)
 
 
 def test_an_instance_joins_by_its_first_report_and_leaves_by_silence() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.master.scheduling.instances import DecodeMember, Promise
+from kvstore.master.scheduling.instances import DecodeMember, PromisedWork
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
 from kvstore.scheduler.admission import PoolLoad, expected_decoding, make_admission
 from kvstore.scheduler.request import Slo
@@ -17,8 +17,8 @@ from tests.master.scheduling.reports import decode
 
 def test_the_load_is_what_is_decoded_and_what_is_on_its_way() -> None:
     one, two = DecodeMember(decode("a", batch=3, context_tokens=300), 0), DecodeMember(decode("b", batch=1, context_tokens=500), 0)
-    two.promise(1, Promise(9 * S, 12 * S, context_tokens=10))
-    one.promise(2, Promise(7 * S, 12 * S, context_tokens=10))
+    two.promise(1, PromisedWork(9 * S, 12 * S, context_tokens=10))
+    one.promise(2, PromisedWork(7 * S, 12 * S, context_tokens=10))
     load = pool_load([one, two], decode_s=4.0, input_tokens=50, now_ns=6 * S)
     assert (load.now_s, load.decode_instances, load.decode_s, load.context_tokens) == (6.0, 2, 4.0, 200.0)
     assert (list(load.decode_begun_s), sorted(load.prefill_ends_s)) == ([4.0] * 4, [7.0, 9.0])
@@ -42,14 +42,14 @@ class Listed(DecodeMember):
 def test_a_decision_goes_through_the_promises_only_of_instances_where_they_have_changed() -> None:
     members = [Listed(decode(name), 0) for name in "abc"]
     for number, member in enumerate(members):
-        member.promise(number, Promise(9 * S, 12 * S))
+        member.promise(number, PromisedWork(9 * S, 12 * S))
 
     def listed() -> list[int]:
         pool_load(members, decode_s=4.0, input_tokens=50, now_ns=6 * S)
         return [member.times for member in members]
 
     assert listed() == listed() == [1, 1, 1]
-    members[1].promise(7, Promise(9 * S, 12 * S))
+    members[1].promise(7, PromisedWork(9 * S, 12 * S))
     members[2].renew(decode("c"), [2], 6 * S)
     assert listed() == listed() == [1, 2, 2]
 
@@ -93,7 +93,7 @@ def test_what_is_decided_is_as_if_every_request_were_gone_through_each_time(
         match step:
             case "promise":
                 at_ns = now_ns + value * S // 4
-                members[which].promise(number, Promise(at_ns, at_ns + 3 * S))
+                members[which].promise(number, PromisedWork(at_ns, at_ns + 3 * S))
             case "seen":
                 members[which].renew(decode("ab"[which], batch=batch, context_tokens=10), [value], now_ns)
             case "seen after":

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kvstore.master.config import MasterSettings
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.scheduling.scheduler import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, Prompt, Scheduling
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.scheduling.scheduler import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, ClusterScheduler, ScheduledPrompt
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.scheduler.request import Slo
@@ -15,7 +15,7 @@ from tests.master.blocks import TENANT, Event, Master, S
 from tests.master.scheduling.reports import both, decode, prefill
 
 KEYS = [b"%04d" % number for number in range(100)]
-PROMPT = Prompt(tenant=TENANT, keys=KEYS, block_tokens=100, input_tokens=10_050, output_tokens=100, slo=Slo())
+PROMPT = ScheduledPrompt(tenant=TENANT, keys=KEYS, block_tokens=100, input_tokens=10_050, output_tokens=100, slo=Slo())
 """A prefill of 1.005 s by the guess, 0.01 s a block."""
 
 
@@ -24,11 +24,11 @@ class Scheduled:
 
     def __init__(self, dispatcher: str = "kvcache_centric", *, admission: str = "all", max_instances: int = 100) -> None:
         self.master = Master()
-        self.nodes: dict[str, Member] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
+        self.nodes: dict[str, NodeMember] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
         self.copies: list[tuple[str, list[bytes], int, int]] = []
         self.now_ns = 0
         settings = MasterSettings(dispatcher=dispatcher, admission=admission, max_instances=max_instances, decision_ttl_s=3.0)
-        self.scheduling = Scheduling(settings, self.master.directory, replicate=self._replicate, wall_ns=1_000_000)
+        self.scheduling = ClusterScheduler(settings, self.master.directory, replicate=self._replicate, wall_ns=1_000_000)
 
     def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         replication = self.master.directory.replication
@@ -43,7 +43,7 @@ class Scheduled:
         for report in reports:
             self.scheduling.report(report, self.now_ns)
 
-    def ask(self, prompt: Prompt = PROMPT) -> pb.ScheduleReply:
+    def ask(self, prompt: ScheduledPrompt = PROMPT) -> pb.ScheduleReply:
         return self.scheduling.schedule(prompt, self.now_ns)
 
     def shown(self) -> dict[str, pb.InstanceStatus]:

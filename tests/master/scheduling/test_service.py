@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Copy
+from kvstore.protocol.catalog_messages import CopyBlocks
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.security.grpc_metadata import as_metadata
 from tests.master.blocks import Event
@@ -74,8 +74,8 @@ def test_a_request_is_placed_by_its_prefix_and_the_transfer_is_ordered_from_the_
     reply = service.schedule()
     assert (reply.prefill, reply.prefix_blocks, reply.transfer_from, reply.transfer_blocks) == ("p2", 8, "p1", 5)
     header, body = two.read()
-    assert header.type == Copy.TYPE
-    assert Copy.unpack(memoryview(body)).keys == KEYS[3:8]
+    assert header.type == CopyBlocks.TYPE
+    assert CopyBlocks.unpack(memoryview(body)).keys == KEYS[3:8]
     one.close()
     two.close()
 

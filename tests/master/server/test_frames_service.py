@@ -16,21 +16,20 @@ from kvstore.protocol.catalog_messages import (
     DRAIN_SAVE,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
-    Claim,
-    Coldest,
-    Copied,
-    Copy,
-    Drain,
-    Drop,
-    Hold,
-    Seek,
+    CommitBlocks,
+    CopyBlocks,
+    CopyResult,
+    DeleteBlocks,
+    PrefetchBlocks,
+    QueryVictims,
+    SetDraining,
+    SetPinned,
 )
 from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, QuotaExceeded, StaleEpoch, TierFailed, Unauthorized, from_code
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import (
-    Cancel,
+    CancelReservations,
     Exists,
-    Grants,
     Locations,
     Lookup,
     MatchPrefix,
@@ -42,9 +41,10 @@ from kvstore.protocol.master_messages import (
     RemoveMatching,
     Replicate,
     Reserve,
+    ReserveReply,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, REPLICAS_NOT_YET, Message
-from kvstore.protocol.node_messages import Read
+from kvstore.protocol.node_messages import ReadBlocks
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.client.channel import Channel
@@ -110,7 +110,7 @@ def test_hello_is_answered_with_where_the_master_is(places: Places, client: Chan
 
 
 def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None:
-    grants = ask(client, Reserve([b"a", b"b"], [10, 10]), Grants)
+    grants = ask(client, Reserve([b"a", b"b"], [10, 10]), ReserveReply)
     assert (grants.statuses, list(grants.nodes)) == (bytes([GRANTED, GRANTED]), [1, 1])
     node.publish(Event(b"a", grants.generations[0], size=10))
     assert ask(client, Exists([b"a", b"b"]), Flags).flags == b"\1\0"
@@ -118,9 +118,9 @@ def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None
     found = ask(client, Lookup([b"a", b"b"]), Locations)
     assert (found.replicas, list(found.nodes), list(found.sizes)) == (b"\1\0", [1], [10, 0])
     assert ask(client, Lookup([b"a"], avoid=1), Locations).replicas == b"\0"
-    assert ask(client, Reserve([b"b"], [10]), Grants).statuses == bytes([BUSY])
-    ask(client, Cancel([b"b"], [grants.generations[1]]), Ok)
-    assert ask(client, Reserve([b"b"], [10]), Grants).statuses == bytes([GRANTED])
+    assert ask(client, Reserve([b"b"], [10]), ReserveReply).statuses == bytes([BUSY])
+    ask(client, CancelReservations([b"b"], [grants.generations[1]]), Ok)
+    assert ask(client, Reserve([b"b"], [10]), ReserveReply).statuses == bytes([GRANTED])
 
 
 @pytest.mark.parametrize("hellos", [1, 2])
@@ -128,13 +128,13 @@ def test_what_a_client_reserved_last_and_did_not_use_is_free_once_it_has_hung_up
     places: Places, client: Channel, node: NodeSide, hellos: int
 ) -> None:
     other = places.client()
-    generations = ask(other, Reserve([b"used", b"unused"], [1, 1]), Grants).generations
+    generations = ask(other, Reserve([b"used", b"unused"], [1, 1]), ReserveReply).generations
     for _ in range(1, hellos):
         ask(other, Hello(ROLE_CLIENT, "red"), Welcome)
     node.publish(Event(b"used", generations[0], size=1))
     other.close()
     free = bytes([PRESENT, GRANTED])
-    eventually(lambda: ask(client, Reserve([b"used", b"unused"], [1, 1]), Grants).statuses == free, "what it reserved was free")
+    eventually(lambda: ask(client, Reserve([b"used", b"unused"], [1, 1]), ReserveReply).statuses == free, "what it reserved was free")
 
 
 def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide) -> None:
@@ -142,7 +142,7 @@ def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide)
     for pinned in (1, 0):
         asking = Asking(client, Pin([b"a", b"none"], pinned=pinned))
         header, body = node.read()
-        assert (Hold.unpack(body).keys, Hold.unpack(body).pinned) == ([b"a"], pinned)
+        assert (SetPinned.unpack(body).keys, SetPinned.unpack(body).pinned) == ([b"a"], pinned)
         node.answer(header, Flags(b"\1"))
         assert asking.result() == b"\1\0"
 
@@ -164,7 +164,7 @@ def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(
 
 
 def test_a_node_that_is_drained_anew_is_told_so_though_it_has_yet_to_answer_what_was_taken_back(tmp_path: Path) -> None:
-    heard: list[Header] = []
+    heard: list[FrameHeader] = []
     with master_in_thread(tmp_path, command_timeout_s=600.0, node_ttl_s=60.0) as places, places.stub() as stub:
         node = NodeSide(places)
         node.sync()
@@ -172,11 +172,11 @@ def test_a_node_that_is_drained_anew_is_told_so_though_it_has_yet_to_answer_what
             stub.Drain(pb.DrainRequest(node="one", to="nvme", cancel=is_cancelled), timeout=TIMEOUT_S)
             header, body = node.read()
             heard.append(header)
-            assert Drain.unpack(body).mode == (DRAIN_NOT if is_cancelled else DRAIN_SAVE), "the last word is what holds"
+            assert SetDraining.unpack(body).mode == (DRAIN_NOT if is_cancelled else DRAIN_SAVE), "the last word is what holds"
         for header, answer in zip(heard, (Ok(), Ok(), Flags(b"")), strict=True):
             node.answer(header, answer)
         _header, body = node.read()
-        assert Drain.unpack(body).mode == DRAIN_SAVE, "the answer to the first is none to the last"
+        assert SetDraining.unpack(body).mode == DRAIN_SAVE, "the answer to the first is none to the last"
         node.close()
 
 
@@ -204,7 +204,7 @@ def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Place
     with pytest.raises(Unauthorized, match="registered node"):
         ask(client, publish(1, []), Ok)
     with pytest.raises(ProtocolError, match="type 45"):
-        ask(client, Read([b"k"], [0], 0, 0), Flags)
+        ask(client, ReadBlocks([b"k"], [0], 0, 0), Flags)
     with pytest.raises(InvalidArgument, match="no role 9"):
         ask(client, Hello(9, TENANT), Welcome)
     assert failure(node, Exists([b"k"])) == Unauthorized.code
@@ -265,7 +265,9 @@ def test_a_remove_is_answered_when_all_holders_have_dropped_it(places: Places, c
     one.publish(Event(b"leased"))
     asking = Asking(client, Remove([b"k", b"leased", b"none"]))
     header, body = one.read()
-    assert Drop.unpack(body) == Drop(Drop.unpack(body).epoch, TENANT, [b"k", b"leased"], Drop.unpack(body).generations)
+    assert DeleteBlocks.unpack(body) == DeleteBlocks(
+        DeleteBlocks.unpack(body).epoch, TENANT, [b"k", b"leased"], DeleteBlocks.unpack(body).generations
+    )
     one.answer(header, Flags(b"\1\0"))
     header, _body = two.read()
     two.answer(header, Flags(b"\1"))
@@ -318,8 +320,8 @@ class Two:
     def replicate(self, *keys: bytes) -> int:
         return self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
 
-    def report(self, arrived: bytes = b"\1\1", epoch: int = 0) -> tuple[Header, bytes]:
-        return self.two.ask(Copied(epoch or self.two.registration.registration_epoch, TENANT, [b"a", b"b"], [1, 2], arrived))
+    def report(self, arrived: bytes = b"\1\1", epoch: int = 0) -> tuple[FrameHeader, bytes]:
+        return self.two.ask(CopyResult(epoch or self.two.registration.registration_epoch, TENANT, [b"a", b"b"], [1, 2], arrived))
 
 
 @pytest.fixture
@@ -335,8 +337,8 @@ def two(places: Places) -> Iterator[Two]:
 def test_copies_from_the_order_to_the_lookup(two: Two, client: Channel) -> None:
     two.replicate(b"b", b"none", b"a")
     header, body = two.two.read()
-    assert header.type == Copy.TYPE
-    order = Copy.unpack(body)
+    assert header.type == CopyBlocks.TYPE
+    order = CopyBlocks.unpack(body)
     assert (order.source, order.unix, order.tcp, order.keys) == (1, "/u", "t:1", [b"b", b"a"])
     two.two.answer(header, Flags(b"\1\1"))
     header, body = two.report(b"\1\0")
@@ -353,13 +355,13 @@ def test_what_a_node_spills_is_ordered_as_a_guest_of_another_and_may_leave_once_
         assert one.registration.spill_at_share == 0.25
         one.sync(Event(b"a", 2), Event(b"b", 3))  # by its generation the first is kept by its source
         two.sync()
-        coldest = Coldest(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
+        coldest = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
         assert one.ask(coldest)[1] == Flags(b"\0\0").pack()
         header, body = two.read()
-        order = Copy.unpack(body)
+        order = CopyBlocks.unpack(body)
         assert (order.keys, order.source, order.guests) == ([b"a"], 1, 1)
         two.answer(header, Flags(b"\1"))
-        assert two.ask(Copied(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
+        assert two.ask(CopyResult(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
         eventually(lambda: one.ask(coldest)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
         with places.stub() as stub:
             assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["spilled_blocks"] == 1
@@ -369,7 +371,7 @@ def test_what_a_node_spills_is_ordered_as_a_guest_of_another_and_may_leave_once_
 
 def test_a_node_that_spills_by_other_flags_than_one_a_block_is_refused(two: Two) -> None:
     assert two.one.registration.spill_at_share == 0
-    message = Coldest(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
+    message = QueryVictims(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
     assert failure(two.one, message) == ProtocolError.code
 
 
@@ -381,7 +383,7 @@ def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_wo
     two.two.answer(two.two.read()[0], Flags(b"\1\1"))
     assert two.report()[0].type == Flags.TYPE
     header, body = two.two.read()
-    assert (header.type, Hold.unpack(body).keys, Hold.unpack(body).pinned) == (Hold.TYPE, [b"a"], 1)
+    assert (header.type, SetPinned.unpack(body).keys, SetPinned.unpack(body).pinned) == (SetPinned.TYPE, [b"a"], 1)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +394,7 @@ def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(t
     two.two.answer(two.two.read()[0], answer)
     assert two.report()[1] == Flags(b"\0\0").pack()
     two.replicate(b"a", b"b")
-    assert Copy.unpack(two.two.read()[1]).keys == [b"a", b"b"]
+    assert CopyBlocks.unpack(two.two.read()[1]).keys == [b"a", b"b"]
 
 
 def test_copies_that_cannot_be_made_are_one_line_in_the_log(two: Two, caplog: pytest.LogCaptureFixture) -> None:
@@ -408,7 +410,7 @@ def test_a_node_is_told_of_all_that_it_is_to_seek_and_all_of_it_counts(two: Two)
     for _ in range(2):
         sought = master.reactor.call(lambda: frames.seek(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
         header, body = two.two.read()
-        assert (sought, header.type, Seek.unpack(body).keys) == (2, Seek.TYPE, [b"a", b"b"])
+        assert (sought, header.type, PrefetchBlocks.unpack(body).keys) == (2, PrefetchBlocks.TYPE, [b"a", b"b"])
         two.two.answer(header, Ok())
 
 
@@ -416,7 +418,7 @@ def test_a_report_under_a_registration_that_is_over_and_one_of_a_client_are_refu
     header, body = two.report(epoch=1)
     assert (header.type, Failure.unpack(body).code) == (Failure.TYPE, StaleEpoch.code)
     with pytest.raises(Unauthorized, match="only a registered node may report copies"):
-        ask(client, Copied(1, TENANT, [b"a"], [1], b"\1"), Flags)
+        ask(client, CopyResult(1, TENANT, [b"a"], [1], b"\1"), Flags)
 
 
 def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Places, client: Channel) -> None:
@@ -428,7 +430,7 @@ def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Place
         asked: list[bytes] = []
         while len(asked) < len(keys):
             header, body = node.read()
-            drop = Drop.unpack(body)
+            drop = DeleteBlocks.unpack(body)
             assert len(drop.keys) <= SLICE_ROWS
             asked += drop.keys
             node.answer(header, Flags(bytes(key != keys[-1] for key in drop.keys)))
@@ -446,7 +448,7 @@ def test_a_long_list_is_removed_a_slice_at_a_time_and_no_slice_waits_for_the_one
     keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
     node.publish(*map(Event, keys))
     asking = Asking(client, Remove([keys[-1], *keys, b"none", keys[0]]))
-    headers, drops = zip(*((header, Drop.unpack(body)) for header, body in (node.read(), node.read())), strict=True)
+    headers, drops = zip(*((header, DeleteBlocks.unpack(body)) for header, body in (node.read(), node.read())), strict=True)
     assert [len(drop.keys) for drop in drops] == [SLICE_ROWS, 100]
     for header, drop in zip(headers, drops, strict=True):
         node.answer(header, Flags(bytes(key != keys[0] for key in drop.keys)))
@@ -473,18 +475,18 @@ def test_nothing_more_is_removed_once_the_asker_has_hung_up(places: Places) -> N
     asker = places.client().detach()
     asker.sendall(frame(RemoveMatching("", 1, "*", force=1)))
     header, body = node.read()
-    assert Drop.unpack(body).force == 1
+    assert DeleteBlocks.unpack(body).force == 1
     asker.close()
     master = places.master
     assert master is not None
     eventually(
         lambda: master.reactor.call(lambda: len(master._server.sessions) == 1, deadline_s=TIMEOUT_S), "the node's session to be left"
     )
-    node.answer(header, Flags(bytes(len(Drop.unpack(body).keys))))
+    node.answer(header, Flags(bytes(len(DeleteBlocks.unpack(body).keys))))
     client = places.client()
     asking = Asking(client, Remove([b"00000"]))
     header, body = node.read()
-    assert Drop.unpack(body).keys == [b"00000"], "nothing came between"
+    assert DeleteBlocks.unpack(body).keys == [b"00000"], "nothing came between"
     node.answer(header, Flags(b"\1"))
     assert asking.result() == b"\1"
     client.close()
@@ -496,7 +498,7 @@ def test_a_pin_with_a_time_is_told_to_the_node_and_its_end_too(client: Channel, 
     asking = Asking(client, PinFor([b"a", b"none"], 1))
     for pinned in (1, 0):
         header, body = node.read()
-        assert (Hold.unpack(body).keys, Hold.unpack(body).pinned) == ([b"a"], pinned)
+        assert (SetPinned.unpack(body).keys, SetPinned.unpack(body).pinned) == ([b"a"], pinned)
         node.answer(header, Flags(b"\1"))
     assert asking.result() == b"\1\0"
 
@@ -518,14 +520,16 @@ def test_a_node_that_has_not_registered_learns_only_where_to(places: Places) -> 
     channel.close()
 
 
-def claim(node: NodeSide, *keys: bytes, size: int = 100, checksum: int = 7, held: int = 0) -> Grants:
+def claim(node: NodeSide, *keys: bytes, size: int = 100, checksum: int = 7, held: int = 0) -> ReserveReply:
     count = len(keys)
-    message = Claim(node.registration.registration_epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held)
+    message = CommitBlocks(
+        node.registration.registration_epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held
+    )
     header, body = node.ask(message)
     if header.type == Failure.TYPE:
         failure = Failure.unpack(body)
         raise from_code(failure.code, failure.text)
-    return Grants.unpack(body)
+    return ReserveReply.unpack(body)
 
 
 def test_a_claim_whose_answer_fails_is_entered_and_its_node_begins_anew(
@@ -534,13 +538,13 @@ def test_a_claim_whose_answer_fails_is_entered_and_its_node_begins_anew(
     """Nobody could put the block else until its reservation had expired, and the node would wait for an answer."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "reply", lambda session, request_id, message: 1 // 0)
-        message = Claim(node.registration.registration_epoch, TENANT, "ns", [b"a"], [100], [7], [b""])
+        message = CommitBlocks(node.registration.registration_epoch, TENANT, "ns", [b"a"], [100], [7], [b""])
         node.sock.sendall(frame(message, 1))
         assert node.sock.recv(1) == b""
     again = NodeSide(places)
     again.publish(phase=PHASE_SYNC_BEGIN)
     again.publish(phase=PHASE_SYNC_END)
-    assert ask(client, Reserve([b"a"], [100]), Grants).statuses == bytes([GRANTED]), "the node has named no such block"
+    assert ask(client, Reserve([b"a"], [100]), ReserveReply).statuses == bytes([GRANTED]), "the node has named no such block"
     again.close()
 
 
@@ -559,7 +563,7 @@ def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node:
     with pytest.raises(StaleEpoch):
         claim(node, b"a")
     with pytest.raises(Unauthorized):
-        ask(client, Claim(1, TENANT, "", [b"a"], [1], [1], [b""]), Grants)
+        ask(client, CommitBlocks(1, TENANT, "", [b"a"], [1], [1], [b""]), ReserveReply)
 
 
 def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

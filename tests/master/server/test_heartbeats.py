@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
 from kvstore.testing.transfer.waiting import eventually
@@ -38,7 +38,7 @@ def said_raw(node: NodeSide, said: bytes) -> pb.HeartbeatReply:
     if header.type == Failure.TYPE:
         failure = Failure.unpack(memoryview(body))
         raise from_code(failure.code, failure.text)
-    return pb.HeartbeatReply.FromString(Heard.unpack(memoryview(body)).said)
+    return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(memoryview(body)).said)
 
 
 def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.master.directory.index.inventory_comparison import Comparison
-from kvstore.master.leadership.leader import Leading
+from kvstore.master.directory.index.inventory_comparison import DigestComparison
+from kvstore.master.leadership.leader import LeaderRole
 from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.master_messages import Exists
@@ -29,7 +29,7 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
         yield found
 
 
-def leading(places: Places) -> Leading:
+def leading(places: Places) -> LeaderRole:
     assert places.master is not None
     return places.master.partitions[0].standing.leading()
 
@@ -113,7 +113,7 @@ def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_com
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)
     with monkeypatch.context() as patch:
-        patch.setattr(Comparison, "_sum", lambda self, begin: 1 // 0)
+        patch.setattr(DigestComparison, "_sum", lambda self, begin: 1 // 0)
         assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
     assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
     node.close()
@@ -124,7 +124,7 @@ def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)
     with monkeypatch.context() as patch:
-        patch.setattr(Comparison, "flags", lambda self: 1 // 0)
+        patch.setattr(DigestComparison, "flags", lambda self: 1 // 0)
         send(node, 5, message)
         assert node.sock.recv(1) == b""
     node.close()

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import (
     Exists,
-    Grants,
     Locations,
     Lookup,
     MatchPrefix,
@@ -24,6 +23,7 @@ from kvstore.protocol.master_messages import (
     Remove,
     Replicate,
     Reserve,
+    ReserveReply,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
@@ -88,7 +88,7 @@ def come(places: Places, name: str = "one") -> NodeSide:
     return node
 
 
-def command(node: NodeSide) -> Header:
+def command(node: NodeSide) -> FrameHeader:
     """What the master has the node do."""
     header, _body = node.read()
     return header if header.type != Ok.TYPE else node.read()[0]
@@ -126,16 +126,16 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
 
 def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new_block_does_not_wait(places: Places) -> None:
     """That it is there is said once its node's inventory has named it; until then the writer asks again."""
-    of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), Grants)
+    of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), ReserveReply)
     await_waiting(places, 1)
     client = places.client()
     two = come(places, "two")
-    assert ask(client, Reserve([b"newer"], [1]), Grants).statuses == bytes([GRANTED])
+    assert ask(client, Reserve([b"newer"], [1]), ReserveReply).statuses == bytes([GRANTED])
     one = NodeSide(places)
     one.publish(phase=PHASE_SYNC_BEGIN)
     assert of_both.result().statuses == bytes([BUSY, GRANTED])
     one.sync(Event(b"a"))
-    assert ask(client, Reserve([b"a", b"b"], [1, 1]), Grants).statuses == bytes([PRESENT, GRANTED])
+    assert ask(client, Reserve([b"a", b"b"], [1, 1]), ReserveReply).statuses == bytes([PRESENT, GRANTED])
     client.close()
     for node in (one, two):
         node.close()
@@ -239,7 +239,7 @@ def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(p
     node = NodeSide(places)
     heartbeat = pb.HeartbeatRequest(node_id=node.registration.node_id, registration_epoch=node.registration.registration_epoch)
     header, _body = node.ask(Heartbeat(heartbeat.SerializeToString()))
-    assert header.type == Heard.TYPE, "that is the next word after the Welcome"
+    assert header.type == HeartbeatResponse.TYPE, "that is the next word after the Welcome"
     node.sock.sendall(frame(publish(node.registration.registration_epoch, (), PHASE_SYNC_BEGIN), 1))
     node.answer(command(node), Flags(b"\1"))
     assert asked.result() == Flags(b"\1")
@@ -271,7 +271,7 @@ def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Pl
 
 def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, catalog: dict[str, Any]) -> None:
     with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
-        assert isinstance(Asking(places, Reserve([b"a"], [1]), Grants).result(), Unavailable), (
+        assert isinstance(Asking(places, Reserve([b"a"], [1]), ReserveReply).result(), Unavailable), (
             "no node has come to which it could be written"
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Copy, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, CopyBlocks, RevokeCredentials, TicketKey
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.security.actor import THIS_MASTER
@@ -89,7 +89,7 @@ def test_no_token_and_no_digest_of_a_tenant_reaches_a_node(places: Places, node:
     other.sync()
     places.replicate("red", [b"a"], node_id=other.registration.node_id, source_node_id=node.registration.node_id)
     header, _body = other.read()
-    assert header.type == Copy.TYPE
+    assert header.type == CopyBlocks.TYPE
     other.answer(header, Flags(b"\1"))
     said += node.registration.SerializeToString() + other.registration.SerializeToString() + node.heard + other.heard
     assert other.registration.ticket_key.secret in said, "what is looked for would be found"
@@ -106,7 +106,7 @@ def test_an_order_to_copy_brings_a_pass_for_just_these_blocks_at_their_source(pl
     other.sync()
     places.replicate("red", [b"a"], node_id=other.registration.node_id, source_node_id=node.registration.node_id)
     _header, body = other.read()
-    order = Copy.unpack(body)
+    order = CopyBlocks.unpack(body)
     shown = node.open(order.shown)
     assert (shown.tenant, shown.role, shown.node_id) == ("red", 0, node.registration.node_id)
     assert shown.blocks == {fingerprint(b"a", order.generations[0])}
@@ -118,7 +118,7 @@ def test_an_order_to_copy_brings_a_pass_for_just_these_blocks_at_their_source(pl
 def read_word(node: Node, kind: type[Message]) -> Message:
     header, body = node.read()
     assert header.type == kind.TYPE
-    node.answer(header, Count(0) if kind is Revoke else Ok())
+    node.answer(header, Count(0) if kind is RevokeCredentials else Ok())
     return kind.unpack(body)
 
 
@@ -140,14 +140,14 @@ def test_a_key_is_followed_by_another_that_is_used_once_the_node_says_that_it_ha
 def test_a_token_that_is_gone_is_revoked_at_nodes_and_again_when_they_come_back(places: Places, node: Node, folder: Path) -> None:
     red, blue = node.open(ticket_of(places)), node.open(ticket_of(places, "blue"))
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))
-    revoke = read_word(node, Revoke)
-    assert isinstance(revoke, Revoke)
+    revoke = read_word(node, RevokeCredentials)
+    assert isinstance(revoke, RevokeCredentials)
     assert (revoke.tenant, list(revoke.credentials)) == ("red", [red.credential])
     node.close()
     again = Node(places)
     again.sock.sendall(frame(publish(again.registration.registration_epoch, [], PHASE_SYNC_BEGIN)))
-    told = read_word(again, Revoke)
-    assert isinstance(told, Revoke)
+    told = read_word(again, RevokeCredentials)
+    assert isinstance(told, RevokeCredentials)
     assert list(told.credentials) == [red.credential] != [blue.credential]
     again.close()
 
@@ -165,9 +165,9 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
         assert tickets is not None
         return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
 
-    read_word(node, Revoke)
+    read_word(node, RevokeCredentials)
     eventually(lambda: untold() == {other.registration.node_id}, "one of two knows")
-    read_word(other, Revoke)
+    read_word(other, RevokeCredentials)
     eventually(lambda: untold() == set(), "both know")
     other.close()
 
@@ -176,7 +176,7 @@ def test_a_node_that_does_not_say_that_it_knows_is_hung_up_on(places: Places, no
     ticket_of(places)
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))
     header, _body = node.read()
-    assert header.type == Revoke.TYPE
+    assert header.type == RevokeCredentials.TYPE
     node.answer(header, Failure(1, "it cannot"))
     with pytest.raises(AssertionError, match="the master hung up"):
         node.read()

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from kvstore.master.server.time_slices import Turns
+from kvstore.master.server.time_slices import TimeSlicer
 from tests.garbage import assert_no_garbage
 
 
@@ -17,7 +17,7 @@ def run(slices: Sequence[Sequence[bytes]], wanted: Callable[[], bool] = lambda: 
         worked.append(list(keys))
         queue.append(lambda: done(len(keys)))
 
-    Turns(queue.append, wanted).of(iter(slices), work, told.append)
+    TimeSlicer(queue.append, wanted).of(iter(slices), work, told.append)
     while queue:
         queue.popleft()()
     return worked, told

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.router.answer_reader import DONE, EventParser
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
 from kvstore.router.fake_engine.app import DecodeApp, PrefillApp
-from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
+from kvstore.router.fake_engine.blocks import BlockStore, PinnedNodeClient
 from kvstore.router.fake_engine.compute import DecodeEngine, PrefillEngine, text_of
 from tests.router.scripted import completion, following, placement
 
@@ -35,11 +35,11 @@ class Times:
 
 
 @contextlib.asynccontextmanager
-async def apps(cluster: Cluster, model: str, speedup: float = 1e6) -> AsyncIterator[tuple[web.Application, web.Application]]:
+async def apps(cluster: LocalCluster, model: str, speedup: float = 1e6) -> AsyncIterator[tuple[web.Application, web.Application]]:
     """A prefill and a decode engine that share a store."""
     namespace = Namespace(model=model, dtype="bfloat16", block_tokens=4)
-    fixed = InstanceReport(name=model, role=Role.PREFILL, address="http://nowhere")
-    async with TiedClient(cluster.address, "node-0", tenant="", token="") as client:
+    fixed = InstanceReport(name=model, role=InstanceRole.PREFILL, address="http://nowhere")
+    async with PinnedNodeClient(cluster.address, "node-0", tenant="", token="") as client:
         blocks = BlockStore(client, namespace, 64)
         with SchedulerClient(ClientSettings(master=cluster.address)) as scheduler, Reporter(scheduler, lambda: fixed) as reporter:
             decode = DecodeEngine(Times(), speedup=speedup, capacity_tokens=1000, on_step=lambda *_: None)
@@ -47,7 +47,7 @@ async def apps(cluster: Cluster, model: str, speedup: float = 1e6) -> AsyncItera
             yield PrefillApp("p", prefill, reporter).web, DecodeApp(decode, reporter, blocks, namespace).web
 
 
-async def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
+async def test_the_router_gets_from_both_what_it_asks_for(two_nodes: LocalCluster) -> None:
     async with apps(two_nodes, "both") as (prefill, decode), TestServer(prefill) as first, TestServer(decode) as second:
         engines = Engines(RouterSettings(model="both"))
         where = placement(str(first.make_url("/")), str(second.make_url("/")), prefix_blocks=0)
@@ -73,7 +73,9 @@ async def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) ->
         ({"kv_transfer_params": {"blocks": 4}}, 503, "the blocks of the prompt are not in the store any more"),
     ],
 )
-async def test_what_a_decode_engine_cannot_do_is_an_error(two_nodes: Cluster, change: dict[str, Any], status: int, message: str) -> None:
+async def test_what_a_decode_engine_cannot_do_is_an_error(
+    two_nodes: LocalCluster, change: dict[str, Any], status: int, message: str
+) -> None:
     async with apps(two_nodes, "errors") as (_, decode), TestClient(TestServer(decode)) as client:
         response = await client.post("/v1/completions", json={**BODY, **change})
         assert response.status == status

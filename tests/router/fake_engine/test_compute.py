@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
-from kvstore.router.fake_engine.blocks import BlockStore, TiedClient
-from kvstore.router.fake_engine.compute import Clock, DecodeEngine, Joined, PrefillEngine
+from kvstore.router.fake_engine.blocks import BlockStore, PinnedNodeClient
+from kvstore.router.fake_engine.compute import Clock, DecodeEngine, DecodingSequence, PrefillEngine
 from tests.router.scripted import following
 
 NOBODY = "127.0.0.1:1"
@@ -29,7 +29,7 @@ async def engine(
     master: str, model: str, speedup: float = 1e6, clock: Clock = time.monotonic
 ) -> AsyncIterator[tuple[PrefillEngine, BlockStore, Namespace]]:
     namespace = Namespace(model=model, dtype="bfloat16", block_tokens=4)
-    async with TiedClient(master, "node-0", tenant="", token="") as client:
+    async with PinnedNodeClient(master, "node-0", tenant="", token="") as client:
         blocks = BlockStore(client, namespace, 64)
         yield PrefillEngine(Times(), blocks, namespace, speedup=speedup, clock=clock), blocks, namespace
 
@@ -44,7 +44,7 @@ async def begun(prefill: PrefillEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: Cluster) -> None:
+async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "once") as (prefill, blocks, namespace):
         tokens = list(range(18))
         first = await prefill.run(tokens, prefix_blocks=0, on_queued=nothing)
@@ -58,7 +58,7 @@ async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_no
         assert obeyed.prefix_tokens == 4
 
 
-async def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: Cluster) -> None:
+async def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
         queued: list[float] = []
         assert prefill.queue_s == 0
@@ -72,7 +72,7 @@ async def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_
         assert prefill.queue_s == 0
 
 
-async def test_a_cancelled_prefill_gives_its_turn_to_the_next(two_nodes: Cluster) -> None:
+async def test_a_cancelled_prefill_gives_its_turn_to_the_next(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "turn", speedup=1.0) as (prefill, _, _):
         running = asyncio.create_task(prefill.run([1] * 30_000, prefix_blocks=0, on_queued=nothing))
         await begun(prefill)
@@ -88,9 +88,9 @@ async def test_an_engine_goes_on_without_its_store() -> None:
         assert (done.prefix_tokens, done.blocks, done.duration_s) == (0, 0, 0.8)
 
 
-async def test_wrong_bytes_are_no_prefix(two_nodes: Cluster) -> None:
+async def test_wrong_bytes_are_no_prefix(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "wrong") as (prefill, _, namespace):
-        async with TiedClient(two_nodes.address, "node-0", tenant="", token="") as client:
+        async with PinnedNodeClient(two_nodes.address, "node-0", tenant="", token="") as client:
             await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace, ack="cluster")
         with pytest.raises(Corrupt):
             await prefill.run([1, 2, 3, 4], prefix_blocks=1, on_queued=nothing)
@@ -109,7 +109,7 @@ def decode_engine(capacity_tokens: int = 0) -> tuple[DecodeEngine, list[tuple[in
     return DecodeEngine(StepTimes(), speedup=1e6, capacity_tokens=capacity_tokens, on_step=lambda *step: steps.append(step)), steps
 
 
-async def made(of: DecodeEngine, sequence: Joined, count: int) -> list[int]:
+async def made(of: DecodeEngine, sequence: DecodingSequence, count: int) -> list[int]:
     try:
         return [await sequence.made.get() for _ in range(count)]
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol import control_pb2 as pb
@@ -50,7 +50,7 @@ def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> No
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_its_reports_say_what_it_is(two_nodes: Cluster, tmp_path: Path) -> None:
+def test_its_reports_say_what_it_is(two_nodes: LocalCluster, tmp_path: Path) -> None:
     flags = ("--role", "decode", "--node", "node-1", "--name", "told")
     engine = Process("kvstore.router.fake_engine.engine", *flags, "--master", two_nodes.address, log=tmp_path / "log")
     try:

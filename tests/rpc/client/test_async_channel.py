@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
+from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, pack_header
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Put, Release, Slabs
+from kvstore.protocol.node_messages import MapSlabs, Put, ReleaseLeases
 from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.async_channel import AsyncChannel
@@ -78,7 +78,7 @@ def frame(message: Message, request_id: int = 1, payload_bytes: int = 0) -> byte
     return pack_header(message.TYPE, request_id, len(body), payload_bytes) + body
 
 
-def values(*parts: bytes) -> Callable[[Session, Header, Message], None]:
+def values(*parts: bytes) -> Callable[[Session, FrameHeader, Message], None]:
     return lambda session, header, message: session.reply(header.request_id, Ok(), parts)
 
 
@@ -102,7 +102,7 @@ def test_large_payloads_go_both_ways_over_tcp_and_unix(daemon: Started, unix: bo
 
 def test_descriptors_come_along_and_are_the_callers(daemon: Started) -> None:
     async def scenario(channel: AsyncChannel) -> None:
-        answer, fds = await channel.call_for_fds(Slabs([1, 0, 2]), Deadline(5))
+        answer, fds = await channel.call_for_fds(MapSlabs([1, 0, 2]), Deadline(5))
         assert list(answer.sizes) == [4096, 0, 4096]
         assert len(fds) == 2
         for fd in fds:
@@ -167,7 +167,7 @@ def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
 def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
     async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         with pytest.raises(DeadlineExceeded):
-            await channel.call_for_fds(Slabs([1]), Deadline(0.2))
+            await channel.call_for_fds(MapSlabs([1]), Deadline(0.2))
         assert not channel.is_open
 
     with_pair(scenario)
@@ -218,7 +218,7 @@ GARBAGE = [
 def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
     async def hung_up(channel: AsyncChannel) -> None:
         with pytest.raises(Unavailable):
-            await channel.call_for_fds(Slabs([1]), Deadline(5))
+            await channel.call_for_fds(MapSlabs([1]), Deadline(5))
 
     with_peer([], hung_up)
 
@@ -227,7 +227,7 @@ def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
         socket.send_fds(theirs, [frame(Welcome(1, "x"))], [fd])
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError):
-            await channel.call_for_fds(Slabs([1]), Deadline(5))
+            await channel.call_for_fds(MapSlabs([1]), Deadline(5))
         assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
         os.close(fd)
 
@@ -237,7 +237,7 @@ def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
 def test_a_cancelled_post_closes_the_channel() -> None:
     async def scenario(channel: AsyncChannel, theirs: socket.socket) -> None:
         channel._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        post = asyncio.create_task(channel.post(Release([1] * 60_000)))
+        post = asyncio.create_task(channel.post(ReleaseLeases([1] * 60_000)))
         await asyncio.sleep(0)
         post.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -19,7 +19,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unaut
 from kvstore.protocol.frames import HEADER_BYTES
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import MapSlabs, MapSlabsReply, Put, ReleaseLeases
 from kvstore.protocol.session_messages import SERVER_NODE, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.busy_poll import BusyPoll
@@ -207,9 +207,9 @@ def test_values_are_sent_from_many_buffers_whatever_the_socket_takes(
 
 def test_a_post_to_a_peer_that_is_gone_closes_the_channel_quietly(line: Line) -> None:
     line.peer.close()
-    line.channel.post(Release([3]))
+    line.channel.post(ReleaseLeases([3]))
     assert not line.channel.is_open
-    line.channel.post(Release([3]))
+    line.channel.post(ReleaseLeases([3]))
 
 
 # --- values of an answer ---
@@ -273,7 +273,7 @@ def test_a_peer_that_does_not_read_is_left_at_the_deadline(either: Line) -> None
 
 def test_a_peer_that_is_late_with_descriptors_is_left_at_the_deadline(line: Line) -> None:
     with pytest.raises(DeadlineExceeded):
-        line.channel.call_for_fds(Slabs([1]), Deadline(SOON_S))
+        line.channel.call_for_fds(MapSlabs([1]), Deadline(SOON_S))
     assert not line.channel.is_open
 
 
@@ -330,7 +330,7 @@ def test_no_bytes_of_a_peer_raise_anything_but_our_errors(garbage: bytes) -> Non
 
 def send_slabs(line: Line, sizes: list[int], fds: list[int], request_id: int = 1) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    line.peer.sendmsg([frame(SlabFds(sizes), request_id)], ancillary)
+    line.peer.sendmsg([frame(MapSlabsReply(sizes), request_id)], ancillary)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def slab(tmp_path: Path) -> Iterator[int]:
 
 def test_descriptors_come_with_their_answer(line: Line, slab: int) -> None:
     send_slabs(line, [4, 0, 4], [slab, slab])
-    answer, fds = line.channel.call_for_fds(Slabs([1, 2, 3]), Deadline(10))
+    answer, fds = line.channel.call_for_fds(MapSlabs([1, 2, 3]), Deadline(10))
     assert list(answer.sizes) == [4, 0, 4]
     assert [os.pread(fd, 9, 0) for fd in fds] == [b"slab", b"slab"]
     assert not any(os.get_inheritable(fd) for fd in fds)
@@ -356,7 +356,7 @@ def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_lea
     before = open_descriptors()
     send_slabs(line, sizes, [slab])
     with pytest.raises(ProtocolError, match="1 descriptors for slabs of"):
-        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+        line.channel.call_for_fds(MapSlabs([1]), Deadline(10))
     assert open_descriptors() == before - 1, "the channel's own socket is closed too"
 
 
@@ -364,7 +364,7 @@ def test_descriptors_of_an_answer_that_cannot_be_read_do_not_leak(line: Line, sl
     before = open_descriptors()
     send_slabs(line, [4], [slab], request_id=77)
     with pytest.raises(ProtocolError):
-        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+        line.channel.call_for_fds(MapSlabs([1]), Deadline(10))
     assert open_descriptors() == before - 1
 
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import Full, ProtocolError, TooManyConnections
-from kvstore.protocol.frames import HEADER, TAKES_TRACES, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER, TAKES_TRACES, VERSION, FrameHeader, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
@@ -29,9 +29,9 @@ def protocol() -> ClientProtocol:
     return protocol
 
 
-def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[Header, memoryview]:
+def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[FrameHeader, memoryview]:
     body = message.pack()
-    return Header(message.TYPE, request_id, 0, len(body), payload_bytes), memoryview(body)
+    return FrameHeader(message.TYPE, request_id, 0, len(body), payload_bytes), memoryview(body)
 
 
 def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
@@ -69,7 +69,7 @@ def greeted(takes: int) -> ClientProtocol:
     protocol = ClientProtocol(Address(unix="/the/peer"))
     protocol.request(Hello(1), Deadline(10))
     body = Welcome(SERVER_NODE, "n").pack()
-    protocol.answer(Header(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
+    protocol.answer(FrameHeader(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
     return protocol
 
 
@@ -104,11 +104,11 @@ def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -
         (arrived(Flags(b"\1"), 0), "type 5 where Flags belongs"),
         (arrived(Failure(Full.code, "another's"), 9), "type 3 where Flags belongs"),
         (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 where Flags belongs"),
-        ((Header(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "ends where"),
-        ((Header(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
+        ((FrameHeader(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "ends where"),
+        ((FrameHeader(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
     ],
 )
-def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tuple[Header, memoryview], why: str) -> None:
+def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tuple[FrameHeader, memoryview], why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         protocol.answer(*frame, Flags)
 

@@ -14,7 +14,7 @@ from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.connection_pool import Loan, Pool
+from kvstore.rpc.client.connection_pool import ConnectionLease, ConnectionPool
 from kvstore.rpc.deadline import Deadline
 from tests.rpc.daemon_child import Daemon, running
 from tests.rpc.wires import Item
@@ -33,7 +33,7 @@ def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> N
         item = Item(A)
         item.is_settled = is_settled
         kept: list[Item] = []
-        loan = Loan(item, kept.append, reused=True)
+        loan = ConnectionLease(item, kept.append, reused=True)
         loan.give_back(error)
         loan.give_back(error)
         assert (item.is_open, kept) == (stays, [item])
@@ -46,8 +46,8 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
+def pool() -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     yield pool
     pool.close()
 
@@ -55,7 +55,7 @@ def pool() -> Iterator[Pool]:
 Started = tuple[Daemon, Address, Address]
 
 
-def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) -> None:
+def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: ConnectionPool) -> None:
     for _ in range(3):
         with pool.take(daemon[1], Deadline(20)) as loan:
             assert loan.channel.call(Nodes(), Ok, Deadline(20)) == Ok()
@@ -64,16 +64,16 @@ def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) 
     assert loan.channel.welcome.epoch == 42
 
 
-def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: Pool) -> None:
+def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: ConnectionPool) -> None:
     other = Hello(1, "tenant", name="me", ticket=b"a ticket")
     for _ in range(2):
         pool.take(daemon[1], Deadline(20), other).give_back()
     assert daemon[0].hellos == [other], "one that is open has said it"
 
 
-def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, pool: Pool) -> None:
+def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, pool: ConnectionPool) -> None:
     first, second = pool.take(daemon[2], Deadline(20)), pool.take(daemon[2], Deadline(20))
-    taken: list[Loan[Channel]] = []
+    taken: list[ConnectionLease[Channel]] = []
     waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(20))))
     waiter.start()
     while not pool._shelf.waiting(daemon[2]):
@@ -88,7 +88,7 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
     third.give_back()
 
 
-def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) -> None:
+def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: ConnectionPool) -> None:
     loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
     heard: list[BaseException] = []
 
@@ -110,7 +110,7 @@ def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) ->
         assert not loan.channel.is_open
 
 
-def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) -> None:
+def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: ConnectionPool) -> None:
     daemon[0].refusal = Unauthorized("no")
     for _ in range(5):
         with pytest.raises(Unauthorized):
@@ -119,18 +119,18 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) 
 
 
 def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
-    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
+    pool = ConnectionPool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
     pool.close()
 
 
-def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: Pool) -> None:
+def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: ConnectionPool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineExceeded):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(0.02))
 
 
-def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: Pool) -> None:
+def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: ConnectionPool) -> None:
     assert pool.borrow(daemon[1]) is None
     pool.take(daemon[1], Deadline(20)).give_back()
     borrowed = pool.borrow(daemon[1])
@@ -142,7 +142,7 @@ def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: Poo
     assert pool.counts(daemon[1]) == (0, 1)
 
 
-def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: Pool) -> None:
+def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: ConnectionPool) -> None:
     pool.take(daemon[1], Deadline(20)).give_back()
     turn, channel = pool.borrow(daemon[1]) or (None, None)
     assert turn is not None
@@ -152,7 +152,7 @@ def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daem
     assert pool.counts(daemon[1]) == (0, 0)
 
 
-def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
+def test_no_thread_starves_behind_others(daemon: Started, pool: ConnectionPool) -> None:
     """More threads than channels, each as fast as it can: all go on until each has had a channel several times."""
     threads_count, times = 12, 5
     done = [0] * threads_count
@@ -178,10 +178,10 @@ def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
 
 def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
     """The daemon refuses the third: its caller waits for one of the two that there are."""
-    pool = Pool(HELLO, ClientSettings(max_channels=9, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
+    pool = ConnectionPool(HELLO, ClientSettings(max_channels=9, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
     daemon[0].refusal = TooManyConnections("all 2 connections are in use")
-    taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
+    taken: SimpleQueue[ConnectionLease[Channel]] = SimpleQueue()
     waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(60))))
     waiter.start()
     while not pool._shelf.waiting(daemon[2]):

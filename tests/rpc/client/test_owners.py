@@ -11,7 +11,17 @@ from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreEr
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.owners import LONGEST_PAUSE, MAX_NAMED, PASSED_OVER, Masters, Round, await_owner, find_owner, looks, pauses
+from kvstore.rpc.client.owners import (
+    LONGEST_PAUSE,
+    MAX_NAMED,
+    PASSED_OVER,
+    Masters,
+    OwnerSearchRound,
+    await_owner,
+    find_owner,
+    looks,
+    pauses,
+)
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import eventually
 from tests.garbage import assert_no_garbage
@@ -58,7 +68,7 @@ def test_those_named_are_known_beside_those_given_the_latest_so_many() -> None:
 
 def test_each_is_asked_once_and_whom_it_names_next() -> None:
     masters = Masters([A, B, C])
-    asking = Round(masters)
+    asking = OwnerSearchRound(masters)
     assert asking.next() == A
     assert not asking.is_owner(A, standing_by("c:1"))
     assert asking.next() == C
@@ -69,7 +79,7 @@ def test_each_is_asked_once_and_whom_it_names_next() -> None:
 
 
 def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
-    asking = Round(Masters([A, B]))
+    asking = OwnerSearchRound(Masters([A, B]))
     for address, named in ((A, "b:1"), (B, "a:1")):
         assert asking.next() == address
         assert not asking.is_owner(address, standing_by(named))
@@ -79,7 +89,7 @@ def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
 
 
 def test_a_chain_of_names_ends() -> None:
-    asking = Round(Masters([A]))
+    asking = OwnerSearchRound(Masters([A]))
     count = 0
     while (address := asking.next()) is not None:
         count += 1
@@ -88,7 +98,7 @@ def test_a_chain_of_names_ends() -> None:
 
 
 def test_a_refusal_is_told_before_what_is_unavailable() -> None:
-    asking = Round(Masters([A, B, C]))
+    asking = OwnerSearchRound(Masters([A, B, C]))
     failures: tuple[KVStoreError, ...] = (Unavailable("away"), ProtocolError("another version"), Unauthorized("no"))
     for address, failure in zip((A, B, C), failures, strict=True):
         asking.failed(address, failure)
@@ -117,7 +127,7 @@ class Clock:
 
 
 def wait_in_vain(masters: Masters, clock: Clock, address: Address, ns: int) -> None:
-    asking = Round(masters)
+    asking = OwnerSearchRound(masters)
     clock.ns += ns
     asking.failed(address, DeadlineExceeded("no answer"))
 
@@ -128,8 +138,8 @@ def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
         wait_in_vain(masters, clock, address, 1)
     assert masters.in_order() == [C, A, B]
     assert list(map(masters.silences, (A, B, C))) == [1, 2, 0]
-    Round(masters).failed(A, Unavailable("cannot connect to a:1"))
-    Round(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
+    OwnerSearchRound(masters).failed(A, Unavailable("cannot connect to a:1"))
+    OwnerSearchRound(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
     assert masters.in_order() == [B, C, A]
     assert masters.silences(B) == 0
 
@@ -149,7 +159,7 @@ def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_
     wait_in_vain(masters, clock, B, 100)
     for passed_ns, asked_last in ((100 * PASSED_OVER - 1, None), (1, B)):
         clock.ns += passed_ns
-        asking = Round(masters)
+        asking = OwnerSearchRound(masters)
         assert asking.next() == A
         asking.failed(A, Unavailable("cannot connect to a:1"))
         assert asking.next() == C
@@ -164,11 +174,11 @@ def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner_or_one_names_it
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
-    asking = Round(masters, besides=A)
+    asking = OwnerSearchRound(masters, besides=A)
     assert asking.next() == C
     asking.failed(C, Unavailable("cannot connect to c:1"))
     assert asking.next() == B
-    asking = Round(masters)
+    asking = OwnerSearchRound(masters)
     assert asking.next() == A
     asking.is_owner(A, standing_by("b:1"))
     assert asking.next() == B

@@ -5,7 +5,7 @@ import weakref
 import pytest
 
 from kvstore.rpc.address import Address
-from kvstore.rpc.client.pool_state import HANDOVER_INTERVAL_NS, MIN_CHANNELS, RETRY_NS, Shelf, Turn, Waiter, leave_all_to_parent
+from kvstore.rpc.client.pool_state import HANDOVER_INTERVAL_NS, MIN_CHANNELS, RETRY_NS, ChannelTurn, PoolState, Waiter, leave_all_to_parent
 from tests.rpc.wires import Item
 
 A, B = Address("a", 1), Address("b", 1)
@@ -23,17 +23,17 @@ class Caller(Waiter[Item]):
         self.woken += 1
 
 
-def make(*, max_channels: int = 9, max_open: int = 99, idle_ttl_s: float = 60) -> Shelf[Item]:
-    return Shelf(max_channels=max_channels, max_open=max_open, idle_ttl_s=idle_ttl_s)
+def make(*, max_channels: int = 9, max_open: int = 99, idle_ttl_s: float = 60) -> PoolState[Item]:
+    return PoolState(max_channels=max_channels, max_open=max_open, idle_ttl_s=idle_ttl_s)
 
 
-def borrow(shelf: Shelf[Item], address: Address = A) -> tuple[Turn, Item | None]:
+def borrow(shelf: PoolState[Item], address: Address = A) -> tuple[ChannelTurn, Item | None]:
     turn, item = shelf.lend(address)
     assert turn is not None
     return turn, item
 
 
-def opened(shelf: Shelf[Item], address: Address = A) -> tuple[Turn, Item]:
+def opened(shelf: PoolState[Item], address: Address = A) -> tuple[ChannelTurn, Item]:
     """A turn, and the new channel that it lacked."""
     turn, none = borrow(shelf, address)
     assert none is None
@@ -42,7 +42,7 @@ def opened(shelf: Shelf[Item], address: Address = A) -> tuple[Turn, Item]:
     return turn, item
 
 
-def queued(shelf: Shelf[Item], count: int) -> list[Caller]:
+def queued(shelf: PoolState[Item], count: int) -> list[Caller]:
     callers = [Caller() for _ in range(count)]
     for caller in callers:
         assert shelf.lend_or_queue(A, caller) == (None, None)

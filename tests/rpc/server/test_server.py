@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import ConfigError, TooManyConnections
-from kvstore.protocol.frames import HEADER_BYTES, MAX_BATCH, Header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_BATCH, FrameHeader
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello, Ok
@@ -24,7 +24,7 @@ from kvstore.rpc.server.server import (
     HELLO_TIMEOUT_S,
     MAX_HELLO_BYTES,
     ConnectionLimits,
-    Nobody,
+    NullHandler,
     Server,
     default_run_dir,
 )
@@ -43,7 +43,7 @@ class Daemon:
         self.handler = Recorder(on_frame=self._answer)
         self.server = Server(self.reactor, self.handler, ConnectionLimits(max_connections, **options))
 
-    def _answer(self, session: Session, header: Header, body: bytes) -> None:
+    def _answer(self, session: Session, header: FrameHeader, body: bytes) -> None:
         if header.type == Hello.TYPE:
             session.context = Hello.unpack(memoryview(body)).name
         session.reply(header.request_id, self.answer)
@@ -360,7 +360,7 @@ def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
 
 
 def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handler_that_it_gets(daemon: Daemon) -> None:
-    server = Server(daemon.reactor, Nobody(), ConnectionLimits(2))
+    server = Server(daemon.reactor, NullHandler(), ConnectionLimits(2))
     address = server.listen_tcp("127.0.0.1", 0)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, QuotaExceeded, StaleEpoch, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, SPREADS_READS, TAKES_TRACES, VERSION, Header
+from kvstore.protocol.frames import HEADER_BYTES, SPREADS_READS, TAKES_TRACES, VERSION, FrameHeader
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Put, Release
+from kvstore.protocol.node_messages import Put, ReleaseLeases
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.frame_writer import SendLimits
@@ -25,7 +25,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import tenant_loads
 from kvstore.rpc.server.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
 from kvstore.rpc.server.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
-from kvstore.rpc.tracing import BROKEN, Peer, Stopwatch, Tracer, asking_for
+from kvstore.rpc.tracing import BROKEN, ObservedPeer, Stopwatch, Tracer, asking_for
 from kvstore.security.quotas.quota import Quota, Quotas
 from tests.garbage import assert_no_garbage
 from tests.rpc.encrypted_pair import tls_pair
@@ -172,7 +172,7 @@ def test_a_refused_payload_is_thrown_away_and_the_connection_stays_usable(either
 class Taking(Recorder):
     """A handler that serves what has come along with its message at once."""
 
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+    def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         value = session.arrived_payload()
         if value is None:
             return super().payload(session, header, body)
@@ -297,7 +297,7 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
             self.slow_ns = 0
             self.slow_kinds: list[int] = []
 
-        def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+        def slow(self, peer: ObservedPeer, kind: int, elapsed_ns: int) -> None:
             assert elapsed_ns == self.taken_ns[-1]
             self.slow_kinds.append(kind)
 
@@ -314,7 +314,7 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
     assert times.taken_ns[0] > 0
 
     def counted(session: Session, frame: memoryview) -> bool:
-        session.count(Header(Put.TYPE, 8, 0, 4, 5))
+        session.count(FrameHeader(Put.TYPE, 8, 0, 4, 5))
         session.reply(8, Ok())
         return True
 
@@ -449,7 +449,7 @@ def test_no_bytes_of_a_peer_disturb_the_reactor(garbage: bytes) -> None:
 def test_an_error_of_the_handler_is_the_answer_and_the_next_request_is_served(line: Line) -> None:
     errors: list[Exception] = [StaleEpoch("too old"), ValueError("oops")]
 
-    def fail(_session: Session, _header: Header, _body: bytes) -> None:
+    def fail(_session: Session, _header: FrameHeader, _body: bytes) -> None:
         raise errors.pop(0)
 
     line.handler.on_frame = fail
@@ -459,11 +459,11 @@ def test_an_error_of_the_handler_is_the_answer_and_the_next_request_is_served(li
 
 
 def test_a_message_without_an_id_gets_no_answer_even_if_it_fails(line: Line) -> None:
-    def fail(session: Session, _header: Header, _body: bytes) -> None:
+    def fail(session: Session, _header: FrameHeader, _body: bytes) -> None:
         raise Closed("no")
 
     line.handler.on_frame = fail
-    line.send(frame(Release([1]), 0))
+    line.send(frame(ReleaseLeases([1]), 0))
     line.peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         line.peer.recv(1)
@@ -482,7 +482,7 @@ def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(narrow: Line) 
     value = bytes(600_000)
     sent: list[int] = []
 
-    def answer(session: Session, header: Header, _body: bytes) -> None:
+    def answer(session: Session, header: FrameHeader, _body: bytes) -> None:
         session.reply(header.request_id, Ok(), [value], on_sent=lambda: sent.append(header.request_id))
 
     line.handler.on_frame = answer
@@ -680,7 +680,7 @@ def test_a_stranger_begins_no_span_and_garbage_in_a_trace_is_no_error(traced: tu
 def test_a_span_ends_with_the_error_or_with_the_connection(traced: tuple[Line, Spans]) -> None:
     line, spans = traced
 
-    def refuse(session: Session, header: Header, body: bytes) -> None:
+    def refuse(session: Session, header: FrameHeader, body: bytes) -> None:
         if header.request_id == 1:
             raise Full("no room for one secret key")
         span = session.span(header.request_id)
@@ -731,7 +731,7 @@ def test_a_tenants_connection_is_not_read_while_too_much_of_what_it_asked_waits_
     line.session.belongs_to(TenantLoad("red", None))
     for number in range(1, MAX_UNANSWERED + 3):
         line.send(frame(EXISTS, number))
-    line.send(frame(Release([1]), 0))
+    line.send(frame(ReleaseLeases([1]), 0))
     assert len(line.handler.frames) == MAX_UNANSWERED
     assert line.reactor._epoll.poll(0) == [], "nobody looks at it again and again"
     line.session.reply(5, Ok())
@@ -776,7 +776,7 @@ def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(line: L
     """Each request of 600 bytes would have 64 of them opened."""
     opened = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]
 
-    def answer(session: Session, header: Header, _body: bytes) -> None:
+    def answer(session: Session, header: FrameHeader, _body: bytes) -> None:
         session.reply(header.request_id, Ok(), fds=opened)
 
     line.handler.on_frame = answer

@@ -3,9 +3,9 @@
 import pytest
 
 from kvstore.protocol.errors import QuotaExceeded
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.node_messages import Release
+from kvstore.protocol.node_messages import ReleaseLeases
 from kvstore.rpc.server.tenant_loads import InFlight, TenantLoads
 from kvstore.security.quotas.quota import Quota, Quotas
 
@@ -44,8 +44,8 @@ def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybod
     assert loads.refused() == {"connections": 0, "requests_in_flight": 1}
 
 
-def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> Header:
-    return Header(kind, request_id, 0, body_bytes, 0)
+def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> FrameHeader:
+    return FrameHeader(kind, request_id, 0, body_bytes, 0)
 
 
 def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
@@ -55,8 +55,8 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     loads.hold_to(Quotas(Quota(requests_in_flight=2)))
     red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
     mine.belong_to(red)
-    mine.check(asked(0, Release.TYPE))
-    for request in (asked(1), asked(0, Release.TYPE), asked(2)):
+    mine.check(asked(0, ReleaseLeases.TYPE))
+    for request in (asked(1), asked(0, ReleaseLeases.TYPE), asked(2)):
         mine.begin(request)
     assert red.requests == 2, "what gets no answer is no request"
     with pytest.raises(QuotaExceeded):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, GpuFacts, Operation, find_gpu
+from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, GpuFacts, StepOperation, find_gpu
 
 L2_70B, A800 = find_model("llama2-70b"), find_gpu("A800-80G")
 OPT = find_model("opt-6.7b")
@@ -50,7 +50,7 @@ def test_a_figure_that_cannot_be_is_refused() -> None:
         replace(find_gpu("H100"), hbm_bytes=0)
 
 
-def of(model: AnalyticModel, *, new: int = 0, prefix: int = 0, batch: int = 0, context: int = 0) -> dict[str, Operation]:
+def of(model: AnalyticModel, *, new: int = 0, prefix: int = 0, batch: int = 0, context: int = 0) -> dict[str, StepOperation]:
     step = model.operations(new_tokens=new, prefix_tokens=prefix, batch=batch, context_tokens=context)
     return {operation.name: operation for operation in step}
 

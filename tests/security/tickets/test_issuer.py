@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.identity import Identity, IdentityKind, Role
 from kvstore.security.tickets import issuer as issuing
 from kvstore.security.tickets.issuer import PASS_TTL_S, Issuer, NodeKey
 from kvstore.security.tickets.ticket import Ticket, fingerprint, unseal
 
 S = 10**9
-RED = Identity(Kind.TENANT, Role.READ, "red", "first")
+RED = Identity(IdentityKind.TENANT, Role.READ, "red", "first")
 
 
 def issuer(**options: float) -> Issuer:
@@ -56,9 +56,9 @@ def test_those_who_show_the_same_credential_have_the_same_ticket_for_a_quarter_o
     assert ticket(24) == first
     assert ticket(25) != first
     others = [
-        Identity(Kind.TENANT, Role.READ, "red", "second"),
-        Identity(Kind.TENANT, Role.WRITE, "red", "first"),
-        Identity(Kind.TENANT, Role.READ, "blue", "first"),
+        Identity(IdentityKind.TENANT, Role.READ, "red", "second"),
+        Identity(IdentityKind.TENANT, Role.WRITE, "red", "first"),
+        Identity(IdentityKind.TENANT, Role.READ, "blue", "first"),
     ]
     assert len({ticket(26), ticket(26, node_id=6), *(ticket(26, who) for who in others)}) == 5
 
@@ -101,7 +101,7 @@ def test_a_pass_is_for_one_tenants_blocks_at_their_source() -> None:
 def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_back() -> None:
     made = issuer()
     key = made.register(5, 0)
-    second = Identity(Kind.TENANT, Role.READ, "red", "second")
+    second = Identity(IdentityKind.TENANT, Role.READ, "red", "second")
     before = made.ticket(5, RED, left_s=9, now_ns=0)
     other = made.ticket(5, second, left_s=9, now_ns=0)
     assert made.bearers() == [RED, second]
@@ -141,7 +141,7 @@ def test_tickets_that_are_kept_for_certificates_have_a_bound(monkeypatch: pytest
 
 def revoke(made: Issuer, at_s: int, name: str = "first") -> int:
     """A credential of red that has had a ticket at node 5."""
-    bearer = Identity(Kind.TENANT, Role.READ, "red", name)
+    bearer = Identity(IdentityKind.TENANT, Role.READ, "red", name)
     made.ticket(5, bearer, left_s=math.inf, now_ns=at_s * S)
     return made.revoke(bearer, at_s * S)
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from kvstore.security.tls.authority import Validity, issue, make_authority
+from kvstore.security.tls.authority import ValidityPeriod, issue, make_authority
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, Subject
+from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, CertificateSubject
 
 S = TypeVar("S", bound=TlsSettings)
 HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -30,27 +30,27 @@ class Cluster:
         make_authority(folder)
         self._made = 0
 
-    def file(self, *subjects: Subject, hosts: tuple[str, ...] = (), valid: Validity | None = None) -> tuple[Path, Path]:
+    def file(self, *subjects: CertificateSubject, hosts: tuple[str, ...] = (), valid: ValidityPeriod | None = None) -> tuple[Path, Path]:
         """A certificate and its key, made anew."""
         self._made += 1
         return issue(self.folder, f"cert-{self._made}", subjects, hosts, valid=valid)
 
-    def server(self, *subjects: Subject, hosts: tuple[str, ...] = (), valid: Validity | None = None) -> ServerTlsSettings:
+    def server(self, *subjects: CertificateSubject, hosts: tuple[str, ...] = (), valid: ValidityPeriod | None = None) -> ServerTlsSettings:
         cert, key = self.file(*subjects, hosts=hosts, valid=valid)
         return ServerTlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key))
 
-    def expired(self, *subjects: Subject, valid: Validity) -> ServerTlsSettings:
+    def expired(self, *subjects: CertificateSubject, valid: ValidityPeriod) -> ServerTlsSettings:
         """Of a server that does not look at its own certificate: one that does would not start with it."""
         return replace(self.server(*subjects, hosts=HOSTS, valid=valid), tls_ca="", tls_require_client_cert=False)
 
     def master(self) -> ServerTlsSettings:
-        return self.server(Subject(MASTER), hosts=HOSTS)
+        return self.server(CertificateSubject(MASTER), hosts=HOSTS)
 
     def node(self, name: str = ANY) -> ServerTlsSettings:
-        return self.server(Subject(NODE, name), hosts=HOSTS)
+        return self.server(CertificateSubject(NODE, name), hosts=HOSTS)
 
-    def client(self, tenant: str = ANY, valid: Validity | None = None) -> TlsSettings:
-        cert, key = self.file(Subject(CLIENT, tenant), valid=valid)
+    def client(self, tenant: str = ANY, valid: ValidityPeriod | None = None) -> TlsSettings:
+        cert, key = self.file(CertificateSubject(CLIENT, tenant), valid=valid)
         return TlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key))
 
 
@@ -71,15 +71,15 @@ def certificates(settings: TlsSettings) -> Certificates:
     return found
 
 
-def past() -> Validity:
+def past() -> ValidityPeriod:
     """Over since yesterday."""
     now = datetime.datetime.now(datetime.UTC)
-    return Validity(now - 2 * _DAY, now - _DAY)
+    return ValidityPeriod(now - 2 * _DAY, now - _DAY)
 
 
-def to_come() -> Validity:
+def to_come() -> ValidityPeriod:
     now = datetime.datetime.now(datetime.UTC)
-    return Validity(now + _DAY, now + 2 * _DAY)
+    return ValidityPeriod(now + _DAY, now + 2 * _DAY)
 
 
 def shared() -> Cluster:

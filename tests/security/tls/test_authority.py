@@ -9,7 +9,7 @@ from cryptography import x509
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.security.tls.authority import CA_CERT, CA_KEY, issue, make_authority
-from kvstore.security.tls.subjects import CLIENT, NODE, Subject
+from kvstore.security.tls.subjects import CLIENT, NODE, CertificateSubject
 
 
 def names(cert: Path) -> list[str]:
@@ -19,7 +19,7 @@ def names(cert: Path) -> list[str]:
 
 def test_a_certificate_says_whom_and_where_it_is_for_and_keys_are_their_owners(tmp_path: Path) -> None:
     make_authority(tmp_path / "certs")
-    cert, key = issue(tmp_path / "certs", "one", [Subject(NODE, "one")], ["node-1.example", "10.0.0.1", "[::1]"])
+    cert, key = issue(tmp_path / "certs", "one", [CertificateSubject(NODE, "one")], ["node-1.example", "10.0.0.1", "[::1]"])
     assert names(cert) == ["kvstore://node/one", "node-1.example", "10.0.0.1", "::1"]
     assert [S_IMODE(path.stat().st_mode) for path in (key, tmp_path / "certs" / CA_KEY)] == [0o600, 0o600]
     assert S_IMODE((tmp_path / "certs").stat().st_mode) == 0o700
@@ -34,9 +34,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca.key is there already"):
         make_authority(tmp_path)
     (tmp_path / "moved.pem").rename(tmp_path / CA_CERT)
-    issue(tmp_path, "one", [Subject(NODE, "one")])
+    issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
     with pytest.raises(ConfigError, match=r"one.pem is there already"):
-        issue(tmp_path, "one", [Subject(NODE, "one")])
+        issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
     assert (tmp_path / CA_KEY).read_bytes() == before
 
 
@@ -59,6 +59,6 @@ def test_a_pair_for_which_there_is_no_room_is_refused_by_name_and_nothing_of_it_
 def test_names_that_no_certificate_can_have_are_refused(tmp_path: Path) -> None:
     make_authority(tmp_path)
     with pytest.raises(InvalidArgument, match="a name of 2000 characters is too long"):
-        issue(tmp_path, "one", [Subject(CLIENT, "x" * 2000)])
+        issue(tmp_path, "one", [CertificateSubject(CLIENT, "x" * 2000)])
     with pytest.raises(InvalidArgument, match="'größe' is neither a host name in ASCII nor an address"):
-        issue(tmp_path, "one", [Subject(NODE, "one")], ["größe"])
+        issue(tmp_path, "one", [CertificateSubject(NODE, "one")], ["größe"])

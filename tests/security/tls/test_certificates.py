@@ -13,7 +13,7 @@ from kvstore.protocol.errors import ConfigError, Untrusted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own_certificate import OwnRole
-from kvstore.security.tls.subjects import MASTER, CertifiedPeer, Subject, check_has
+from kvstore.security.tls.subjects import MASTER, CertificateSubject, CertifiedPeer, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, revoke, shared, swap
@@ -42,7 +42,7 @@ def shaken(end: TlsSocket) -> CertifiedPeer | None:
 
 
 def test_a_peer_known_by_its_subject_need_not_be_at_a_host_of_its_certificate() -> None:
-    server = certificates(shared().server(Subject(MASTER), hosts=("elsewhere",)))
+    server = certificates(shared().server(CertificateSubject(MASTER), hosts=("elsewhere",)))
     near, far = pair()
     serving = in_background(lambda: shaken(server.begin_from(far)))
 
@@ -58,7 +58,7 @@ def test_a_peer_known_by_its_subject_need_not_be_at_a_host_of_its_certificate() 
 
 def test_a_server_that_is_not_meant_ends_the_connection() -> None:
     near, far = pair()
-    server = certificates(shared().server(Subject(MASTER), hosts=("10.0.0.9",))).begin_from(far)
+    server = certificates(shared().server(CertificateSubject(MASTER), hosts=("10.0.0.9",))).begin_from(far)
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
     with pytest.raises(Untrusted):
         certificates(shared().client()).connect(near, "127.0.0.1", PATIENCE_S)
@@ -185,10 +185,10 @@ def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:
 def test_a_program_holds_its_certificate_to_its_role() -> None:
     settings = shared().master()
     own = certificates(settings)
-    own.require_role(OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    own.require_role(OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
     with pytest.raises(ConfigError, match="it does not name elsewhere"):
-        own.require_role(OwnRole(Subject(MASTER), ("elsewhere",)))
-    certificates(shared().client()).require_role(OwnRole(Subject(MASTER)))
+        own.require_role(OwnRole(CertificateSubject(MASTER), ("elsewhere",)))
+    certificates(shared().client()).require_role(OwnRole(CertificateSubject(MASTER)))
     before = own.pems()
     swap(settings, shared().node("one"))
     assert own.pems() == before, "a file that others would refuse is not taken"

@@ -12,7 +12,7 @@ import pytest
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.grpc_credentials import add_port, caller, open_channel
-from kvstore.security.tls.subjects import CLIENT, MASTER, Subject
+from kvstore.security.tls.subjects import CLIENT, MASTER, CertificateSubject
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster, certificates, past, shared, swap
 
@@ -62,7 +62,7 @@ def test_whom_certificates_keep_out(opened: ExitStack, tmp_path: Path) -> None:
     bare = replace(shared().client(), tls_cert="", tls_key="")
     assert ask(place, None) == ask(place, bare) == ask(place, Cluster(tmp_path).client()) == "UNAVAILABLE"
     assert ask(place, shared().client("", valid=past())) == "UNAVAILABLE"
-    elsewhere = serve(opened, certificates(shared().server(Subject(MASTER), hosts=("elsewhere",))))
+    elsewhere = serve(opened, certificates(shared().server(CertificateSubject(MASTER), hosts=("elsewhere",))))
     assert ask(elsewhere, shared().client()) == "UNAVAILABLE"
     lenient = serve(opened, certificates(replace(shared().master(), tls_require_client_cert=False)))
     assert ask(lenient, bare) == "None"
@@ -76,9 +76,9 @@ def test_without_tls_nobody_shows_anything(opened: ExitStack) -> None:
 
 def test_a_server_takes_up_its_new_certificate(opened: ExitStack, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
-    settings = cluster.server(Subject(MASTER), hosts=("elsewhere",))
+    settings = cluster.server(CertificateSubject(MASTER), hosts=("elsewhere",))
     place = serve(opened, certificates(settings))
     client = cluster.client("red")
     assert ask(place, client) == "UNAVAILABLE"
-    swap(settings, cluster.server(Subject(MASTER), hosts=HOSTS))
-    assert [ask(place, client) for _ in range(2)] == [Subject(CLIENT, "red").uri()] * 2
+    swap(settings, cluster.server(CertificateSubject(MASTER), hosts=HOSTS))
+    assert [ask(place, client) for _ in range(2)] == [CertificateSubject(CLIENT, "red").uri()] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import HOSTS, Cluster
 
@@ -22,7 +22,7 @@ def authority(tmp_path: Path) -> Cluster:
 
 
 def issued(authority: Cluster) -> tuple[str, str]:
-    cert, key = authority.file(Subject(MASTER), hosts=HOSTS)
+    cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     return str(cert), str(key)
 
 

@@ -8,7 +8,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.own_certificate import OwnRole
-from kvstore.security.tls.subjects import MASTER, NODE, Subject
+from kvstore.security.tls.subjects import MASTER, NODE, CertificateSubject
 from tests.security.tls.certified import HOSTS, certificates, past, shared, swap
 
 
@@ -19,16 +19,19 @@ def refused(settings: ServerTlsSettings) -> str:
 
 
 def test_a_program_knows_what_its_certificate_is_for() -> None:
-    both = shared().server(Subject(MASTER), Subject(NODE, "one"), hosts=HOSTS)
-    assert certificates(both).subjects == (Subject(MASTER), Subject(NODE, "one"))
-    assert certificates(replace(both, tls_require_client_cert=False)).subjects == (Subject(MASTER), Subject(NODE, "one"))
+    both = shared().server(CertificateSubject(MASTER), CertificateSubject(NODE, "one"), hosts=HOSTS)
+    assert certificates(both).subjects == (CertificateSubject(MASTER), CertificateSubject(NODE, "one"))
+    assert certificates(replace(both, tls_require_client_cert=False)).subjects == (
+        CertificateSubject(MASTER),
+        CertificateSubject(NODE, "one"),
+    )
 
 
 def test_one_that_others_would_refuse_is_refused_at_the_start() -> None:
-    assert refused(shared().server(Subject(NODE, "one"), hosts=HOSTS, valid=past())).startswith(
+    assert refused(shared().server(CertificateSubject(NODE, "one"), hosts=HOSTS, valid=past())).startswith(
         "tls_cert: the certificate of this program has expired"
     )
-    assert "is not meant for this end of a connection" in refused(shared().server(Subject(NODE, "one")))
+    assert "is not meant for this end of a connection" in refused(shared().server(CertificateSubject(NODE, "one")))
     assert refused(shared().server(hosts=HOSTS)).startswith("tls_cert: it is for nothing of kvstore's")
 
 
@@ -39,21 +42,21 @@ def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
 
 
 def test_a_certificate_of_another_program_is_refused() -> None:
-    text = role_refused(shared().node("one"), OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    text = role_refused(shared().node("one"), OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
     assert text.startswith("tls_cert: it is for kvstore://node/one, and one for kvstore://master is needed")
-    assert "kvstore://node/two is needed" in role_refused(shared().node("one"), OwnRole(Subject(NODE, "two")))
+    assert "kvstore://node/two is needed" in role_refused(shared().node("one"), OwnRole(CertificateSubject(NODE, "two")))
 
 
 @pytest.mark.parametrize("host", ["master-2", "10.0.0.2", "::2"])
 def test_a_certificate_of_another_host_is_refused(host: str) -> None:
-    text = role_refused(shared().master(), OwnRole(Subject(MASTER), ("127.0.0.1", host)))
+    text = role_refused(shared().master(), OwnRole(CertificateSubject(MASTER), ("127.0.0.1", host)))
     assert text.startswith(f"tls_cert: it does not name {host}, by which others reach this master")
 
 
 def test_a_new_file_that_others_would_refuse_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    settings = shared().server(Subject(MASTER), hosts=HOSTS)
+    settings = shared().server(CertificateSubject(MASTER), hosts=HOSTS)
     own = certificates(settings)
-    own.require_role(OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    own.require_role(OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
     before = own.pems()
     swap(settings, shared().node("one"))
     assert own.pems() == before

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import serialization
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls import pem_files
-from kvstore.security.tls.authority import Validity as Wanted
+from kvstore.security.tls.authority import ValidityPeriod as Wanted
 from kvstore.security.tls.authority import issue, make_authority
 from kvstore.security.tls.pem_files import MAX_REVOKED_BYTES, CertificateEnds, fingerprint_of, load_pair, read_revoked, validities
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from tests.security.tls.certified import HOSTS, Cluster, shared
 
 
@@ -41,13 +41,13 @@ class Exchanged(ssl.SSLContext):
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Cluster, Path, Path]:
     authority = Cluster(tmp_path / "authority")
-    cert, key = authority.file(Subject(MASTER), hosts=HOSTS)
+    cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     return authority, cert, key
 
 
 def test_a_pair_of_which_one_was_exchanged_meanwhile_is_read_again(files: tuple[Cluster, Path, Path]) -> None:
     authority, cert, key = files
-    other_cert, other_key = authority.file(Subject(MASTER), hosts=HOSTS)
+    other_cert, other_key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     context = Exchanged(ssl.PROTOCOL_TLS_SERVER)
     context.exchange = lambda: write(*((cert, other_cert.read_text()) if context.loads == 1 else (key, other_key.read_text())))
     load_pair(context, str(cert), str(key), settings="these")
@@ -117,7 +117,7 @@ def made(folder: Path, end: datetime.datetime) -> Path:
         make_authority(folder)
     for old in folder.glob("n1.*"):
         old.unlink()
-    return issue(folder, "n1", [Subject("node", "n1")], ["localhost"], valid=Wanted(BEGIN, end))[0]
+    return issue(folder, "n1", [CertificateSubject("node", "n1")], ["localhost"], valid=Wanted(BEGIN, end))[0]
 
 
 @pytest.mark.parametrize("year", [2027, 2049, 2050, 2099])

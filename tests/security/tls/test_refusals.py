@@ -12,7 +12,7 @@ from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.refusals import refusal
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared, to_come
 
@@ -56,10 +56,10 @@ def of_a_client() -> ServerTlsSettings:
 @pytest.mark.parametrize(
     ("server", "host", "text"),
     [
-        (lambda: shared().expired(Subject(MASTER), valid=past()), PEER, "has expired: make a new one"),
-        (lambda: shared().expired(Subject(MASTER), valid=to_come()), PEER, "is not valid yet: compare the clocks"),
-        (lambda: shared().server(Subject(MASTER), hosts=("10.0.0.9",)), PEER, "is for other addresses: make one that names"),
-        (lambda: shared().server(Subject(MASTER), hosts=("elsewhere",)), "localhost", "is for other hosts: make one that names"),
+        (lambda: shared().expired(CertificateSubject(MASTER), valid=past()), PEER, "has expired: make a new one"),
+        (lambda: shared().expired(CertificateSubject(MASTER), valid=to_come()), PEER, "is not valid yet: compare the clocks"),
+        (lambda: shared().server(CertificateSubject(MASTER), hosts=("10.0.0.9",)), PEER, "is for other addresses: make one that names"),
+        (lambda: shared().server(CertificateSubject(MASTER), hosts=("elsewhere",)), "localhost", "is for other hosts: make one that names"),
         (of_a_client, PEER, "is not meant for this end of a connection"),
     ],
 )

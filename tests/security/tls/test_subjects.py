@@ -4,14 +4,14 @@ import pytest
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind, Role
+from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind, Role
 from kvstore.security.tls.subjects import (
     ANY,
     CLIENT,
     MASTER,
     NODE,
+    CertificateSubject,
     CertifiedPeer,
-    Subject,
     both,
     check_has,
     check_hello,
@@ -26,14 +26,14 @@ from kvstore.security.tls.subjects import (
 @pytest.mark.parametrize(
     ("subject", "uri"),
     [
-        (Subject(MASTER), "kvstore://master"),
-        (Subject(NODE, "rack 1/node"), "kvstore://node/rack%201%2Fnode"),
-        (Subject(NODE, ANY), "kvstore://node/*"),
-        (Subject(CLIENT, ""), "kvstore://client/"),
-        (Subject(CLIENT, "größe"), "kvstore://client/gr%C3%B6%C3%9Fe"),
+        (CertificateSubject(MASTER), "kvstore://master"),
+        (CertificateSubject(NODE, "rack 1/node"), "kvstore://node/rack%201%2Fnode"),
+        (CertificateSubject(NODE, ANY), "kvstore://node/*"),
+        (CertificateSubject(CLIENT, ""), "kvstore://client/"),
+        (CertificateSubject(CLIENT, "größe"), "kvstore://client/gr%C3%B6%C3%9Fe"),
     ],
 )
-def test_a_subject_is_a_uri_and_the_uri_that_subject(subject: Subject, uri: str) -> None:
+def test_a_subject_is_a_uri_and_the_uri_that_subject(subject: CertificateSubject, uri: str) -> None:
     assert subject.uri() == uri
     assert peer_of(["node-1.example", "10.0.0.1", uri]) == CertifiedPeer((subject,))
 
@@ -98,7 +98,7 @@ def test_nobody_answers_as_another_than_his_certificate_says() -> None:
         check_welcome(certified("kvstore://node/two"), node)
 
 
-RED = Identity(Kind.TENANT, Role.WRITE, "red")
+RED = Identity(IdentityKind.TENANT, Role.WRITE, "red")
 
 
 def peer_for(*uris: str) -> CertifiedPeer:
@@ -109,34 +109,34 @@ def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> N
     red, every = peer_for("kvstore://client/red"), peer_for("kvstore://client/*")
     assert of_client(red, "red", "") == of_client(red, "red", "a token") == RED
     assert of_client(red, "blue", "") is of_client(None, "red", "") is of_client(every, "", "an operator's token") is None
-    assert of_client(every, "red", "") == Identity(Kind.TENANT, Role.ADMIN, "red")
-    assert of_client(every, "", "") == Identity(Kind.TENANT, Role.ADMIN)
+    assert of_client(every, "red", "") == Identity(IdentityKind.TENANT, Role.ADMIN, "red")
+    assert of_client(every, "", "") == Identity(IdentityKind.TENANT, Role.ADMIN)
 
 
 def test_a_nodes_certificate_is_that_node() -> None:
-    assert of_node(peer_for("kvstore://node/one"), "one") == Identity(Kind.NODE, name="one")
+    assert of_node(peer_for("kvstore://node/one"), "one") == Identity(IdentityKind.NODE, name="one")
     assert of_node(peer_for("kvstore://node/one"), "two") is of_node(None, "one") is None
 
 
 def test_a_caller_is_whom_his_certificate_names() -> None:
     one, every = peer_for("kvstore://node/one"), peer_for("kvstore://node/*")
     assert of_caller(None, "red") is None
-    assert of_caller(one, "") == Identity(Kind.NODE, name="one")
-    assert of_caller(every, "") == Identity(Kind.NODE)
+    assert of_caller(one, "") == Identity(IdentityKind.NODE, name="one")
+    assert of_caller(every, "") == Identity(IdentityKind.NODE)
     assert of_caller(peer_for("kvstore://client/red"), "red") == of_caller(peer_for("kvstore://client/red"), "") == RED
-    assert of_caller(peer_for("kvstore://client/*"), "") == Identity(Kind.TENANT, Role.ADMIN)
+    assert of_caller(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
     assert of_caller(peer_for("kvstore://master"), "") == STRANGER
     with pytest.raises(Unauthorized, match=r"is for kvstore://node/one, and a client of tenant 'red' calls"):
         of_caller(one, "red")
 
 
 def test_what_is_shown_together_goes_as_far_as_both_do() -> None:
-    one, other = Identity(Kind.NODE, name="one", credential="c"), Identity(Kind.NODE, name="two")
-    every = Identity(Kind.NODE, credential="c")
+    one, other = Identity(IdentityKind.NODE, name="one", credential="c"), Identity(IdentityKind.NODE, name="two")
+    every = Identity(IdentityKind.NODE, credential="c")
     assert both(one, None) == one
     assert both(EVERYBODY, RED) == RED
-    assert both(every, Identity(Kind.NODE, name="one")) == one
-    assert both(one, Identity(Kind.NODE)) == one
+    assert both(every, Identity(IdentityKind.NODE, name="one")) == one
+    assert both(one, Identity(IdentityKind.NODE)) == one
     assert both(RED, RED) == RED
     with pytest.raises(Denied, match="the certificate is of node 'two', the token of node 'one'"):
         both(one, other)

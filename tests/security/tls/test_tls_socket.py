@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls import authority
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.security.tls.tls_socket import READ, RECORD_BYTES, WRITE, TlsSocket
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared
@@ -197,7 +197,7 @@ def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() ->
 @pytest.mark.parametrize("why", ["subject", "expired"])
 def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
     near, far = tcp_pair()
-    settings = shared().node("one") if why == "subject" else shared().expired(Subject(MASTER), valid=past())
+    settings = shared().node("one") if why == "subject" else shared().expired(CertificateSubject(MASTER), valid=past())
     server = certificates(settings).begin_from(far)
     client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
@@ -218,7 +218,9 @@ def test_a_certificate_with_names_that_are_no_text_is_refused(tmp_path: Path) ->
     signer, signer_key = authority._authority(tmp_path)
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"\x30\x03\x86\x01\xff")  # a URI of one byte
-    whole = authority._builder(signer.subject, x509.Name([]), key, authority.Validity.from_now(1)).add_extension(names, critical=False)
+    whole = authority._builder(signer.subject, x509.Name([]), key, authority.ValidityPeriod.from_now(1)).add_extension(
+        names, critical=False
+    )
     cert, private = tmp_path / "odd.pem", tmp_path / "odd.key"
     authority._write_pair(cert, whole.sign(signer_key, hashes.SHA256()), private, key)
     odd = TlsSettings(tls_ca=str(tmp_path / "ca.pem"), tls_cert=str(cert), tls_key=str(private))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import Drop
+from kvstore.protocol.catalog_messages import DeleteBlocks
 from kvstore.protocol.errors import Denied, InvalidArgument
-from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, Events
+from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, FetchEvents
 from kvstore.protocol.node_messages import MAPPED
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import parse_address
@@ -15,7 +15,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.block_table import event_log as events
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.event_log import EventLog
+from kvstore.store.block_table.event_log import BlockEventLog
 from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 
@@ -37,8 +37,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def log(clock: Clock) -> EventLog:
-    return EventLog(clock)
+def log(clock: Clock) -> BlockEventLog:
+    return BlockEventLog(clock)
 
 
 def block(name: str, *, tenant: str = "red", parent: str = "") -> Block:
@@ -57,14 +57,14 @@ def told(batch: EventBatch) -> Told:
     ]
 
 
-def ask(log: EventLog, cursor: int, *, tenant: str = "red", asker: object = "recorder", max_events: int = 1000) -> EventBatch:
-    return log.answer(asker, tenant, Events(cursor, max_events))
+def ask(log: BlockEventLog, cursor: int, *, tenant: str = "red", asker: object = "recorder", max_events: int = 1000) -> EventBatch:
+    return log.answer(asker, tenant, FetchEvents(cursor, max_events))
 
 
 # --- the log alone ---
 
 
-def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_parents(log: EventLog, clock: Clock) -> None:
+def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_parents(log: BlockEventLog, clock: Clock) -> None:
     log.stored("red", blocks("x"))
     first = ask(log, 0)
     clock.now_us = 5
@@ -79,7 +79,7 @@ def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_p
     assert (batch.lost, told(ask(log, batch.next_cursor))) == (0, [])
 
 
-def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: EventLog) -> None:
+def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: BlockEventLog) -> None:
     assert not log.is_recording
     cursor = ask(log, 0).next_cursor
     assert log.is_recording
@@ -91,7 +91,7 @@ def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: 
     assert not log.is_recording
 
 
-def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: EventLog) -> None:
+def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: BlockEventLog) -> None:
     (read,) = blocks("a")
     log.read("red", [read], is_far=False)
     assert log.hottest(5, 0) == []
@@ -106,7 +106,7 @@ def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_r
     assert not log.is_recording
 
 
-def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: BlockEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "RING_EVENTS", 5)
     cursor = ask(log, 0).next_cursor
     for names in ("ab", "cd", "ef", "g"):
@@ -117,7 +117,7 @@ def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: EventLog, mo
 
 
 @pytest.mark.parametrize(("asker", "cursor", "tenant"), [("other", 1, "red"), ("recorder", 99, "red"), ("recorder", 1, "blue")])
-def test_a_cursor_that_this_connection_was_not_given_is_refused(log: EventLog, asker: str, cursor: int, tenant: str) -> None:
+def test_a_cursor_that_this_connection_was_not_given_is_refused(log: BlockEventLog, asker: str, cursor: int, tenant: str) -> None:
     ask(log, 0)
     with pytest.raises(InvalidArgument, match=f"cursor {cursor} is none of this connection's"):
         ask(log, cursor, asker=asker, tenant=tenant)
@@ -141,7 +141,7 @@ class Recorder:
         assert self.told() == []
 
     def told(self) -> Told:
-        batch = self.client.ask(Events(self.cursor), EventBatch)
+        batch = self.client.ask(FetchEvents(self.cursor), EventBatch)
         assert batch.lost == 0
         self.cursor = batch.next_cursor
         return told(batch)
@@ -161,7 +161,7 @@ def test_puts_on_both_ways_reads_and_deletions_are_told(node: Served, client: Cl
     client.commit(opened, [b"", b"3" * KIB])
     client.read("c", "x", "a")
     with node.link() as sock:
-        Master(sock).ask(Drop(0, "red", [b"b"], [9]))
+        Master(sock).ask(DeleteBlocks(0, "red", [b"b"], [9]))
     assert recorder.told() == [("stored", "ab"), ("stored", "c"), ("read", "ca"), ("removed", "b")]
 
 
@@ -173,7 +173,7 @@ def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Ser
     assert peer.read("a", inline_bytes=KIB)[1] == [b"1"]
     assert list(peer.ask_blocks("a").statuses) == [MAPPED], "a place alone: nodes get no slabs"
     with pytest.raises(Denied):
-        peer.ask(Events(0), EventBatch)
+        peer.ask(FetchEvents(0), EventBatch)
     assert recorder.told() == [("stored", "a")]
     for one in (peer, other):
         one.close()

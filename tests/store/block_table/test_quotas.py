@@ -8,7 +8,7 @@ from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table.block import NVME
-from kvstore.store.block_table.quotas import Use
+from kvstore.store.block_table.quotas import TenantUsage
 from tests.store.integrity import check
 from tests.store.tables import Store
 
@@ -76,7 +76,7 @@ def test_open_puts_count(make_store: MakeStore) -> None:
     puts = [store.open("a"), store.open("b")]
     assert None not in puts
     assert store.open("c") is None
-    assert store.table.quotas.use() == {"red": Use((0, 200, 0), 2, (0, 2))}
+    assert store.table.quotas.use() == {"red": TenantUsage((0, 200, 0), 2, (0, 2))}
     first = puts[0]
     assert first is not None
     store.table.abort(first)

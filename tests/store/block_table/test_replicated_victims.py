@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.replicated_victims import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, Spares
+from kvstore.store.block_table.replicated_victims import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, ReplicatedVictims
 from tests.store.made import made
 from tests.store.tables import Store
 
@@ -68,7 +68,7 @@ def block(name: str) -> Block:
 
 
 def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_with_the_first_that_has() -> None:
-    spares, cold = Spares(DRAM), [(block("a"), 0)]
+    spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
 
     def evictions_until_due() -> int:
         count = 0
@@ -90,7 +90,7 @@ def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_w
 
 
 def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_master() -> None:
-    spares, cold = Spares(DRAM), [(block("a"), 0)]
+    spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
     spares.next(7, lambda block: True)
     spares.expire(now_ns=5)
     spares.expire(now_ns=5 + MAX_AGE_NS)

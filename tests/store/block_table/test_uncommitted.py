@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
-from kvstore.store.block_table.uncommitted import UNDECIDED, Undecided
+from kvstore.store.block_table.uncommitted import UNDECIDED, UncommittedBlocks
 from tests.store.integrity import check
 from tests.store.made import made
 
@@ -17,14 +17,14 @@ def block(key: bytes, *, tenant: str = "red", namespace: str = "ns") -> Block:
     return made(tenant, key, 1, UNDECIDED, namespace)
 
 
-def added(undecided: Undecided, *blocks: Block) -> list[Block]:
+def added(undecided: UncommittedBlocks, *blocks: Block) -> list[Block]:
     for one in blocks:
         undecided.add(one)
     check(undecided)
     return list(blocks)
 
 
-def decide(undecided: Undecided, one: Block) -> None:
+def decide(undecided: UncommittedBlocks, one: Block) -> None:
     """Granted, in the order in which the table does it."""
     one.generation = 5
     undecided.remove(one)
@@ -32,7 +32,7 @@ def decide(undecided: Undecided, one: Block) -> None:
 
 
 def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_larger_than_a_message() -> None:
-    undecided = Undecided(Partitioning())
+    undecided = UncommittedBlocks(Partitioning())
     a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
     other, blue = added(undecided, block(b"o", namespace="other"), block(b"a", tenant="blue"))
     assert [undecided.take(2) for _ in range(5)] == [[a, b], [c], [other], [blue], []]
@@ -40,7 +40,7 @@ def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_
 
 
 def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_nothing() -> None:
-    undecided = Undecided(Partitioning())
+    undecided = UncommittedBlocks(Partitioning())
     red, blue = added(undecided, block(b"a"), block(b"a", tenant="blue"))
     undecided.begin([])
     undecided.end([])
@@ -54,7 +54,7 @@ def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_noth
 
 
 def test_many_at_once_are_those_one_after_the_other() -> None:
-    undecided = Undecided(Partitioning())
+    undecided = UncommittedBlocks(Partitioning())
     assert not undecided.has_to_claim
     undecided.add_all([])
     assert not undecided.has_to_claim
@@ -74,7 +74,7 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
 
 
 def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_one_came() -> None:
-    undecided = Undecided(Partitioning())
+    undecided = UncommittedBlocks(Partitioning())
     [former] = added(undecided, block(b"a"))
     assert undecided.take(9) == [former]
     former.is_gone = True
@@ -92,7 +92,7 @@ class AgainstASet(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.undecided = Undecided(Partitioning())
+        self.undecided = UncommittedBlocks(Partitioning())
         self.known: set[Block] = set()
         self.claims: list[list[Block]] = []
         self.waits: dict[int, set[Block]] = {}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
+from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse, Publish, QueryVictims
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.store.config import NodeSettings
 from kvstore.store.master_session.master_session import MasterSession
-from kvstore.store.replication.last_replica import LastCopies
+from kvstore.store.replication.last_replica import LastReplicaQueries
 from kvstore.testing.transfer.waiting import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
@@ -24,7 +24,7 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        node.last_copies = self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        node.last_copies = self.last_copies = LastReplicaQueries(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
         self.reactor = node.reactor
         self.session = MasterSession(self, node, node.service, node.admission, NodeSettings(peer_timeout_s=TIMEOUT_S))
 
@@ -74,11 +74,11 @@ def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked)
     with linked.begin(1), linked.begin(2) as master:
         linked.evict_and_ask()
         found = said_until_commits(master)
-    assert {Publish.TYPE, Coldest.TYPE} <= found
+    assert {Publish.TYPE, QueryVictims.TYPE} <= found
 
 
 def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
-    heard: list[Heard | KVStoreError] = []
+    heard: list[HeartbeatResponse | KVStoreError] = []
 
     def beat() -> None:
         linked.node.call(lambda: linked.session.beat(b"said", heard.append, TIMEOUT_S))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
-from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.event_messages import EventBatch, FetchEvents
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, ReadBlocks
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
@@ -78,7 +78,7 @@ def test_a_read_is_recorded_before_its_answer_is_sent(
     """Whoever has the answer asks another node next, and what is recorded there must have a later time."""
     client.put({"a": b"a" * 100, "b": b"b" * 100})
     recorder = node.connect()
-    recorder.ask(Events(0, 100), EventBatch)
+    recorder.ask(FetchEvents(0, 100), EventBatch)
     order: list[str] = []
     reply, read = Session.reply, node.store.table.events.read
 
@@ -192,7 +192,7 @@ def test_who_hangs_up_while_its_value_is_staged_holds_nothing(roomy: Served, mon
     read = roomy.mover.read
     monkeypatch.setattr(roomy.mover, "read", lambda wanted, done: late.append(lambda: read(wanted, done)))
     sock = roomy.connect().channel.detach()
-    sock.sendall(frame(Read([b"a"], [0], 0, 1000)))
+    sock.sendall(frame(ReadBlocks([b"a"], [0], 0, 1000)))
     sock.close()
     until(roomy, lambda: len(late) == 1 and len(roomy.server.sessions) == 1)
     assert staged_bytes(roomy) == 3000, "the disk may still write there"
@@ -259,7 +259,7 @@ def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, c
     read = node.mover.read
     monkeypatch.setattr(node.mover, "read", lambda wanted, done: late.append(lambda: read(wanted, done)))
     sock = node.connect().channel.detach()
-    sock.sendall(frame(Read([b"a", b"b"], [0, 0], 0, 1000)))
+    sock.sendall(frame(ReadBlocks([b"a", b"b"], [0, 0], 0, 1000)))
     sock.close()
     until(node, lambda: len(late) == 1 and len(node.server.sessions) == 1)
     assert readers(node, "a", "b") == [1, 1]
@@ -294,7 +294,7 @@ class Held:
         self.client.put({"big": b"X" * (6 << 20), "a": b"a" * 3000})
         node.demote("big", "a")
         self.idle = node.connect(tcp=True).channel.detach()
-        self.idle.sendall(frame(Read([b"big"], [0], 1 << 30, 1000)))
+        self.idle.sendall(frame(ReadBlocks([b"big"], [0], 1 << 30, 1000)))
         until(node, lambda: node.reads._turns.held_bytes > 6 << 20)
 
     def ask(self) -> tuple[threading.Thread, list[object]]:
@@ -342,7 +342,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
         held.idle.close()
         thread.join(TIMEOUT_S)
         assert results == [[b"a" * 3000]]
-        until(node, lambda: [kind for kind, _, _ in spans.told] == [Read.TYPE])
+        until(node, lambda: [kind for kind, _, _ in spans.told] == [ReadBlocks.TYPE])
         assert sorted(name for name, _ in spans.parts) == ["kvstore.node.fetch", "kvstore.node.wait_for_turn"]
         assert dict(spans.parts)["kvstore.node.fetch"] == {"kvstore.tier": "nvme", "kvstore.blocks": 1}
         held.client.close()
@@ -351,7 +351,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
 def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connection(held: Held) -> None:
     sock = held.client.channel.detach()
     sock.settimeout(TIMEOUT_S)
-    sock.sendall(b"".join(frame(Read([b"a"], [0], 0, 0), request_id) for request_id in range(1, MAX_WAITING + 2)))
+    sock.sendall(b"".join(frame(ReadBlocks([b"a"], [0], 0, 0), request_id) for request_id in range(1, MAX_WAITING + 2)))
     header, answer, _ = read_frame(sock)
     assert isinstance(answer, Failure)
     assert (header.request_id, answer.code) == (MAX_WAITING + 1, Unavailable.code)
@@ -387,7 +387,7 @@ def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_p
         value = bytes(range(256)) * (24 << 12)
         client.put({"a": value})
         sock = client.channel.detach()
-        sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
+        sock.sendall(frame(ReadBlocks([b"a"], [0], 1 << 30, 1000)))
         until(large, lambda: find_here(large, "a").readers == 1)
         block = find(large, "a")
         large.call(lambda: large.store.table.copies.drop(block))
@@ -405,7 +405,7 @@ def test_a_reader_that_does_not_read_holds_its_blocks_for_no_longer_than_it_has_
         client = node.connect(tcp=True)
         client.put({"a": bytes(24 << 20)})
         sock = client.channel.detach()
-        sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
+        sock.sendall(frame(ReadBlocks([b"a"], [0], 1 << 30, 1000)))
         until(node, lambda: find_here(node, "a").readers == 1)
         eventually(lambda: not find(node, "a").readers)
         assert node.call(lambda: len(node.server.sessions)) == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import Revoke
+from kvstore.protocol.catalog_messages import RevokeCredentials
 from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
-from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, ExportSlabs, ExportSlabsReply
 from kvstore.protocol.session_messages import ROLE_NODE, Count, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
@@ -51,7 +51,7 @@ def far(engine: TransferEngine) -> Iterator[FarClient]:
 
 
 def shown(client: Client, *slabs: int) -> list[bytes]:
-    return client.ask(Regions(list(slabs)), RegionList).regions
+    return client.ask(ExportSlabs(list(slabs)), ExportSlabsReply).regions
 
 
 def readers(node: Served, name: str) -> int:
@@ -118,7 +118,7 @@ def test_what_a_revoked_reader_was_shown_of_memory_opens_nothing_any_more(node: 
     before, others = far.imported(shown(client, blocks.slabs[0])[0]), far.imported(shown(blue, theirs.slabs[0])[0])
     assert far.read(before, blocks.offsets[0], 3000) == b"a" * 3000
     link = Master(node.link())
-    assert link.ask(Revoke(0, "red", [4711])) == Count(0)
+    assert link.ask(RevokeCredentials(0, "red", [4711])) == Count(0)
     with pytest.raises((Denied, StaleHandle)):
         far.read(before, blocks.offsets[0], 3000)
     assert far.read(others, theirs.offsets[0], 3000) == b"b" * 3000

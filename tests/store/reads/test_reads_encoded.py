@@ -12,7 +12,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.block_table.block import NVME, Block
-from kvstore.store.replication.replica_fetch import Source, Wanted, fetch
+from kvstore.store.replication.replica_fetch import ReplicaBlock, SourceNode, fetch
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.placements import PAGE_BYTES
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
@@ -98,13 +98,15 @@ def test_what_decodes_to_other_bytes_than_it_did_is_a_miss_and_never_given(node:
 # --- for another node ---
 
 
-def wanted(name: str, value: bytes, checksum: int | None = None) -> tuple[bytearray, Wanted]:
+def wanted(name: str, value: bytes, checksum: int | None = None) -> tuple[bytearray, ReplicaBlock]:
     room = bytearray(len(value))
-    return room, Wanted(name.encode(), 1, digest(value) if checksum is None else checksum, memoryview(room))
+    return room, ReplicaBlock(name.encode(), 1, digest(value) if checksum is None else checksum, memoryview(room))
 
 
-def ask(node: Served, *wants: Wanted) -> list[Any]:
-    return fetch(Source(5, socket_id(node.unix), node.unix, node.tcp), Hello(ROLE_NODE, "red", name="asker"), wants, Deadline(TIMEOUT_S))
+def ask(node: Served, *wants: ReplicaBlock) -> list[Any]:
+    return fetch(
+        SourceNode(5, socket_id(node.unix), node.unix, node.tcp), Hello(ROLE_NODE, "red", name="asker"), wants, Deadline(TIMEOUT_S)
+    )
 
 
 def test_another_node_gets_what_is_left_of_a_tensor_and_is_told_its_checksum(node: Served, client: Client) -> None:

@@ -21,11 +21,11 @@ from kvstore.protocol.catalog_messages import (
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
-from kvstore.rpc.tracing import CALL, Call
+from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.partitioning import Partitioning
-from kvstore.store.replication.event_replicator import Publisher, Publishers
-from kvstore.store.replication.inventory_comparison import Comparison
+from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
+from kvstore.store.replication.inventory_comparison import InventoryComparison
 from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
 from tests.store.made import made
@@ -75,7 +75,7 @@ class Node:
         self.blocks: dict[str, Block] = {}
         self.timers: list[Callable[[], None]] = []
         """What is to be called when events have waited for long enough."""
-        self.publisher = Publisher(
+        self.publisher = EventReplicator(
             self.parts,
             batch_events=batch_events,
             max_in_flight=max_in_flight,
@@ -418,7 +418,7 @@ class TracedLink(Link):
 
 
 def announced(*span_ids: int) -> bytes:
-    return b"".join(Call(TraceParent(7, span_id)).frame for span_id in span_ids)
+    return b"".join(SampledCall(TraceParent(7, span_id)).frame for span_id in span_ids)
 
 
 def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> None:
@@ -451,7 +451,7 @@ class Compared:
     def __init__(self, count: int, known_blocks: int) -> None:
         self.node = Node()
         self.turns: list[Callable[[], None]] = []
-        self.node.publisher = Publisher(
+        self.node.publisher = EventReplicator(
             self.node.parts, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
         )
         self.node.publisher.on_refused = self.node.refusals.append
@@ -514,7 +514,7 @@ def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_ane
 
 def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends() -> None:
     found = Compared(80, FROM)
-    with patch.object(Comparison, "_order_all", side_effect=MemoryError):
+    with patch.object(InventoryComparison, "_order_all", side_effect=MemoryError):
         found.run()
     found.link.answer_all()
     assert found.link.said() == [
@@ -578,8 +578,8 @@ class Told:
         """Some moved before anything was known of partitions."""
         self.partitioning = Partitioning()
         self.held: list[Block] = list(moved_before)
-        self.publishers = Publishers(
-            lambda: self.held, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=100)
+        self.publishers = EventReplicators(
+            lambda: self.held, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=100)
         )
         for block in moved_before:
             self.publishers.emit(EVENT_MOVED, block)

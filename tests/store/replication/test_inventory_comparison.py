@@ -12,7 +12,7 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.block_table.block import Block
 from kvstore.store.replication import inventory_comparison as comparison
-from kvstore.store.replication.inventory_comparison import Comparison
+from kvstore.store.replication.inventory_comparison import InventoryComparison
 from kvstore.tiers.tier import Slot
 from tests.store.made import made
 
@@ -33,7 +33,7 @@ class Compared:
         self.sent: list[Digests] = []
         self.answers: list[Answer] = []
         self.told: list[list[Block] | KVStoreError | None] = []
-        self.comparison = Comparison(
+        self.comparison = InventoryComparison(
             iter(parts), epoch=3, send=self.send, soon=self.turns.append, then=self.told.append, max_blocks=max_blocks
         )
 
@@ -92,7 +92,7 @@ def test_an_error_or_flags_of_other_runs_are_told_once(reply: Flags | KVStoreErr
 @pytest.mark.parametrize("step", ["_read", "_order_all", "_digests", "_differing"])
 def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
     """Whatever has failed in it, be it memory: the inventory would never end else."""
-    with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(Comparison, step, side_effect=MemoryError):
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(InventoryComparison, step, side_effect=MemoryError):
         found = Compared([block(1)], [block(2, nvme=True)])
         found.run()
         for answered in found.answers:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import Coldest
+from kvstore.protocol.catalog_messages import QueryVictims
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.replicated_victims import MAX_AGE_NS
-from kvstore.store.block_table.tier_view import Level
-from kvstore.store.replication.last_replica import MAX_PAUSE_NS, MIN_PAUSE_NS, LastCopies, Spilling
+from kvstore.store.block_table.tier_view import TierView
+from kvstore.store.replication.last_replica import MAX_PAUSE_NS, MIN_PAUSE_NS, LastReplicaQueries, VictimSpiller
 from tests.store.tables import Store
 
 SIZE = 100
@@ -24,8 +24,8 @@ class Asking:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.now_ns = 0
-        self.asked: list[tuple[Coldest, Callable[[Flags | KVStoreError], None]]] = []
-        self.last_copies = LastCopies(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
+        self.asked: list[tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = []
+        self.last_copies = LastReplicaQueries(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
         for name in "abcdefghij":
             store.put(name, SIZE)
 
@@ -50,7 +50,7 @@ def test_the_master_is_asked_once_about_the_coldest_and_its_answer_counts_for_a_
     asking.last_copies.step()
     asking.last_copies.step()
     [(message, answered)] = asking.asked
-    assert message == Coldest(5, "red", [bytes((letter,)) for letter in b"bcdefghijk"])
+    assert message == QueryVictims(5, "red", [bytes((letter,)) for letter in b"bcdefghijk"])
     answered(Flags(bytes(10 * (1,))))
     assert asking.spares == 10
     asking.now_ns += MAX_AGE_NS
@@ -79,7 +79,7 @@ def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_el
     asking.last_copies.tick()
     asking.last_copies.tick()
     [(message, answered)] = asking.asked
-    assert message == Coldest(5, "red", [b"a", b"b"], b"\1\1"), "a quarter of what is here"
+    assert message == QueryVictims(5, "red", [b"a", b"b"], b"\1\1"), "a quarter of what is here"
     answered(Flags(b"\0\1"))
     assert asking.spares == 1
     asking.last_copies.tick()
@@ -99,8 +99,8 @@ def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is
     partitioning.tell(3)
     for name in "abcdefghij":
         store.put(name, SIZE)
-    last_copies = LastCopies(store.table.lowest, partitioning, clock_ns=lambda: 0)
-    asked: dict[int, tuple[Coldest, Callable[[Flags | KVStoreError], None]]] = {}
+    last_copies = LastReplicaQueries(store.table.lowest, partitioning, clock_ns=lambda: 0)
+    asked: dict[int, tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = {}
 
     def link_up(partition: int) -> None:
         last_copies.link_up(lambda message, answered: asked.update({partition: (message, answered)}), 5 + partition, partition)
@@ -127,8 +127,8 @@ class Node:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.now_ns = 0
-        self.lowest: Level = store.table.lowest
-        self.spilling = Spilling(self.lowest, clock_ns=lambda: self.now_ns)
+        self.lowest: TierView = store.table.lowest
+        self.spilling = VictimSpiller(self.lowest, clock_ns=lambda: self.now_ns)
         for number in range(BLOCKS - 1):
             store.put(f"{number:02}", SIZE)
 

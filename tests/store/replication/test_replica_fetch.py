@@ -18,11 +18,11 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, ReadBlocksReply
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.replication.replica_fetch import ENGINE_MIN_BYTES, Source, Wanted, fetch
+from kvstore.store.replication.replica_fetch import ENGINE_MIN_BYTES, ReplicaBlock, SourceNode, fetch
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
 from tests.store.engines import LOOPBACK
@@ -42,8 +42,8 @@ def node(tmp_path: Path) -> Iterator[Served]:
         yield node
 
 
-def source_of(node: Served, *, unix: str | None = None, host: str | None = None, tcp: str = "") -> Source:
-    return Source(5, socket_id(node.unix) if host is None else host, node.unix if unix is None else unix, tcp or node.tcp)
+def source_of(node: Served, *, unix: str | None = None, host: str | None = None, tcp: str = "") -> SourceNode:
+    return SourceNode(5, socket_id(node.unix) if host is None else host, node.unix if unix is None else unix, tcp or node.tcp)
 
 
 class Room:
@@ -52,7 +52,7 @@ class Room:
     def __init__(self, *names: str, generation: int = 1, checksum: int | None = None, size_bytes: int | None = None) -> None:
         self.memory = [bytearray(size_bytes or len(VALUES[name])) for name in names]
         self.wanted = [
-            Wanted(name.encode(), generation, digest(VALUES[name]) if checksum is None else checksum, memoryview(memory))
+            ReplicaBlock(name.encode(), generation, digest(VALUES[name]) if checksum is None else checksum, memoryview(memory))
             for name, memory in zip(names, self.memory, strict=True)
         ]
 
@@ -82,7 +82,7 @@ def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, t
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
         other.admission.node_id = 6
-        moved = Source(5, socket_id(other.unix), other.unix, node.tcp)
+        moved = SourceNode(5, socket_id(other.unix), other.unix, node.tcp)
         room = Room(*VALUES)
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
         with pytest.raises(Unavailable, match="there is 'node', not node 5"):
@@ -133,7 +133,7 @@ class Liar:
 
     def __init__(self, answer: Message | None, payload_bytes: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.source = Source(5, "another", "", f"127.0.0.1:{self._listener.getsockname()[1]}")
+        self.source = SourceNode(5, "another", "", f"127.0.0.1:{self._listener.getsockname()[1]}")
         self._answer, self._payload = answer, bytes(payload_bytes)
         self._let_go = threading.Event()
         self._thread = threading.Thread(target=self._serve)
@@ -156,9 +156,9 @@ class Liar:
         self._listener.close()
 
 
-def _blocks(status: int, count: int = 1) -> Blocks:
+def _blocks(status: int, count: int = 1) -> ReadBlocksReply:
     zeros = [0] * count
-    return Blocks(0, 0, 0, bytes([status]) * count, [1000] * count, zeros, bytes(count), zeros, zeros)
+    return ReadBlocksReply(0, 0, 0, bytes([status]) * count, [1000] * count, zeros, bytes(count), zeros, zeros)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def _blocks(status: int, count: int = 1) -> Blocks:
     ids=["too many", "mapped", "unknown", "too few bytes", "hangs up within the value", "silent"],
 )
 def test_a_source_that_answers_nonsense_or_not_at_all_is_an_error_in_time(
-    answer: Blocks | None, payload_bytes: int, error: type[KVStoreError]
+    answer: ReadBlocksReply | None, payload_bytes: int, error: type[KVStoreError]
 ) -> None:
     liar = Liar(answer, payload_bytes)
     try:
@@ -205,16 +205,16 @@ def near() -> Iterator[TransferEngine]:
         yield engine
 
 
-def large_room() -> tuple[list[bytearray], list[Wanted]]:
+def large_room() -> tuple[list[bytearray], list[ReplicaBlock]]:
     memory = [bytearray(len(value)) for value in LARGE.values()]
     columns = zip(LARGE.items(), memory, strict=True)
-    return memory, [Wanted(name.encode(), 1, digest(value), memoryview(one)) for (name, value), one in columns]
+    return memory, [ReplicaBlock(name.encode(), 1, digest(value), memoryview(one)) for (name, value), one in columns]
 
 
 def by_engine(node: Served, transfer: bytes, engine: TransferEngine) -> None:
     """Fetch all of LARGE over TCP, and check that it has come."""
     memory, wanted = large_room()
-    source = Source(5, "another", "", node.tcp, transfer)
+    source = SourceNode(5, "another", "", node.tcp, transfer)
     assert fetch(source, HELLO, wanted, Deadline(TIMEOUT_S), engine) == [digest(value) for value in LARGE.values()]
     assert memory == list(LARGE.values())
     until(node, lambda: not len(node.leases))

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, Copy
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
-from kvstore.protocol.node_messages import Read
+from kvstore.protocol.node_messages import ReadBlocks
 from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.tracing import CALL, Call
+from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.replication import replica_queue as copies
-from kvstore.store.replication.replica_fetch import Source, Wanted, fetch
-from kvstore.transfer.paths.path_chooser import Measured
+from kvstore.store.replication.replica_fetch import ReplicaBlock, SourceNode, fetch
+from kvstore.transfer.paths.path_chooser import MeasuredRate
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
 from tests.store.integrity import check
@@ -38,15 +38,15 @@ class Ruler:
     """A master's last word on copies: yes to what has arrived, unless told otherwise, or nothing until `decide`."""
 
     def __init__(self) -> None:
-        self.reports: list[Copied] = []
-        self.calls: list[Call | None] = []
+        self.reports: list[CopyResult] = []
+        self.calls: list[SampledCall | None] = []
         """For whose sake each report is made."""
         self.refuses: set[bytes] = set()
         self.failure: KVStoreError | None = None
         self.is_silent = False
-        self.waiting: list[tuple[Copied, Callable[[Flags | KVStoreError], None]]] = []
+        self.waiting: list[tuple[CopyResult, Callable[[Flags | KVStoreError], None]]] = []
 
-    def ask(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
+    def ask(self, message: CopyResult, decided: Callable[[Flags | KVStoreError], None]) -> None:
         self.reports.append(message)
         self.calls.append(CALL.get())
         self.waiting.append((message, decided))
@@ -73,10 +73,10 @@ class Pair:
         assert set(client.put(VALUES)) == {1}
         client.close()
 
-    def order(self, names: Sequence[str], *, tcp: str = "", tenant: str = "red", generation: int = 1, epoch: int = 1) -> Copy:
+    def order(self, names: Sequence[str], *, tcp: str = "", tenant: str = "red", generation: int = 1, epoch: int = 1) -> CopyBlocks:
         """Over the host's own socket, or with `tcp` that address."""
         values = [VALUES[name] for name in names]
-        return Copy(
+        return CopyBlocks(
             epoch,
             tenant,
             "ns",
@@ -92,7 +92,7 @@ class Pair:
             [],
         )
 
-    def send(self, order: Copy) -> list[int]:
+    def send(self, order: CopyBlocks) -> list[int]:
         answer = self.master.ask(order)
         assert isinstance(answer, Flags), answer
         return list(answer.flags)
@@ -256,14 +256,14 @@ def test_a_source_that_is_dead_costs_its_orders_only(pair: Pair, lines: Callable
 
 
 def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Measured(1000.0, 1 << 20, 1)
+    measured = MeasuredRate(1000.0, 1 << 20, 1)
 
     def expire(*_: object) -> None:
         raise DeadlineExceeded("the batch took longer than copy_timeout_s")
 
     monkeypatch.setattr(copies, "fetch", expire)
     monkeypatch.setattr(copies.ReplicaQueue, "_measured", lambda _self, _source: measured)
-    noted: list[tuple[int, Measured | None]] = []
+    noted: list[tuple[int, MeasuredRate | None]] = []
     monkeypatch.setattr(pair.target.copies.rates, "note", lambda node_id, rate: noted.append((node_id, rate)))
     pair.copy("k0")
     assert noted == [(5, measured)]
@@ -313,7 +313,9 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, self._open = threading.Event(), threading.Event()
 
-        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline, *how: object) -> list[int | KVStoreError]:
+        def held(
+            source: SourceNode, hello: object, wanted: Sequence[ReplicaBlock], deadline: Deadline, *how: object
+        ) -> list[int | KVStoreError]:
             self._begun.set()
             assert self._open.wait(10)
             return fetch(source, hello, wanted, deadline)  # type: ignore[arg-type]
@@ -496,7 +498,7 @@ def test_the_batches_of_a_traced_order_are_below_it_and_so_is_what_they_ask_for_
     assert list(pair.target.call(lambda: pair.target.copies.take(order, hello, Part(spans, "order")))) == [1, 1]
     pair.settle()
     assert spans.parts == [("kvstore.node.fetch_copies", {"kvstore.blocks": 2})]
-    assert {(kind, parent) for kind, parent, _error in spans.told} == {(Read.TYPE, PLACE)}
+    assert {(kind, parent) for kind, parent, _error in spans.told} == {(ReadBlocks.TYPE, PLACE)}
     [_, call] = pair.ruler.calls
     assert call is not None
     assert call.parent == PLACE

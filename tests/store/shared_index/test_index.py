@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.client.local.shared_index import IndexView
+from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shared_index import (
     _FACTORS,
@@ -29,7 +29,7 @@ from kvstore.protocol.shared_index import (
     words_of,
 )
 from kvstore.store.block_table.block import NOT_SHOWN, Block
-from kvstore.store.shared_index.index import ShownIndex
+from kvstore.store.shared_index.index import SharedIndexTable
 from tests.store.integrity import check, shown
 from tests.store.made import made
 from tests.store.tables import Found, find, still
@@ -41,31 +41,31 @@ def block(key: bytes, generation: int = 1) -> Block:
     return made("red", key, 100 + generation, generation)
 
 
-def view_of(index: ShownIndex) -> IndexView:
+def view_of(index: SharedIndexTable) -> SharedIndexReader:
     fd = index.export()
     try:
-        return IndexView(fd, index.size_bytes, is_ordered=False)
+        return SharedIndexReader(fd, index.size_bytes, is_ordered=False)
     finally:
         os.close(fd)
 
 
 @pytest.fixture
-def index() -> Iterator[ShownIndex]:
-    index = ShownIndex(SETS, is_ordered=False)
+def index() -> Iterator[SharedIndexTable]:
+    index = SharedIndexTable(SETS, is_ordered=False)
     yield index
     check(index)
     index.close()
 
 
 @pytest.fixture
-def wide() -> Iterator[ShownIndex]:
-    index = ShownIndex(SETS, key_words=KEY_WORDS[-1], is_ordered=False)
+def wide() -> Iterator[SharedIndexTable]:
+    index = SharedIndexTable(SETS, key_words=KEY_WORDS[-1], is_ordered=False)
     yield index
     check(index)
     index.close()
 
 
-def test_keys_of_all_lengths_are_told_apart(wide: ShownIndex) -> None:
+def test_keys_of_all_lengths_are_told_apart(wide: SharedIndexTable) -> None:
     index = wide
     keys = [b"\0" * length for length in range(1, MAX_KEY_BYTES + 1)]
     view = view_of(index)
@@ -81,7 +81,7 @@ def test_keys_of_all_lengths_are_told_apart(wide: ShownIndex) -> None:
         index.hide(shown)
 
 
-def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: ShownIndex) -> None:
+def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: SharedIndexTable) -> None:
     shown = block(b"key")
     index.show(shown, 0, 0, 0)
     view = view_of(index)
@@ -99,8 +99,8 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Show
     assert not view.still_batch(batch).any()
 
 
-def test_many_are_hidden_at_once_as_one_by_one(index: ShownIndex) -> None:
-    one_by_one = ShownIndex(index.sets, is_ordered=False)
+def test_many_are_hidden_at_once_as_one_by_one(index: SharedIndexTable) -> None:
+    one_by_one = SharedIndexTable(index.sets, is_ordered=False)
     blocks = [[block(b"key-%d" % number) for number in range(40)] for _ in range(2)]
     for which, of_index in zip((index, one_by_one), blocks, strict=True):
         for one in of_index:
@@ -119,7 +119,7 @@ def test_many_are_hidden_at_once_as_one_by_one(index: ShownIndex) -> None:
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("key_bytes", [1, 5, 16, MAX_KEY_BYTES])
 def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) -> None:
-    at_once, each = (ShownIndex(16 * SETS, key_words=key_words_for(key_bytes), number=3, is_ordered=is_ordered) for _ in range(2))
+    at_once, each = (SharedIndexTable(16 * SETS, key_words=key_words_for(key_bytes), number=3, is_ordered=is_ordered) for _ in range(2))
     views = [view_of(at_once), view_of(each)] if not is_ordered else []
     for turn in range(3):
         count = min(50, 250 // key_bytes + 30)
@@ -147,7 +147,7 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
     each.close()
 
 
-def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> None:
+def test_keys_of_one_hash_are_not_taken_for_one_another(index: SharedIndexTable) -> None:
     """Multilinear hashes collide where one wants them to."""
     low, high = _FACTORS[:2]
     step = low * pow(high, -1, 1 << 64)
@@ -163,7 +163,7 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> No
     assert [found and found.offset for found in (find(view, key) for key in keys)] == [0, None, None]
 
 
-def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: ShownIndex) -> None:
+def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: SharedIndexTable) -> None:
     moving, present, absent = b"m" * 16, b"p" * 16, b"a" * 16
     for slot, key in enumerate((moving, present)):
         index.show(block(key), 64 * slot, 0, slot)
@@ -176,7 +176,7 @@ def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidat
     index._tag_column[free] = 0
 
 
-def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: ShownIndex) -> None:
+def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: SharedIndexTable) -> None:
     shown = block(b"key")
     index.show(shown, 0, 0, 0)
     view = view_of(index)
@@ -188,7 +188,7 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Show
     assert index.accessed(word) is None
 
 
-def test_nobody_can_write_what_a_reader_is_given(index: ShownIndex) -> None:
+def test_nobody_can_write_what_a_reader_is_given(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(OSError, match=r"not permitted|denied|Bad file"):
@@ -199,17 +199,17 @@ def test_nobody_can_write_what_a_reader_is_given(index: ShownIndex) -> None:
         os.close(fd)
 
 
-def test_another_form_is_refused(index: ShownIndex) -> None:
+def test_another_form_is_refused(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(Broken, match="form"):
-            IndexView(fd, 4096)
+            SharedIndexReader(fd, 4096)
         with pytest.raises(Broken, match="map"):
-            IndexView(fd, index.size_bytes * 1000)
+            SharedIndexReader(fd, index.size_bytes * 1000)
         for word, wrong, right in ((AT_SETS, SETS + 1, SETS), (AT_SETS, 2 * SETS, SETS), (AT_KEY_WORDS, 3, 2), (AT_KEY_WORDS, 4, 2)):
             index._words[word] = wrong
             with pytest.raises(Broken, match="form"):
-                IndexView(fd, index.size_bytes)
+                SharedIndexReader(fd, index.size_bytes)
             index._words[word] = right
     finally:
         os.close(fd)
@@ -226,7 +226,7 @@ class Interleaved(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = ShownIndex(1, is_ordered=False)
+        self.index = SharedIndexTable(1, is_ordered=False)
         self.view = view_of(self.index)
         self.slots = [bytearray(self.SLOT_BYTES) for _ in range(self.SLOTS)]
         self.shown: dict[int, Block] = {}
@@ -310,7 +310,7 @@ TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, dea
 @pytest.mark.parametrize("stores", range(8))
 def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: int) -> None:
     """Its last stores never came: the entry has an odd sequence, some of its body, or no tag."""
-    index = ShownIndex(1, is_ordered=False)
+    index = SharedIndexTable(1, is_ordered=False)
     view = view_of(index)
     old, new = block(b"old"), block(b"new", 2)
     index.show(old, 11, 0, 0)

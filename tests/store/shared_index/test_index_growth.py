@@ -10,43 +10,43 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.client.local.shared_index import IndexView
+from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.shared_index import KEY_WORDS, MAX_KEY_BYTES, WAYS, hash_of, words_of
 from kvstore.store.block_table.block import NOT_SHOWN, Block
 from kvstore.store.shared_index import index as index_module
 from kvstore.store.shared_index import index_growth as growth_module
-from kvstore.store.shared_index.index import PAGE_ENTRIES, ShownIndex
-from kvstore.store.shared_index.index_growth import PART_ENTRIES, Growth
+from kvstore.store.shared_index.index import PAGE_ENTRIES, SharedIndexTable
+from kvstore.store.shared_index.index_growth import PART_ENTRIES, IndexGrowth
 from tests.store.integrity import check
 from tests.store.shared_index.test_index import block, view_of
 from tests.store.tables import Found, find, still
 
 
-def filled(index: ShownIndex, count: int) -> list[Block]:
+def filled(index: SharedIndexTable, count: int) -> list[Block]:
     blocks = [block(os.urandom(16), i + 1) for i in range(count)]
     for i, one in enumerate(blocks):
         index.show(one, 64 * i, i, i)
     return [one for one in blocks if one.shown != NOT_SHOWN]
 
 
-def of_block(view: IndexView, one: Block) -> Found:
+def of_block(view: SharedIndexReader, one: Block) -> Found:
     found = find(view, one.key)
     assert found is not None
     return found
 
 
 @pytest.fixture
-def old() -> Iterator[ShownIndex]:
-    index = ShownIndex(4 * PAGE_ENTRIES // WAYS, is_ordered=False)
+def old() -> Iterator[SharedIndexTable]:
+    index = SharedIndexTable(4 * PAGE_ENTRIES // WAYS, is_ordered=False)
     yield index
     index.close()
 
 
-def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it_is_emptied(old: ShownIndex) -> None:
+def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it_is_emptied(old: SharedIndexTable) -> None:
     blocks = filled(old, 5000)
     reader = view_of(old)
     before = [of_block(reader, one) for one in blocks]
-    growth = Growth(old)
+    growth = IndexGrowth(old)
     steps = 0
     while growth.index is old:
         assert not reader.is_over
@@ -73,9 +73,9 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_keys_that_are_longer_are_shown_in_the_wider_one(old: ShownIndex, is_full: bool) -> None:
+def test_keys_that_are_longer_are_shown_in_the_wider_one(old: SharedIndexTable, is_full: bool) -> None:
     blocks = filled(old, old.entries * 6 // 10 if is_full else 1000)
-    growth = Growth(old, KEY_WORDS[-1])
+    growth = IndexGrowth(old, KEY_WORDS[-1])
     assert growth.max_key_bytes == MAX_KEY_BYTES
     long = [block(os.urandom(20 + number)) for number in range(40)]
     growth.show(long[0], 64, 7, 1)
@@ -112,13 +112,13 @@ class Growing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index: ShownIndex | Growth = ShownIndex(1, is_ordered=False)
+        self.index: SharedIndexTable | IndexGrowth = SharedIndexTable(1, is_ordered=False)
         self.views = [view_of(self.index)]
         """Of the index that clients are given, and before it of those that they were."""
         self.slots = [0] * self.SLOTS
         self.blocks: dict[int, tuple[Block, int]] = {}
         """By key, and in which slot."""
-        self.reads: list[tuple[IndexView, Found, int, int]] = []
+        self.reads: list[tuple[SharedIndexReader, Found, int, int]] = []
         self.generation = 0
 
     def teardown(self) -> None:
@@ -169,18 +169,18 @@ class Growing(RuleBasedStateMachine):
     def evict(self, data: st.DataObject) -> None:
         self.drop(data.draw(st.sampled_from(sorted(self.blocks))))
 
-    @precondition(lambda self: isinstance(self.index, ShownIndex) and self.index.sets < self.MAX_SETS)
+    @precondition(lambda self: isinstance(self.index, SharedIndexTable) and self.index.sets < self.MAX_SETS)
     @rule()
     def begin_to_grow(self) -> None:
-        assert isinstance(self.index, ShownIndex)
-        self.index = Growth(self.index)
+        assert isinstance(self.index, SharedIndexTable)
+        self.index = IndexGrowth(self.index)
 
-    @precondition(lambda self: isinstance(self.index, Growth))
+    @precondition(lambda self: isinstance(self.index, IndexGrowth))
     @rule(steps=st.integers(1, 3))
     def go_on(self, steps: int) -> None:
         for _ in range(steps):
             growth = self.index
-            if isinstance(growth, Growth):
+            if isinstance(growth, IndexGrowth):
                 before = growth.index
                 if not growth.go_on():
                     self.index = growth.index
@@ -195,7 +195,7 @@ class Growing(RuleBasedStateMachine):
         assert len(batch.which) == (found is not None)
         current = self.blocks.get(key)
         if found is None:
-            if view is self.views[-1] and not isinstance(self.index, Growth):
+            if view is self.views[-1] and not isinstance(self.index, IndexGrowth):
                 assert current is None or current[0].shown == NOT_SHOWN
             return
         assert current is not None
@@ -213,7 +213,7 @@ class Growing(RuleBasedStateMachine):
     def is_whole(self) -> None:
         check(self.index)
         shown = {one.shown for one, _ in self.blocks.values()} - {NOT_SHOWN}
-        assert isinstance(self.index, Growth) or len(shown) == self.index.count
+        assert isinstance(self.index, IndexGrowth) or len(shown) == self.index.count
 
 
 @pytest.fixture(autouse=True)

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from kvstore.client.local.reader_slots import LocalDesk
-from kvstore.client.local.shared_index import IndexView
-from kvstore.protocol.event_messages import READ, Events
+from kvstore.client.local.reader_slots import LocalReaderSlots
+from kvstore.client.local.shared_index import SharedIndexReader
+from kvstore.protocol.event_messages import READ, FetchEvents
 from kvstore.protocol.shared_index import ACCESSES, WAYS
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.shared_index.index import FIRST_SETS
 from kvstore.store.shared_index.index_writer import MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE
-from kvstore.store.shared_index.reader_slots import Desk
+from kvstore.store.shared_index.reader_slots import ReaderSlots
 from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import MAX_HOLD_NS, MAX_LOOK_NS, Store, value_of
@@ -144,11 +144,11 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     store.put("a")
     store.put("b")
     events = store.table.events
-    begun = events.answer(asker, "red", Events(0, 100)).next_cursor
+    begun = events.answer(asker, "red", FetchEvents(0, 100)).next_cursor
     client.read("b")
     client.read("a")
     store.showing.take_accesses(store.table.read_unasked, "red")
-    recorded = events.answer(asker, "red", Events(begun, 100))
+    recorded = events.answer(asker, "red", FetchEvents(begun, 100))
     assert (bytes(recorded.kinds), recorded.keys, recorded.lost) == (bytes([READ]), [b"b", b"a"], 0)
     found = client.find("a")
     assert found is not None
@@ -157,7 +157,7 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     while store.showing.take_accesses(store.table.read_unasked):
         pass
     cursor, lost, read = recorded.next_cursor, 0, 0
-    while (batch := events.answer(asker, "red", Events(cursor, 4096))).keys or batch.lost:
+    while (batch := events.answer(asker, "red", FetchEvents(cursor, 4096))).keys or batch.lost:
         cursor, lost, read = batch.next_cursor, lost + batch.lost, read + len(batch.keys)
     assert (lost, read) == (7, ACCESSES)
     hits = next(counts.hits for index, _, counts, _ in store.table.levels() if index == DRAM)
@@ -186,14 +186,14 @@ def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.M
         store.put(f"a{number}")
     look = client.look("a0")
     assert look is not None
-    looked = list[Desk]()
-    looks = Desk.looks
+    looked = list[ReaderSlots]()
+    looks = ReaderSlots.looks
 
-    def count(desk: Desk) -> list[int]:
+    def count(desk: ReaderSlots) -> list[int]:
         looked.append(desk)
         return looks(desk)
 
-    monkeypatch.setattr(Desk, "looks", count)
+    monkeypatch.setattr(ReaderSlots, "looks", count)
     slots = store.table.slots.free_slots("red", 100, 60)
     assert len(slots) == 60
     assert store.table.find("red", b"a0") is not None
@@ -272,7 +272,7 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
 def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
     before = len(os.listdir("/proc/self/fd"))
     sizes, fds = store.showing.attach("one", "red", list)
-    views = IndexView(fds[0], sizes.sizes[0]), LocalDesk(fds[1], sizes.sizes[1])
+    views = SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1])
     for fd in fds:
         os.close(fd)
     store.showing.forget_owner("one")

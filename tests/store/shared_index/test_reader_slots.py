@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvstore.client.local.reader_slots import Hazard, LocalDesk
-from kvstore.client.local.shared_index import IndexView
+from kvstore.client.local.reader_slots import Hazard, LocalReaderSlots
+from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.shared_index import (
     ACCESSES,
     AT_ACCESSES,
@@ -19,8 +19,8 @@ from kvstore.protocol.shared_index import (
     HOLD_WORDS,
     words_of,
 )
-from kvstore.store.shared_index.index import ShownIndex
-from kvstore.store.shared_index.reader_slots import MAX_LOST, Desk
+from kvstore.store.shared_index.index import SharedIndexTable
+from kvstore.store.shared_index.reader_slots import MAX_LOST, ReaderSlots
 from tests.forks import told_by_child
 from tests.store.made import made
 from tests.store.tables import find
@@ -30,15 +30,15 @@ class Seat:
     """A desk from both sides, and an index with a few blocks."""
 
     def __init__(self) -> None:
-        self.node = Desk()
+        self.node = ReaderSlots()
         fd = self.node.export()
-        self.client = LocalDesk(fd, DESK_BYTES)
+        self.client = LocalReaderSlots(fd, DESK_BYTES)
         os.close(fd)
-        self.index = ShownIndex(64)
+        self.index = SharedIndexTable(64)
         self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
         for i, block in enumerate(self.blocks):
             self.index.show(block, 10 * i, 0, 100 + i)
-        self.view = IndexView(self.index.fd, self.index.size_bytes)
+        self.view = SharedIndexReader(self.index.fd, self.index.size_bytes)
 
     def read(self, number: int) -> None:
         found = find(self.view, b"key %d" % number)

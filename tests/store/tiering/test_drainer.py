@@ -10,7 +10,7 @@ from kvstore.protocol.errors import Draining
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.store.tiering.drainer import WAITING_LOOK_NS, Leaving, Saver
+from kvstore.store.tiering.drainer import WAITING_LOOK_NS, Drainer, NvmeSaver
 from tests.store.failing_tier import FailingNvme
 from tests.store.tables import Store, value_of
 
@@ -25,8 +25,8 @@ class Ending:
     def __init__(self, store: Store, *, has_nvme: bool = True) -> None:
         self.store = store
         self.now_ns = 5 * S
-        self.saver = Saver(store.table, batch_bytes=1000, may_be_decided=lambda: False)
-        self.leaving = Leaving(self.saver, has_nvme=has_nvme, clock_ns=lambda: self.now_ns)
+        self.saver = NvmeSaver(store.table, batch_bytes=1000, may_be_decided=lambda: False)
+        self.leaving = Drainer(self.saver, has_nvme=has_nvme, clock_ns=lambda: self.now_ns)
         self.ended = 0
 
     def then(self) -> None:
@@ -83,11 +83,11 @@ def test_it_ends_at_once_where_nothing_could_be_written(make_store: MakeStore, h
     assert ending.ended == 1
 
 
-def saver_of(store: Store, *, batch_bytes: int = 1000, is_linked: bool = True) -> Saver:
-    return Saver(store.table, batch_bytes=batch_bytes, may_be_decided=lambda: is_linked)
+def saver_of(store: Store, *, batch_bytes: int = 1000, is_linked: bool = True) -> NvmeSaver:
+    return NvmeSaver(store.table, batch_bytes=batch_bytes, may_be_decided=lambda: is_linked)
 
 
-def run(store: Store, saver: Saver, *, now_ns: int = 0) -> None:
+def run(store: Store, saver: NvmeSaver, *, now_ns: int = 0) -> None:
     """Rounds of events and ticks at one instant, until nothing is left to do."""
     for _ in range(20):
         saver.step()

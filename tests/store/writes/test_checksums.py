@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
-from kvstore.store.writes.checksums import AT_ONCE_BYTES, Checker
+from kvstore.store.writes.checksums import AT_ONCE_BYTES, ChecksumVerifier
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from kvstore.transfer.engine import TransferEngine
 from tests.store.engines import LOOPBACK, FarClient
@@ -33,7 +33,7 @@ def client(node: Served) -> Iterator[Client]:
 
 
 @contextmanager
-def held(checker: Checker) -> Iterator[None]:
+def held(checker: ChecksumVerifier) -> Iterator[None]:
     """None of its threads is free inside; afterwards they do what was asked meanwhile."""
     let_go, taken = threading.Event(), threading.Semaphore(0)
 

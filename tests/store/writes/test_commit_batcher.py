@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
+from kvstore.protocol.catalog_messages import EVENT_GONE, CommitBlocks
 from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, KVStoreError
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Flush, Put
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put, WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.writes import commit_batcher as deciding
 from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
-Answer = Callable[[Grants | KVStoreError], None]
+Answer = Callable[[ReserveReply | KVStoreError], None]
 
 
 class Master:
@@ -26,7 +26,7 @@ class Master:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.asked: list[tuple[Claim, Answer]] = []
+        self.asked: list[tuple[CommitBlocks, Answer]] = []
         self.link_up(7)
 
     def link_up(self, epoch: int) -> None:
@@ -36,15 +36,15 @@ class Master:
         """Come back when these have been claimed and not decided about, in this order."""
         until(self.node, lambda: [key.decode() for claim, _ in self.asked for key in claim.keys] == list(keys))
 
-    def decide(self, *decisions: tuple[int, int] | KVStoreError) -> Claim:
+    def decide(self, *decisions: tuple[int, int] | KVStoreError) -> CommitBlocks:
         """Answer the oldest claim, with a status and a generation a key."""
         until(self.node, lambda: bool(self.asked))
         claim, answer = self.asked.pop(0)
         if isinstance(decisions[0], KVStoreError):
-            reply: Grants | KVStoreError = decisions[0]
+            reply: ReserveReply | KVStoreError = decisions[0]
         else:
             pairs: list[Any] = list(decisions)
-            reply = Grants(bytes(status for status, _ in pairs), [5] * len(pairs), [generation for _, generation in pairs])
+            reply = ReserveReply(bytes(status for status, _ in pairs), [5] * len(pairs), [generation for _, generation in pairs])
         self.node.call(lambda: answer(reply))
         self.node.call(lambda: check(self.node.store.table))
         return claim
@@ -152,7 +152,7 @@ def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) 
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
         assert not node.call(lambda: list(master.asked))
-        thread, results = in_background(lambda: client.ask(Flush(), Flags))
+        thread, results = in_background(lambda: client.ask(WaitCommitted(), Flags))
         master.claims("a")
         assert results == []
         master.decide((GRANTED, 1))
@@ -258,10 +258,10 @@ def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Mast
 
 
 def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served, master: Master, client: Client) -> None:
-    assert client.ask(Flush(), Flags).flags == b"", "there was nothing"
+    assert client.ask(WaitCommitted(), Flags).flags == b"", "there was nothing"
     put(client, {"a": b"1", "b": b"2"})
     other = node.connect()
-    _thread, results = in_background(lambda: other.ask(Flush(), Flags))
+    _thread, results = in_background(lambda: other.ask(WaitCommitted(), Flags))
     until(node, lambda: len(node.answers) == 1)
     put(client, {"c": b"3"})
     master.decide((GRANTED, 42), (BUSY, 0))
@@ -270,13 +270,13 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
     assert results == []
     assert master.decide((PRESENT, 0)).keys == [b"b"]
     until(node, lambda: len(node.answers) == 0)
-    assert client.ask(Flush(), Flags).flags == b""
+    assert client.ask(WaitCommitted(), Flags).flags == b""
     other.close()
 
 
 def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
-    thread, results = in_background(lambda: client.ask(Flush(), Flags))
+    thread, results = in_background(lambda: client.ask(WaitCommitted(), Flags))
     until(node, lambda: len(node.answers) == 1)
     node.call(lambda: node.answers.expire(now_ns=1 << 62))
     thread.join(TIMEOUT_S)
@@ -318,9 +318,9 @@ def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided
 
 
 def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of_another_link(node: Served, client: Client) -> None:
-    asked: dict[int, list[tuple[Claim, Answer]]] = {0: [], 1: []}
+    asked: dict[int, list[tuple[CommitBlocks, Answer]]] = {0: [], 1: []}
 
-    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+    def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:
         asked[partition].append((claim, answer))
 
     def link_up() -> None:
@@ -340,7 +340,7 @@ def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of
         assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
     node.call(lambda: node.deciding.link_down(1))
     [(claim, answer)] = asked[0]
-    node.call(partial(answer, Grants(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
+    node.call(partial(answer, ReserveReply(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
     left = {block.key for block in node.call(lambda: list(node.store.table.undecided.blocks()))}
     assert left == set(asked[1][0][0].keys)
     node.call(lambda: check(node.store.table))

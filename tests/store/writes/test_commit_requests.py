@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, Claim, Publish
+from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, CommitBlocks, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
-from kvstore.protocol.event_messages import Events
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.event_messages import FetchEvents
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, CommitPuts, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.block_table.block import Block
 from tests.rpc.wires import frame, read_frame
@@ -23,7 +23,7 @@ from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 
-Answer = Callable[[Grants | KVStoreError], None]
+Answer = Callable[[ReserveReply | KVStoreError], None]
 
 
 class Master:
@@ -31,10 +31,10 @@ class Master:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.asked: list[tuple[Claim, Answer]] = []
+        self.asked: list[tuple[CommitBlocks, Answer]] = []
         node.call(lambda: node.claims.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
 
-    def decide(self, reply: Grants | KVStoreError) -> Claim:
+    def decide(self, reply: ReserveReply | KVStoreError) -> CommitBlocks:
         until(self.node, lambda: bool(self.asked))
         claim, answer = self.asked.pop()
         self.node.call(lambda: answer(reply))
@@ -67,8 +67,8 @@ def put(client: Client, **values: bytes) -> tuple[threading.Thread, list[Any]]:
     return thread, results
 
 
-def grants(*statuses: int, generation: int = 42) -> Grants:
-    return Grants(bytes(statuses), [5] * len(statuses), [generation] * len(statuses))
+def grants(*statuses: int, generation: int = 42) -> ReserveReply:
+    return ReserveReply(bytes(statuses), [5] * len(statuses), [generation] * len(statuses))
 
 
 def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, client: Client, master: Master) -> None:
@@ -210,12 +210,12 @@ def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
 
 @pytest.mark.parametrize("reply", [CatalogUnavailable("etcd is away"), grants(GRANTED)])
 def test_a_master_that_fails_or_answers_for_other_keys_leaves_nothing(
-    node: Served, client: Client, master: Master, reply: Grants | KVStoreError
+    node: Served, client: Client, master: Master, reply: ReserveReply | KVStoreError
 ) -> None:
     thread, results = put(client, a=b"a", b=b"b")
     master.decide(reply)
     thread.join(TIMEOUT_S)
-    assert type(results[0]) is (ProtocolError if isinstance(reply, Grants) else CatalogUnavailable)
+    assert type(results[0]) is (ProtocolError if isinstance(reply, ReserveReply) else CatalogUnavailable)
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
 
 
@@ -270,7 +270,7 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     assert put is not None
     if is_expired:
         node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
-    sock.sendall(frame(Commit([put.put_id], [digest(b"x")]), 2) + frame(Abort([put.put_id]), 3))
+    sock.sendall(frame(CommitPuts([put.put_id], [digest(b"x")]), 2) + frame(AbortPuts([put.put_id]), 3))
     assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([ASK_AGAIN])), Ok()]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
     master.decide(grants(GRANTED))
@@ -282,7 +282,7 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
 
 def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:
     """It takes the blocks to be here from then on and may have them removed; what is gone before the end is not told as stored."""
-    asked: dict[int, tuple[Claim, Answer]] = {}
+    asked: dict[int, tuple[CommitBlocks, Answer]] = {}
     asker = object()
 
     def link_up() -> int:
@@ -290,9 +290,9 @@ def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(no
         node.publishers.cut()
         for partition in (0, 1):
             node.claims.link_up(partial(ask, partition), 7, partition)
-        return node.store.table.events.answer(asker, "red", Events(0, 100)).next_cursor
+        return node.store.table.events.answer(asker, "red", FetchEvents(0, 100)).next_cursor
 
-    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+    def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:
         asked[partition] = claim, answer
 
     def decide(partition: int) -> list[bytes]:
@@ -316,6 +316,6 @@ def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(no
     decide(0)
     thread.join(TIMEOUT_S)
     assert results == [[STORED] * len(names)]
-    told = node.call(lambda: node.store.table.events.answer(asker, "red", Events(cursor, 100)))
+    told = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(cursor, 100)))
     assert told.keys == [removed, *(name.encode() for name in names if name.encode() != removed)]
     assert blocks([removed]) == []

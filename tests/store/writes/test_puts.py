@@ -12,9 +12,9 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unauthorized,
 )
-from kvstore.protocol.event_messages import Events
+from kvstore.protocol.event_messages import FetchEvents
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
 from kvstore.store.block_table.block import NVME
 from kvstore.tiers.tier import Record
@@ -43,7 +43,7 @@ def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Serv
 
 def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, client: Client) -> None:
     asker = object()
-    cursor = node.call(lambda: node.store.table.events.answer(asker, "red", Events(0, 100))).next_cursor
+    cursor = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(0, 100))).next_cursor
     values = {f"key{number}": bytes([number]) * 100 for number in range(30)}
     opened = client.open(dict.fromkeys(values, 100), generation=0)
     assert list(opened.statuses) == [GRANTED] * 30
@@ -54,7 +54,7 @@ def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, clie
     assert client.commit(opened, list(values.values())) == [STORED] * 30
     assert client.read(*values)[1] == list(values.values())
     assert node.call(lambda: node.in_place.in_bytes) == 3000
-    recorded = node.call(lambda: node.store.table.events.answer(asker, "red", Events(cursor, 100)))
+    recorded = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(cursor, 100)))
     assert recorded.keys[:30] == [name.encode() for name in values]
     assert client.commit(opened, list(values.values())) == [ASK_AGAIN] * 30
     assert set(client.open(dict.fromkeys(values, 100), generation=0).statuses) == {PRESENT}
@@ -80,9 +80,9 @@ def test_open_needs_shared_memory(node: Served) -> None:
 def test_an_aborted_put_can_be_begun_again_and_unknown_ids_are_ignored(node: Served, client: Client) -> None:
     opened = client.open({"a": 16 * KIB})
     other = node.connect()
-    other.ask(Abort(list(opened.put_ids)), Ok)
+    other.ask(AbortPuts(list(opened.put_ids)), Ok)
     assert list(client.open({"a": 16 * KIB}).statuses) == [BUSY], "another connection cannot abort it"
-    client.ask(Abort([*opened.put_ids, 99]), Ok)
+    client.ask(AbortPuts([*opened.put_ids, 99]), Ok)
     assert list(client.open({"a": 16 * KIB}).statuses) == [GRANTED]
     other.close()
 
@@ -106,7 +106,7 @@ def test_an_expired_puts_slot_is_free_once_its_writer_has_been_told(node: Served
     assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
     opened = client.open({"a": 16 * KIB})
     node.call(lambda: node.store.table.expire(now_ns=later_ns + node.reactor.now_ns()))
-    client.ask(Abort(list(opened.put_ids)), Ok)
+    client.ask(AbortPuts(list(opened.put_ids)), Ok)
     assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
 
 
@@ -213,8 +213,8 @@ def test_sizes_that_do_not_add_up_are_refused_and_the_connection_lives_on(client
 def test_a_namespace_too_long_for_the_master_is_refused(client: Client) -> None:
     for namespace in ("n" * 256, "é" * 128):
         with pytest.raises(InvalidArgument, match="namespace"):
-            client.ask(Open(namespace, [b"a"], [1], [1], [b""]), Opened)
-    assert list(client.ask(Open("é" * 127, [b"a"], [1], [1], [b""]), Opened).statuses) == [GRANTED]
+            client.ask(OpenSlots(namespace, [b"a"], [1], [1], [b""]), OpenSlotsReply)
+    assert list(client.ask(OpenSlots("é" * 127, [b"a"], [1], [1], [b""]), OpenSlotsReply).statuses) == [GRANTED]
 
 
 def test_nobody_puts_without_a_hello(node: Served) -> None:
@@ -226,9 +226,9 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
 
     node.call(forget_hello)
     for message, payload in (
-        (Open("ns", [b"a"], [1], [1], [b""]), b""),
-        (Commit([1], [1]), b""),
-        (Abort([1]), b""),
+        (OpenSlots("ns", [b"a"], [1], [1], [b""]), b""),
+        (CommitPuts([1], [1]), b""),
+        (AbortPuts([1]), b""),
         (Put("ns", [b"a"], [1], [1], [0], [b""]), b"x"),
     ):
         with pytest.raises(Unauthorized, match="a tenant's token with role write"):

@@ -8,9 +8,9 @@ import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument, StaleHandle
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Opened
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, AbortPuts, OpenSlotsReply
 from kvstore.protocol.session_messages import Ok
-from kvstore.store.shared_regions import WriteGrant
+from kvstore.store.shared_regions import RegionWritePermission
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
@@ -48,17 +48,17 @@ def far(engine: TransferEngine) -> Iterator[FarClient]:
     far.close()
 
 
-def write(far: FarClient, opened: Opened, values: list[bytes]) -> None:
+def write(far: FarClient, opened: OpenSlotsReply, values: list[bytes]) -> None:
     for region, value in zip(opened.regions, values, strict=True):
         far.write(far.imported(region), value)
 
 
-def region_of(node: Served, opened: Opened) -> Region:
+def region_of(node: Served, opened: OpenSlotsReply) -> Region:
     """The node's side of the first put's slot."""
 
     def find() -> Region:
         [put] = [put for put in node.store.table.puts._puts.values() if put.put_id == opened.put_ids[0]]
-        return cast(WriteGrant, put.grant)._region
+        return cast(RegionWritePermission, put.grant)._region
 
     return node.call(find)
 
@@ -132,7 +132,7 @@ def test_a_slot_that_is_still_being_written_is_nobody_elses_before_its_last_byte
         if ending == "commit":
             assert writing.commit(opened, [b"x" * SIZE]) == [ASK_AGAIN]
         elif ending == "abort":
-            writing.ask(Abort(list(opened.put_ids)), Ok)
+            writing.ask(AbortPuts(list(opened.put_ids)), Ok)
         elif ending == "hang up":
             writing.close()
             eventually(lambda: node.call(lambda: node.store.table.open_puts) == 0)

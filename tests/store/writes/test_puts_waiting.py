@@ -10,7 +10,7 @@ from kvstore.protocol.errors import (
     TierFailed,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Open, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, OpenSlots, Put
 from kvstore.protocol.session_messages import Ok
 from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame
@@ -32,7 +32,7 @@ def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Clie
 
     thread, results = in_background(ask)
     until(node, lambda: len(node.waiting) == 1)
-    other.ask(Abort(list(held.put_ids)), Ok)
+    other.ask(AbortPuts(list(held.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [[STORED if through_socket else GRANTED]]
     other.close()
@@ -51,7 +51,7 @@ def test_a_put_that_is_traced_tells_how_long_it_waited_for_room(node: Served) ->
     thread, results = in_background(put)
     until(node, lambda: len(node.waiting) == 1)
     assert spans.parts == []
-    other.ask(Abort(list(held.put_ids)), Ok)
+    other.ask(AbortPuts(list(held.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [[STORED]]
     until(node, lambda: [kind for kind, _, _ in spans.told] == [Put.TYPE])
@@ -81,7 +81,7 @@ def test_who_comes_later_waits_behind_who_waits_already(node: Served, client: Cl
     until(node, lambda: len(node.waiting) == 1)
     second, small_result = in_background(lambda: small.put({"small": b"x"}))
     until(node, lambda: len(node.waiting) == 2)
-    other.ask(Abort(list(held.put_ids)), Ok)
+    other.ask(AbortPuts(list(held.put_ids)), Ok)
     first.join(TIMEOUT_S)
     second.join(TIMEOUT_S)
     assert (large_result, small_result) == ([[STORED]], [[STORED]])
@@ -107,7 +107,7 @@ def waiting(node: Served, client: Client) -> Iterator[None]:
     yield
     assert results == []
     node.call(lambda: pin(False))
-    client.ask(Abort(list(held.put_ids)), Ok)
+    client.ask(AbortPuts(list(held.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [[STORED]]
     other.close()
@@ -122,7 +122,7 @@ def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bo
     else:
         opened = blue.open({"a": KIB})
         assert list(opened.statuses) == [GRANTED]
-        blue.ask(Abort(list(opened.put_ids)), Ok)
+        blue.ask(AbortPuts(list(opened.put_ids)), Ok)
     blue.close()
 
 
@@ -140,7 +140,7 @@ def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -
     other = node.connect()
     other.open({"a": 16 * KIB})
     sock = client.channel.detach()
-    sock.sendall(frame(Open("ns", [b"b"], [KIB], [1], [b""])))
+    sock.sendall(frame(OpenSlots("ns", [b"b"], [KIB], [1], [b""])))
     until(node, lambda: len(node.waiting) == 1)
     sock.close()
     until(node, lambda: len(node.waiting) == 0)
@@ -189,7 +189,7 @@ def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
         until(node, lambda: len(node.waiting) == 1)
         with monkeypatch.context() as patch:
             patch.setattr(node.store.dram, "view" if through_socket else "locate_all", fail)
-            other.ask(Abort(list(held.put_ids)), Ok)
+            other.ask(AbortPuts(list(held.put_ids)), Ok)
             thread.join(TIMEOUT_S)
     else:
         thread.join(TIMEOUT_S)

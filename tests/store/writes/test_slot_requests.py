@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import BUSY, GRANTED
-from kvstore.protocol.node_messages import Open
-from kvstore.security.identity import Identity, Kind
+from kvstore.protocol.node_messages import OpenSlots
+from kvstore.security.identity import Identity, IdentityKind
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.uncommitted import UNDECIDED
 from kvstore.store.session_authenticator import Caller
-from kvstore.store.wait_queue import WaitingRoom
+from kvstore.store.wait_queue import WaitQueue
 from kvstore.store.writes import slot_requests as slots_module
-from kvstore.store.writes.slot_requests import Opening, SlotRequest, Slots
+from kvstore.store.writes.slot_requests import OpenResult, SlotAllocator, SlotRequest
 from tests.store.integrity import check
 from tests.store.tables import Store
 
@@ -43,14 +43,14 @@ class Node:
         self.min_whole = min_whole
         self.store = Store(20 * SIZE, slab_bytes=7 * SIZE, policy="leaf_lru")
         self.table = self.store.table
-        self.slots = Slots(self.table, WaitingRoom(max_of_owner=9), demotion_wait_s=3600)
+        self.slots = SlotAllocator(self.table, WaitQueue(max_of_owner=9), demotion_wait_s=3600)
         self.session: Any = Clock()
 
-    def open(self, message: Open, *, may_open: bool = True) -> Opening | None:
+    def open(self, message: OpenSlots, *, may_open: bool = True) -> OpenResult | None:
         with patch.object(slots_module, "MIN_WHOLE", self.min_whole):
             return self.slots.open(self.session, "red", message, may_open=may_open, may_drop=False)
 
-    def puts(self, opening: Opening | None) -> list[OpenPut]:
+    def puts(self, opening: OpenResult | None) -> list[OpenPut]:
         """Those that are open now."""
         if opening is None:
             return []
@@ -74,8 +74,8 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             node.store.close()
 
 
-def message(keys: list[int], size: int = SIZE, generation: int = UNDECIDED) -> Open:
-    return Open("ns", [b"%d" % key for key in keys], [size] * len(keys), [generation] * len(keys), [b"p"] * len(keys))
+def message(keys: list[int], size: int = SIZE, generation: int = UNDECIDED) -> OpenSlots:
+    return OpenSlots("ns", [b"%d" % key for key in keys], [size] * len(keys), [generation] * len(keys), [b"p"] * len(keys))
 
 
 BATCHES = st.tuples(
@@ -113,15 +113,15 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
 
 def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
     class Unlucky(SlotRequest):
-        def opened(self, opening: Opening) -> None:
+        def opened(self, opening: OpenResult) -> None:
             assert opening.batch is not None
             raise KeyError
 
         def fail(self, error: Exception) -> None: ...
 
     with nodes() as (whole, _):
-        whole.session.context = Caller("red", Identity(Kind.TENANT, name="red"))
-        request = Unlucky(whole.slots, whole.session, Header(Open.TYPE, 1, 0, 0, 0), message([1, 2]))
+        whole.session.context = Caller("red", Identity(IdentityKind.TENANT, name="red"))
+        request = Unlucky(whole.slots, whole.session, FrameHeader(OpenSlots.TYPE, 1, 0, 0, 0), message([1, 2]))
         with patch.object(slots_module, "MIN_WHOLE", 1), pytest.raises(KeyError):
             request.begin()
         assert whole.state() == [[], 0, 0]

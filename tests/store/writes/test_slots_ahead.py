@@ -13,8 +13,8 @@ from kvstore.client.local.fast_puts import OfferedSlot
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED
 from kvstore.protocol.errors import Broken, Draining, InvalidArgument, TierFailed
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
-from kvstore.protocol.event_messages import EventBatch, Events
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, OpenAhead, OpenIndex, PutAhead
+from kvstore.protocol.event_messages import EventBatch, FetchEvents
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, OpenIndex, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.rpc.deadline import Deadline
@@ -53,7 +53,7 @@ class Writer:
 
     def open(self, size: int = SIZE) -> tuple[int, int, int] | None:
         """What is offered then, entered."""
-        answer, fds = self.client.channel.call_for_fds(OpenAhead(size), Deadline(TIMEOUT_S))
+        answer, fds = self.client.channel.call_for_fds(OpenSlotAhead(size), Deadline(TIMEOUT_S))
         assert bool(fds) is bool(answer.sizes[0]) is (self.page is None), "the page is given once"
         for fd in fds:
             self.page = OfferedSlot(fd, answer.sizes[0])
@@ -81,9 +81,9 @@ class Writer:
         self.page.leave()
 
 
-def message(number: int, name: str, value: bytes = VALUE, *, next_bytes: int = 0, **other: Any) -> PutAhead:
+def message(number: int, name: str, value: bytes = VALUE, *, next_bytes: int = 0, **other: Any) -> PutFromSlot:
     fields: dict[str, Any] = {"keys": [name.encode()], "sizes": [len(value)], "generations": [0], "checksums": [digest(value)]}
-    return PutAhead(number, next_bytes, **({"namespace": "ns", "parents": [b""]} | fields | other))
+    return PutFromSlot(number, next_bytes, **({"namespace": "ns", "parents": [b""]} | fields | other))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def writer(client: Client) -> Writer:
 
 @pytest.fixture(params=["at once", "read as ever"])
 def way(request: pytest.FixtureRequest, node: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a PutAhead is served."""
+    """How a PutFromSlot is served."""
     if request.param == "read as ever":
         monkeypatch.setattr(node.in_place.ahead, "frame", lambda *_: False)
     return str(request.param)
@@ -102,7 +102,7 @@ def way(request: pytest.FixtureRequest, node: Served, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("way")
 def test_a_value_in_its_slot_is_stored_shown_and_entered(node: Served, client: Client, writer: Writer) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
-    cursor = client.ask(Events(0, 100), EventBatch).next_cursor
+    cursor = client.ask(FetchEvents(0, 100), EventBatch).next_cursor
     writer.store("a")
     assert client.read("a")[1] == [VALUE]
     block = node.call(lambda: node.store.table.find("red", b"a"))
@@ -110,7 +110,7 @@ def test_a_value_in_its_slot_is_stored_shown_and_entered(node: Served, client: C
     assert block.shown >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(VALUE), 0)
     assert node.call(lambda: (node.in_place.in_bytes, node.in_place.ahead.puts, len(node.store.table.undecided))) == (SIZE, 1, 1)
-    assert bytes(client.ask(Events(cursor, 100), EventBatch).kinds)[:1] == bytes([TOLD_STORED])
+    assert bytes(client.ask(FetchEvents(cursor, 100), EventBatch).kinds)[:1] == bytes([TOLD_STORED])
     assert node.call(lambda: len(node.store.table.ahead)) == 0
     node.call(lambda: check(node.store.table))
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, Claim
+from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, CommitBlocks
 from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Draining, InvalidArgument, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, Abort, OpenIndex, Put
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, OpenIndex, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.server.session import Session
@@ -128,12 +128,12 @@ class Master:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.asked: list[tuple[Claim, Callable[[Grants | KVStoreError], None]]] = []
+        self.asked: list[tuple[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]]] = []
         self.fault: Exception | None = None
         self.answer_at_once: KVStoreError | None = None
         node.call(lambda: node.claims.link_up(self.ask, 7))
 
-    def ask(self, claim: Claim, answer: Callable[[Grants | KVStoreError], None]) -> None:
+    def ask(self, claim: CommitBlocks, answer: Callable[[ReserveReply | KVStoreError], None]) -> None:
         if self.fault is not None:
             raise self.fault
         if self.answer_at_once is not None:
@@ -143,7 +143,7 @@ class Master:
 
     def grant(self, generation: int) -> None:
         until(self.node, lambda: bool(self.asked))
-        self.node.call(lambda: self.asked.pop(0)[1](Grants(bytes((GRANTED,)), [5], [generation])))
+        self.node.call(lambda: self.asked.pop(0)[1](ReserveReply(bytes((GRANTED,)), [5], [generation])))
 
 
 def test_one_that_the_master_answers_is_counted_until_then(node: Served, client: Client, shown: Shown) -> None:
@@ -223,7 +223,7 @@ def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client
     thread, results = in_background(lambda: put(waiter, "b", b"value"))
     until(node, lambda: len(node.waiting) == 1)
     assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN, "behind who waits, too"
-    writer.ask(Abort(list(opened.put_ids)), Ok)
+    writer.ask(AbortPuts(list(opened.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [STORED]
     assert put(client, "a", b"value", ACK_NODE_NOW) == STORED

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from kvstore.telemetry.http.access import Access, LocalAccess
+from kvstore.telemetry.http.access import AccessLevel, LocalAccess
 from kvstore.telemetry.http.server import Handler, HttpServer
 
 
 class FixedAccess(LocalAccess):
     """Every request may do the same."""
 
-    def __init__(self, has: Access) -> None:
+    def __init__(self, has: AccessLevel) -> None:
         self._has = has
 
-    def allowed(self, _request: web.Request) -> Access:
+    def allowed(self, _request: web.Request) -> AccessLevel:
         return self._has
 
 
@@ -30,7 +30,7 @@ def running(server: HttpServer) -> Iterator[HttpServer]:
 
 
 @contextlib.contextmanager
-def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
+def serving(handler: Handler, *, needs: AccessLevel = AccessLevel.READ, has: AccessLevel = AccessLevel.ADMIN) -> Iterator[HttpServer]:
     """With `handler` at /it."""
     server = HttpServer("127.0.0.1:0", access_control=FixedAccess(has))
     server.add("GET", "/it", handler, needs=needs)

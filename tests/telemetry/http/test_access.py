@@ -14,11 +14,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.authenticator import Guard
+from kvstore.security.authenticator import Authenticator
 from kvstore.security.credentials import NO_TENANT
 from kvstore.security.identity import STRANGER, Identity
 from kvstore.telemetry.http.access import (
-    Access,
+    AccessLevel,
     LocalAccess,
     OperatorAccess,
     TokenFileAccess,
@@ -37,17 +37,17 @@ def request(remote: str | None = "127.0.0.1", host: str = "127.0.0.1:7442", **he
 
 @pytest.mark.parametrize("remote", ["127.0.0.1", "127.8.9.1", "::1"])
 def test_this_host_may_all(remote: str) -> None:
-    assert LocalAccess().allowed(request(remote)) is Access.ADMIN
+    assert LocalAccess().allowed(request(remote)) is AccessLevel.ADMIN
 
 
 @pytest.mark.parametrize("remote", ["10.0.0.1", "fe80::1%eth0", "::2", "", None, "localhost"])
 def test_others_may_nothing(remote: str | None) -> None:
-    assert LocalAccess().allowed(request(remote)) is Access.NONE
+    assert LocalAccess().allowed(request(remote)) is AccessLevel.NONE
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7442", "localhost:7442", "localhost", "[::1]:7442"])
 def test_who_asks_by_an_address_or_from_a_page_of_this_server_is_not_foreign(host: str) -> None:
-    assert LocalAccess().allowed(request(host=host)) is Access.ADMIN
+    assert LocalAccess().allowed(request(host=host)) is AccessLevel.ADMIN
     assert not is_foreign(request(host=host))
     assert not is_foreign(request(host=host, Origin=f"http://{host}"))
 
@@ -60,13 +60,13 @@ def test_a_page_of_another_site_is_foreign() -> None:
 
 def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
     """A page of evil.example, whose name was changed to 127.0.0.1, is of one origin with it for the browser."""
-    assert LocalAccess().allowed(request(host="evil.example:7442")) is Access.NONE
+    assert LocalAccess().allowed(request(host="evil.example:7442")) is AccessLevel.NONE
     own_page = request(host="evil.example:7442", Origin="http://evil.example:7442", Authorization="Bearer any")
-    assert LocalAccess().allowed(own_page) is Access.NONE
+    assert LocalAccess().allowed(own_page) is AccessLevel.NONE
 
 
 def test_what_is_malformed_is_foreign() -> None:
-    assert LocalAccess().allowed(request(host="[::1")) is Access.NONE
+    assert LocalAccess().allowed(request(host="[::1")) is AccessLevel.NONE
     assert is_foreign(request(Origin="http://[x"))
 
 
@@ -78,7 +78,7 @@ def serving(access_control: LocalAccess) -> Iterator[str]:
     async def told(asked: web.Request) -> web.Response:
         return web.Response(text=server.access_control.allowed(asked).name)
 
-    server.add("GET", "/", told, needs=Access.NONE)
+    server.add("GET", "/", told, needs=AccessLevel.NONE)
     with running(server):
         yield f"http://{server.address}/"
 
@@ -87,7 +87,7 @@ def serving(access_control: LocalAccess) -> Iterator[str]:
 def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     file = tmp_path / "tokens.toml"
     file.write_text(TOKENS)
-    with serving(OperatorAccess(Guard(str(file) if request.param else ""))) as address:
+    with serving(OperatorAccess(Authenticator(str(file) if request.param else ""))) as address:
         yield address
 
 
@@ -95,7 +95,7 @@ def test_refused_token_is_reported_with_its_address(tmp_path: Path) -> None:
     """A request without any is not: each page of a browser begins with one."""
     file, refused = tmp_path / "tokens.toml", list[tuple[str, str]]()
     file.write_text(TOKENS)
-    with serving(OperatorAccess(Guard(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
+    with serving(OperatorAccess(Authenticator(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
         assert access(address) == access(address, "Bearer wrong") == access(address, "Bearer nodes") == "NONE"
         assert access(address, "Bearer operators") == "ADMIN"
     wrong, node = dict.fromkeys(refused)
@@ -181,7 +181,7 @@ def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, t
     file = tmp_path / "tokens.toml"
     former = 'former = { token = "former", expires = 2020-01-01 }\n'
     file.write_text(TOKENS.replace("[nodes]", former + "[nodes]") + '[instances]\n"*" = "engines"\n')
-    assert refused(OperatorAccess(Guard(str(file))), token) == why
+    assert refused(OperatorAccess(Authenticator(str(file))), token) == why
 
 
 def refused(access_control: LocalAccess, token: str | None) -> str:
@@ -191,7 +191,7 @@ def refused(access_control: LocalAccess, token: str | None) -> str:
     async def fine(_request: web.Request) -> web.Response:
         return web.Response()
 
-    server.add("GET", "/", fine, needs=Access.READ)
+    server.add("GET", "/", fine, needs=AccessLevel.READ)
     with running(server):
         asked = urllib.request.Request(f"http://{server.address}/", headers={"Authorization": f"Bearer {token}"} if token else {})
         with pytest.raises(urllib.error.HTTPError) as refusal:
@@ -204,7 +204,7 @@ def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
     """One whose token was revoked in between is a stranger."""
     file = tmp_path / "tokens.toml"
     file.write_text(TOKENS)
-    access_control = OperatorAccess(Guard(str(file)))
+    access_control = OperatorAccess(Authenticator(str(file)))
 
     def named(token: str) -> Identity:
         return access_control.identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))

@@ -16,10 +16,10 @@ from kvstore.protocol.errors import DeadlineExceeded, Denied, InvalidArgument
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.telemetry.http import aiohttp_server as module
-from kvstore.telemetry.http.access import Access, TokenAccess
-from kvstore.telemetry.http.aiohttp_server import Connections
+from kvstore.telemetry.http.access import AccessLevel, TokenAccess
+from kvstore.telemetry.http.aiohttp_server import ConnectionFactory
 from kvstore.telemetry.http.server import Handler, HttpServer, asked
 from kvstore.testing.transfer.waiting import eventually
 from tests.security.tls.certified import HOSTS, Cluster
@@ -34,14 +34,14 @@ def failing(error: Exception) -> Handler:
     return handler
 
 
-@pytest.mark.parametrize(("has", "status"), [(Access.NONE, 401), (Access.READ, 200), (Access.ADMIN, 200)])
-def test_a_route_is_only_for_who_may(has: Access, status: int) -> None:
+@pytest.mark.parametrize(("has", "status"), [(AccessLevel.NONE, 401), (AccessLevel.READ, 200), (AccessLevel.ADMIN, 200)])
+def test_a_route_is_only_for_who_may(has: AccessLevel, status: int) -> None:
     with serving(fine, has=has) as server:
         assert ask(server.address, "/it").status == status
 
 
 def test_what_needs_nothing_is_for_all_even_for_pages_of_other_sites() -> None:
-    with serving(fine, needs=Access.NONE, has=Access.NONE) as server:
+    with serving(fine, needs=AccessLevel.NONE, has=AccessLevel.NONE) as server:
         assert ask(server.address, "/it", headers={"Origin": "http://evil.example"}).status == 200
 
 
@@ -100,15 +100,15 @@ def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     first, second = Cluster(tmp_path / "first"), Cluster(tmp_path / "second")
-    cert, key = first.file(Subject(MASTER), hosts=HOSTS)
+    cert, key = first.file(CertificateSubject(MASTER), hosts=HOSTS)
     server = HttpServer("127.0.0.1:0", https=HttpsCertificate(str(cert), str(key)))
-    server.add("GET", "/it", fine, needs=Access.NONE)
+    server.add("GET", "/it", fine, needs=AccessLevel.NONE)
     with running(server):
         assert is_answered(server, first)
         assert not is_answered(server, second)
         with pytest.raises(OSError, match=r"(?i)closed|reset"):
             ask(server.address, "/it")
-        for file, other in zip((cert, key), second.file(Subject(MASTER), hosts=HOSTS), strict=True):
+        for file, other in zip((cert, key), second.file(CertificateSubject(MASTER), hosts=HOSTS), strict=True):
             other.replace(file)
         eventually(lambda: is_answered(server, second), "the new certificate is shown")
 
@@ -138,11 +138,11 @@ ASKED = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n\r\
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """Six connections are the most; who shows a token of an operator is let in."""
-    monkeypatch.setattr(module, "Connections", lambda runner: Connections(runner, most=6))
+    monkeypatch.setattr(module, "ConnectionFactory", lambda runner: ConnectionFactory(runner, most=6))
     made = HttpServer("127.0.0.1:0", access_control=TokenAccess(["ours"]))
-    made.add("GET", "/mine", fine, needs=Access.ADMIN)
-    made.add("GET", "/long", long, needs=Access.NONE)
-    made.add("GET", "/health", health, needs=Access.NONE)
+    made.add("GET", "/mine", fine, needs=AccessLevel.ADMIN)
+    made.add("GET", "/long", long, needs=AccessLevel.NONE)
+    made.add("GET", "/health", health, needs=AccessLevel.NONE)
     with running(made):
         yield made
 

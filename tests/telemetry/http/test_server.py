@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 
 from kvstore.protocol.errors import ConfigError, Full
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import Identity, IdentityKind
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.telemetry.http import server as module
-from kvstore.telemetry.http.access import Access, LocalAccess
+from kvstore.telemetry.http.access import AccessLevel, LocalAccess
 from kvstore.telemetry.http.server import HttpServer, asked, open_http
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
@@ -91,7 +91,7 @@ def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError
 
     server = HttpServer("127.0.0.1:0")
-    server.add("GET", "/it", handler, needs=Access.READ)
+    server.add("GET", "/it", handler, needs=AccessLevel.READ)
     server.start()
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), 60) as connection:
@@ -126,7 +126,7 @@ def test_routes_may_be_added_when_the_first_connects_and_once() -> None:
 
     def add(server: HttpServer) -> None:
         added.append(threading.current_thread().name)
-        server.add("GET", "/that", fine, needs=Access.NONE)
+        server.add("GET", "/that", fine, needs=AccessLevel.NONE)
 
     server = HttpServer("127.0.0.1:0")
     server.later(add)
@@ -155,7 +155,7 @@ def test_what_does_not_end_in_time_keeps_nobody_who_closes(monkeypatch: pytest.M
 
 
 def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None:
-    cert, key = Cluster(tmp_path).file(Subject(MASTER), hosts=HOSTS)
+    cert, key = Cluster(tmp_path).file(CertificateSubject(MASTER), hosts=HOSTS)
     for https, scheme in ((None, ""), (HttpsCertificate(str(cert), str(key)), "https://")):
         server = HttpServer("0.0.0.0:0", https=https)
         port = server.address.rpartition(":")[2]
@@ -167,14 +167,14 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
 def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
     class Alice(LocalAccess):
         def identify(self, _request: web.Request) -> Identity:
-            return Identity(Kind.OPERATOR, name="alice")
+            return Identity(IdentityKind.OPERATOR, name="alice")
 
     server = HttpServer("127.0.0.1:0", access_control=Alice())
 
     async def who(request: web.Request) -> web.Response:
         return web.Response(text=str(server.actor(request, "http")))
 
-    server.add("GET", "/it", who, needs=Access.NONE)
+    server.add("GET", "/it", who, needs=AccessLevel.NONE)
     with running(server):
         assert ask(server.address, "/it").text == "operator alice from 127.0.0.1"
 
@@ -196,7 +196,7 @@ def answer(server: HttpServer | None, **headers: str) -> Answer:
     async def handler(_request: web.Request) -> web.Response:
         return web.Response(text="yes")
 
-    server.add("GET", "/it", handler, needs=Access.ADMIN)
+    server.add("GET", "/it", handler, needs=AccessLevel.ADMIN)
     with running(server):
         return ask(server.address, "/it", headers=headers)
 
@@ -219,7 +219,7 @@ def test_a_file_that_is_no_good_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_with_a_certificate_it_speaks_https_and_says_so(tmp_path: Path) -> None:
-    cert, key = Cluster(tmp_path).file(Subject(MASTER), hosts=HOSTS)
+    cert, key = Cluster(tmp_path).file(CertificateSubject(MASTER), hosts=HOSTS)
     server = open_http(Settings(http_tls_cert=str(cert), http_tls_key=str(key)))
     assert server is not None
     try:

@@ -6,14 +6,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvstore.telemetry.metrics.exposition import Collected, exposed
 from kvstore.telemetry.metrics.histogram import Histogram
-from kvstore.telemetry.metrics.metric import Kind, Metric, Readings
+from kvstore.telemetry.metrics.metric import Metric, MetricKind, Readings
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 METRICS = (
-    Metric("kvstore_x_read_bytes", Kind.COUNTER, "Bytes.", ("tier",)),
-    Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks."),
-    Metric("kvstore_x_duration_seconds", Kind.HISTOGRAM, "Times.", ("operation",)),
-    Metric("kvstore_x_absent", Kind.GAUGE, "Nobody gives it."),
+    Metric("kvstore_x_read_bytes", MetricKind.COUNTER, "Bytes.", ("tier",)),
+    Metric("kvstore_x_blocks", MetricKind.GAUGE, "Blocks."),
+    Metric("kvstore_x_duration_seconds", MetricKind.HISTOGRAM, "Times.", ("operation",)),
+    Metric("kvstore_x_absent", MetricKind.GAUGE, "Nobody gives it."),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from kvstore.telemetry.metrics import histogram as module
-from kvstore.telemetry.metrics.histogram import Counts, Histogram
+from kvstore.telemetry.metrics.histogram import Histogram, HistogramSnapshot
 
 LOOKS_FOR_SIGNALS: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 """Instructions of CPython after which handlers of signals are run."""
@@ -54,7 +54,7 @@ def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -
     histogram = Histogram((0.001, 0.01))
     for elapsed_ns in (0, 1_000_000, 1_000_001, 10_000_000, 10_000_001):
         histogram.record(elapsed_ns)
-    assert histogram.counts() == Counts((0.001, 0.01), (2, 2, 1), 0.022000002)
+    assert histogram.counts() == HistogramSnapshot((0.001, 0.01), (2, 2, 1), 0.022000002)
 
 
 def test_a_log_holds_so_much_and_what_is_recorded_is_counted_as_what_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from kvstore.telemetry.metrics.metric import CLIENT, MASTER, METRICS, NODE, PUBLISHER, ROUTER, SIDECAR, Kind
+from kvstore.telemetry.metrics.metric import CLIENT, MASTER, METRICS, NODE, PUBLISHER, ROUTER, SIDECAR, MetricKind
 
 LABELS = {"name", "version", "operation", "method", "reason", "tier", "tenant", "transport", "rail", "state", "outcome"} | {
     *("action", "result", "setting", "kind"),
@@ -20,8 +20,8 @@ def test_names_follow_the_rules_and_are_unlike() -> None:
 
 def test_times_are_histograms_in_seconds_and_each_says_what_it_tells() -> None:
     for metric in METRICS:
-        assert metric.kind is not Kind.HISTOGRAM or metric.unit == "seconds", metric
-        assert metric.unit != "seconds" or metric.kind is not Kind.COUNTER, metric
+        assert metric.kind is not MetricKind.HISTOGRAM or metric.unit == "seconds", metric
+        assert metric.unit != "seconds" or metric.kind is not MetricKind.COUNTER, metric
         assert metric.help.endswith("."), metric
 
 

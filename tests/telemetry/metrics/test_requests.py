@@ -10,8 +10,8 @@ from kvstore.telemetry.metrics.requests import (
     MAX_WINDOWS,
     MIN_SLOW_NS,
     WINDOW_NS,
-    Requests,
-    Slow,
+    RequestMetrics,
+    SlowRequest,
     SlowRequests,
     slow_messages,
 )
@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
-    requests = Requests()
+    requests = RequestMetrics()
     for _ in range(2):
         requests.answered[MatchPrefix.TYPE](1000)
     requests.answered[250](1000)  # nothing that anybody can ask
@@ -32,7 +32,7 @@ def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
 
 
 def test_the_status_is_told_how_many_how_long_and_the_slowest_of_the_last_turns() -> None:
-    requests = Requests()
+    requests = RequestMetrics()
     for elapsed_ns in (2_000_000, 9_000_000, 1_000_000):
         requests.answered[MatchPrefix.TYPE](elapsed_ns)
     told = {"request_match_prefix_count": 3, "request_match_prefix_us": 12_000, "request_match_prefix_slowest_us": 9_000}
@@ -56,18 +56,18 @@ class Red:
 
 
 def test_slow_requests_are_kept_by_tenant_and_the_floor_follows() -> None:
-    requests = Requests(wall_s=lambda: 7.0)
+    requests = RequestMetrics(wall_s=lambda: 7.0)
     assert requests.slow_ns == MIN_SLOW_NS
     requests.slow(Red(), Lookup.TYPE, 5_000_000)
     requests.slow(Red(), Ok.TYPE, 9_000_000)
-    assert requests.slowest.slowest() == [Slow("red", "lookup", 5_000_000, 7.0, "10.0.0.7:5")]
+    assert requests.slowest.slowest() == [SlowRequest("red", "lookup", 5_000_000, 7.0, "10.0.0.7:5")]
     requests.slowest.floor_ns = 3
     requests.turn()
     assert requests.slow_ns == requests.slowest.floor_ns == MIN_SLOW_NS, "a window begins"
 
 
-def of(tenant: str, operation: str, ms: float) -> Slow:
-    return Slow(tenant, operation, int(ms * MS), 0.0, "10.0.0.7:1")
+def of(tenant: str, operation: str, ms: float) -> SlowRequest:
+    return SlowRequest(tenant, operation, int(ms * MS), 0.0, "10.0.0.7:1")
 
 
 def shown(slow: SlowRequests) -> list[tuple[str, str, float]]:
@@ -112,8 +112,8 @@ def test_windows_end_and_are_forgotten() -> None:
 
 def test_messages_have_all_and_the_slowest_comes_first() -> None:
     slowest = SlowRequests()
-    slowest.add(Slow("red", "put", 5_000_999, 7.0, "10.0.0.7:1"))
-    slowest.add(Slow("blue", "read", 9_000_000, 8.0, ""))
+    slowest.add(SlowRequest("red", "put", 5_000_999, 7.0, "10.0.0.7:1"))
+    slowest.add(SlowRequest("blue", "read", 9_000_000, 8.0, ""))
     first, second = slow_messages(slowest, "m1")
     assert (first.tenant, first.duration_us) == ("blue", 9000)
     assert second == pb.SlowRequest(tenant="red", operation="put", duration_us=5000, time_s=7.0, at="m1", peer="10.0.0.7:1")

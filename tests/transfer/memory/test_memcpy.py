@@ -24,9 +24,9 @@ from kvstore.transfer.memory.memcpy import (
     HELD_BYTES,
     PARALLEL_BYTES,
     PART_BYTES,
+    CopyMode,
     Gather,
     MemcpyPool,
-    Way,
     gather_and_sum_all,
 )
 
@@ -155,11 +155,11 @@ def test_no_thread_writes_after_a_copy_that_signals_interrupt_again_and_again() 
 
 
 @pytest.mark.parametrize(("size", "expected"), [(COPY_BYTES, HELD), (HELD_BYTES, HELD), (HELD_BYTES + 1, HASH_HELD)])
-def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: Way) -> None:
+def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: CopyMode) -> None:
     copier, source, destination = MemcpyPool(1), os.urandom(size), bytearray(size)
-    ways: list[Way] = []
+    ways: list[CopyMode] = []
 
-    def work(gathers: Sequence[Gather], way: Way = FREE) -> list[int]:
+    def work(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
         ways.append(way)
         return gather_and_sum_all(gathers, way)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, KVStoreError, StaleHandle
-from kvstore.protocol.transfers import Fetch, Store
+from kvstore.protocol.transfers import ReadRegions, WriteRegions
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.memory import region as location
 from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, location_of, node_of
@@ -58,7 +58,7 @@ def region(exports: Exports) -> Region:
     return region
 
 
-def refused(exports: Exports, region: Region, request: Fetch | Store) -> KVStoreError:
+def refused(exports: Exports, region: Region, request: ReadRegions | WriteRegions) -> KVStoreError:
     with pytest.raises(KVStoreError) as caught:
         exports.hold(request)
     assert region.users == 0

@@ -24,14 +24,14 @@ from kvstore.protocol.errors import (
 )
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
-from kvstore.testing.transfer.peer import Pair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
+from kvstore.testing.transfer.peer import AgentPair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
-from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.nixl.agent import NixlAgent
-from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
+from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, NixlProgress
 
 pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")
 MIB = 1 << 20
@@ -64,11 +64,11 @@ class TestOverTcp(AgentConformance):
         return make_agent(name)
 
     @pytest.mark.parametrize("direction", [Direction.WRITE])
-    def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: Pair, peer: PeerProcess, direction: Direction) -> None:
+    def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: AgentPair, peer: PeerProcess, direction: Direction) -> None:
         """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/transfer.md)."""
         super().test_a_stalled_peer_is_given_up_and_memory_left_alone(pair, peer, direction)
 
-    def test_a_request_ends_at_its_deadline_and_takes_the_others_along(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_a_request_ends_at_its_deadline_and_takes_the_others_along(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         pair.move(Direction.WRITE, *pieces)
         with peer.stopped(), within(SHORT_S):
@@ -77,7 +77,7 @@ class TestOverTcp(AgentConformance):
             assert isinstance(outcome(long), Unreachable)
         self.succeeds_again(pair, *pieces)
 
-    def test_a_caller_that_runs_its_request_gives_it_up_at_the_deadline(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_a_caller_that_runs_its_request_gives_it_up_at_the_deadline(self, pair: AgentPair, peer: PeerProcess) -> None:
         ours, pieces = whole(pair, peer)
         with peer.stopped(), within(SHORT_S):
             request = ask(pair.user, Direction.WRITE, pair.remote, pieces, timeout_s=SHORT_S)
@@ -85,7 +85,7 @@ class TestOverTcp(AgentConformance):
             assert isinstance(outcome(request), DeadlineExceeded)
         eventually(lambda: ours.users == 0, "the region is released")
 
-    def test_cancelling_cuts_off_what_does_not_end(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_cancelling_cuts_off_what_does_not_end(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         with peer.stopped(), within(SHORT_S):
             request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
@@ -93,7 +93,7 @@ class TestOverTcp(AgentConformance):
             pair.user.cancel(request)
             assert isinstance(outcome(request), Cancelled)
 
-    def test_unloading_a_peer_ends_its_requests(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_unloading_a_peer_ends_its_requests(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         with peer.stopped(), within(SOON_S):
             request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
@@ -101,7 +101,7 @@ class TestOverTcp(AgentConformance):
             assert isinstance(outcome(request), Unreachable)
 
     def test_a_caller_that_is_interrupted_leaves_its_request_to_the_agent(
-        self, pair: Pair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch
+        self, pair: AgentPair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, pieces = whole(pair, peer)
         with peer.stopped():
@@ -112,7 +112,7 @@ class TestOverTcp(AgentConformance):
                     pair.user.run(request)
         assert outcome(request) is None
 
-    def test_a_connection_that_breaks_ends_all_of_its_requests(self, pair: Pair, peer: PeerProcess) -> None:
+    def test_a_connection_that_breaks_ends_all_of_its_requests(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         pair.move(Direction.WRITE, *pieces)
         with peer.stopped():
@@ -120,7 +120,9 @@ class TestOverTcp(AgentConformance):
             peer.kill()
         assert all(isinstance(outcome(request), Unreachable) for request in requests)
 
-    def test_a_notification_that_fails_cuts_off_no_requests(self, pair: Pair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_notification_that_fails_cuts_off_no_requests(
+        self, pair: AgentPair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         _, pieces = whole(pair, peer)
         with peer.stopped(), monkeypatch.context() as patched:
             request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
@@ -131,15 +133,15 @@ class TestOverTcp(AgentConformance):
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair() -> Iterator[AgentPair]:
     with RegionAllocator() as memory:
         owner, user = make_agent("owner"), make_agent("user")
-        yield Pair(owner, user, memory)
+        yield AgentPair(owner, user, memory)
         user.close()
         owner.close()
 
 
-def interrupted(*_: Any) -> Progress:
+def interrupted(*_: Any) -> NixlProgress:
     raise KeyboardInterrupt
 
 
@@ -155,7 +157,7 @@ def raised_by(act: Callable[[], object]) -> KVStoreError | None:
     return None
 
 
-def test_a_key_lets_do_what_it_is_for_and_nothing_else(pair: Pair) -> None:
+def test_a_key_lets_do_what_it_is_for_and_nothing_else(pair: AgentPair) -> None:
     theirs, ours, described = pair.regions(4096)
     reader = described._replace(key=theirs.read_key)
     pair.move(Direction.READ, Piece(ours, 0, reader, 0, 4096))
@@ -167,7 +169,7 @@ def test_a_key_lets_do_what_it_is_for_and_nothing_else(pair: Pair) -> None:
     assert theirs.memory == pattern(1, 4096)
 
 
-def test_a_region_of_an_earlier_agent_of_the_peer_is_stale(pair: Pair) -> None:
+def test_a_region_of_an_earlier_agent_of_the_peer_is_stale(pair: AgentPair) -> None:
     theirs, ours, described = pair.regions(4096)
     again = make_agent("owner")
     try:
@@ -178,7 +180,7 @@ def test_a_region_of_an_earlier_agent_of_the_peer_is_stale(pair: Pair) -> None:
         again.close()
 
 
-def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: Pair) -> None:
+def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: AgentPair) -> None:
     theirs, ours, described = pair.regions(4096)
     descriptor = described.descriptors["nixl"]
     broken = described._replace(descriptors={"nixl": descriptor.partition(b"nixlSerDes")[0] + b"not NIXL's"})
@@ -187,7 +189,7 @@ def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: Pai
     assert ours.memory == theirs.memory
 
 
-def test_of_a_peers_regions_no_more_are_kept_than_may_be(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_peers_regions_no_more_are_kept_than_may_be(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.transfer.nixl.agent.MAX_KNOWN_REGIONS", 4)
     user, owner = pair.user, pair.owner
     assert isinstance(user, NixlAgent)
@@ -216,7 +218,7 @@ def test_plain_buffers_are_registered_no_longer_than_they_are_read_into() -> Non
             assert not any(agent._registered.values())
 
 
-def test_memory_is_registered_anew_for_a_new_region(pair: Pair) -> None:
+def test_memory_is_registered_anew_for_a_new_region(pair: AgentPair) -> None:
     """Regions come and go at one address, with transfers in between."""
     first, ours, described = pair.regions(4096)
     pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
@@ -244,7 +246,7 @@ def test_a_region_may_outlive_its_agent() -> None:
     region.close()
 
 
-def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Pair) -> None:
+def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: AgentPair) -> None:
     pair.user.notify(pair.remote, b"hello", Deadline(PATIENCE_S))
     pair.owner.close()
 
@@ -256,56 +258,58 @@ def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Pair
 
 
 @pytest.mark.parametrize("call", ["post", "progress"])
-def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(pair: Pair, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(
+    pair: AgentPair, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """Injected: which of a transfer's operations go on is not known then, so the connections are given up."""
     theirs, ours, described = pair.regions(4096)
     with monkeypatch.context() as patched:
-        patched.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
-        patched.setattr(NativeAgent, call, lambda *_: Progress.FAILED)
+        patched.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
+        patched.setattr(NativeAgent, call, lambda *_: NixlProgress.FAILED)
         assert isinstance(pair.failure(Direction.READ, Piece(ours, 0, described, 0, 4096)), Unreachable)
     pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
     assert ours.memory == theirs.memory
 
 
-def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: the second transfer gets the handle of the first while the agent's thread sleeps before it looks after the first."""
     _, ours, described = pair.regions(4096)
-    progress, looks = Progress.UNDER_WAY, threading.Semaphore(0)
+    progress, looks = NixlProgress.UNDER_WAY, threading.Semaphore(0)
 
-    def look(*_: Any) -> Progress:
+    def look(*_: Any) -> NixlProgress:
         looks.release()
         return progress
 
     monkeypatch.setattr(NativeAgent, "prepare", lambda *_: 7)
-    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
     monkeypatch.setattr(NativeAgent, "progress", look)
     monkeypatch.setattr(NativeAgent, "release", lambda *_: None)
     for pause in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"kvstore.transfer.nixl.agent.{pause}", 0.1)
     first = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
     assert looks.acquire(timeout=PATIENCE_S)
-    progress = Progress.DONE
+    progress = NixlProgress.DONE
     pair.user.run(first)
     second = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
     assert outcome(second) is None
     assert (first.finish_count, second.finish_count) == (1, 1)
 
 
-def test_a_caller_that_runs_its_request_needs_no_thread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_that_runs_its_request_needs_no_thread(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: a transfer that takes many looks."""
     _, ours, described = pair.regions(4096)
-    looks = iter([Progress.UNDER_WAY] * 20 + [Progress.DONE])
-    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+    looks = iter([NixlProgress.UNDER_WAY] * 20 + [NixlProgress.DONE])
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
     monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(looks))
     before = threading.active_count()
-    request = Request(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), caller_runs=True)
+    request = AgentRequest(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), caller_runs=True)
     pair.user.submit(request)
     pair.user.run(request)
     assert (request.is_over, request.error, next(looks, None)) == (True, None, None)
     assert threading.active_count() == before
 
 
-def test_where_no_thread_is_to_be_had_nothing_moves_that_nobody_looks_after(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_is_to_be_had_nothing_moves_that_nobody_looks_after(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -314,26 +318,26 @@ def test_where_no_thread_is_to_be_had_nothing_moves_that_nobody_looks_after(pair
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         assert isinstance(outcome(ask(pair.user, Direction.READ, pair.remote, pieces)), Unreachable)
-        patch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
-        request = Request(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S), caller_runs=True)
+        patch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
+        request = AgentRequest(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S), caller_runs=True)
         pair.user.submit(request)
         pair.user.cancel(request)
         assert isinstance(outcome(request), Unreachable)
     assert outcome(ask(pair.user, Direction.READ, pair.remote, pieces)) is None
 
 
-def test_a_callback_may_use_and_close_its_agent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_may_use_and_close_its_agent(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the agent's own thread, which cannot wait for itself."""
     _, ours, described = pair.regions(4096)
     closed = threading.Event()
 
-    def close(request: Request) -> None:
+    def close(request: AgentRequest) -> None:
         pair.user.notifications()
         pair.user.close()
         closed.set()
 
-    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
-    pair.user.submit(Request(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), close))
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
+    pair.user.submit(AgentRequest(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), close))
     assert closed.wait(PATIENCE_S)
 
 

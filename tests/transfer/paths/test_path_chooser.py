@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.paths.path_chooser import SAMPLE_BYTES, Bandwidth, Measured, Path, PathChooser, PathFacts
+from kvstore.transfer.paths.path_chooser import SAMPLE_BYTES, Bandwidth, MeasuredRate, Path, PathChooser, PathFacts
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
@@ -41,7 +41,7 @@ def test_what_was_measured_is_told_with_what_it_rests_on_once_that_is_enough() -
     assert bandwidth.measured() is None, "but nobody knows how fast"
     bandwidth = Bandwidth(1e9)
     bandwidth.delivered(SAMPLE_BYTES, SECOND_NS, is_idle=False)
-    assert bandwidth.measured() == Measured(SAMPLE_BYTES, SAMPLE_BYTES, SECOND_NS)
+    assert bandwidth.measured() == MeasuredRate(SAMPLE_BYTES, SAMPLE_BYTES, SECOND_NS)
 
 
 @pytest.mark.parametrize("size_bytes", [4096, 64 << 10, MIB, 16 * MIB])

@@ -9,7 +9,7 @@ from kvstore.transfer.agent import Direction, Rail
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.paths.path_chooser import Path, PathFacts
-from kvstore.transfer.paths.peer import Peer, Route, Slice
+from kvstore.transfer.paths.peer import PathRoute, Peer, Slice
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from tests.transfer.faulty import FaultyAgent, settings
 
@@ -20,8 +20,8 @@ AGENT = FaultyAgent("test_peer", Rail())
 AGENT.close()
 
 
-def route(preference: int = 0) -> Route:
-    return Route(AGENT, AGENT.load_remote(b'["faulty", "peer", "rail0"]'), PathFacts(preference))
+def route(preference: int = 0) -> PathRoute:
+    return PathRoute(AGENT, AGENT.load_remote(b'["faulty", "peer", "rail0"]'), PathFacts(preference))
 
 
 def peer_with(*paths: Path, near: Collection[str] = (), info: EngineInfo | None = None) -> Peer:

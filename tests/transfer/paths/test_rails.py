@@ -18,7 +18,7 @@ from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.paths.path_chooser import Path
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.rails import Maker, Rails, chosen_transports, local_address_towards, reaches
+from kvstore.transfer.paths.rails import AgentFactory, RailAgents, chosen_transports, local_address_towards, reaches
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.discovery import Discovery
@@ -76,10 +76,10 @@ class Makers:
     def __init__(self) -> None:
         self.targets: list[Target] = []
 
-    def __call__(self, transports: str = "auto", *, rails: str = "", listens: bool = True, listen_port: int = 0) -> Maker:
+    def __call__(self, transports: str = "auto", *, rails: str = "", listens: bool = True, listen_port: int = 0) -> AgentFactory:
         settings, exports = TransferSettings(transports=transports, rails=rails, listen_port=listen_port), Exports()
         self.targets.append(Target("me", exports, settings))
-        return Maker("me", settings, exports, self.targets[-1], listens=listens)
+        return AgentFactory("me", settings, exports, self.targets[-1], listens=listens)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_over_tcp_an_agent_of_certificates_speaks_tls(maker: Makers) -> None:
     settings, exports = TransferSettings(transports="tcp"), Exports()
     maker.targets.append(Target("me", exports, settings))
     tls = certificates(shared().node("one"))
-    made = Maker("me", settings, exports, maker.targets[-1], listens=True, tls=tls).make("tcp", Rail("lo", "127.0.0.1"))
+    made = AgentFactory("me", settings, exports, maker.targets[-1], listens=True, tls=tls).make("tcp", Rail("lo", "127.0.0.1"))
     with closing(made):
         assert b" tls1 kvstore://node/one 127.0.0.1:" in b" " + made.metadata().partition(b"tcp ")[2]
 
@@ -228,12 +228,12 @@ class Opened:
     """Rails that are closed at the end, with the target that they need."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[Rails, Target]] = []
+        self._made: list[tuple[RailAgents, Target]] = []
 
-    def __call__(self, transports: str, *rails: str) -> Rails:
+    def __call__(self, transports: str, *rails: str) -> RailAgents:
         config, exports = settings(transports), Exports()
         target = Target("me", exports, config)
-        opened = Rails(Maker("me", config, exports, target, listens=True))
+        opened = RailAgents(AgentFactory("me", config, exports, target, listens=True))
         self._made.append((opened, target))
         opened.open(topology(*rails))
         return opened
@@ -252,7 +252,7 @@ def opened() -> Iterator[Opened]:
     opened.close()
 
 
-def loaded(rails: Rails) -> int:
+def loaded(rails: RailAgents) -> int:
     return sum(len(agent.loaded) for agent in rails.agents if isinstance(agent, FaultyAgent))
 
 
@@ -266,13 +266,13 @@ def described(*entries: AgentInfo, host: str = "") -> EngineInfo:
     return EngineInfo("peer", host or network_id(), entries)
 
 
-def peer_of(rails: Rails, info: EngineInfo) -> Peer:
+def peer_of(rails: RailAgents, info: EngineInfo) -> Peer:
     peer = Peer(info, settings(), random.Random(0), lambda place: ())
     peer.set_routes(info, rails.routes(info, None))
     return peer
 
 
-def names(rails: Rails) -> list[tuple[str, str]]:
+def names(rails: RailAgents) -> list[tuple[str, str]]:
     return [(agent.transport, agent.rail.device) for agent in rails.agents]
 
 

@@ -14,7 +14,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.testing.transfer.waiting import PATIENCE_S
-from kvstore.transfer.agent import Request
+from kvstore.transfer.agent import AgentRequest
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.path_chooser import PathState
 from kvstore.transfer.paths.transfers import Priority, Transfer
@@ -182,7 +182,7 @@ def test_a_slice_that_is_cancelled_while_it_is_being_submitted_is_cancelled_afte
     """An agent cannot cancel what it has not seen yet (FaultyAgent asserts that nobody asks it to)."""
     scene.agent.default = WAIT
 
-    def cancel(request: Request) -> None:
+    def cancel(request: AgentRequest) -> None:
         request.context.transfer.cancel()
 
     scene.agent.before_submit = cancel
@@ -219,9 +219,9 @@ def test_an_agent_that_raises_fails_its_slices_and_no_others(
 
 def test_only_the_first_slice_is_left_for_a_caller_that_waits(scene: Scene) -> None:
     scene.agent.default = WAIT
-    runs: list[Request] = []
+    runs: list[AgentRequest] = []
 
-    def run(request: Request) -> None:
+    def run(request: AgentRequest) -> None:
         runs.append(request)
         scene.agent.end_all()
 

@@ -24,7 +24,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Ok, Welcome
 from kvstore.protocol.transfers import SERVER_AGENT
 from kvstore.rpc.address import socket_id
@@ -32,11 +32,11 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
 from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, within
-from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _Process
+from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _ProcessRequest
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
@@ -80,11 +80,11 @@ def write(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion)
     move(agent, Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)])
 
 
-def asked(remote: Any, ours: Region, theirs: RemoteRegion, callback: Callable[[Request], None] | None = None) -> Request:
-    return Request(Direction.READ, remote, [Piece(ours, 0, theirs, 0, SIZE)], Deadline(10), callback)
+def asked(remote: Any, ours: Region, theirs: RemoteRegion, callback: Callable[[AgentRequest], None] | None = None) -> AgentRequest:
+    return AgentRequest(Direction.READ, remote, [Piece(ours, 0, theirs, 0, SIZE)], Deadline(10), callback)
 
 
-def ending(request: Request) -> KVStoreError | None:
+def ending(request: AgentRequest) -> KVStoreError | None:
     with suppress(KVStoreError):
         request.wait(Deadline(10))
     assert request.is_over
@@ -263,7 +263,7 @@ def busy(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> Iterator
     """The agent's only thread is busy until this is set: it is in the callback of a request."""
     is_busy, go_on = threading.Event(), threading.Event()
 
-    def keep(request: Request) -> None:
+    def keep(request: AgentRequest) -> None:
         is_busy.set()
         go_on.wait(30)
 
@@ -307,7 +307,7 @@ def test_who_unloads_a_peer_waits_for_nobody_who_copies_nor_until_it_is_unmapped
     agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
 ) -> None:
     remote = agent.load_remote(owner.metadata)
-    assert isinstance(remote, _Process)
+    assert isinstance(remote, _ProcessRequest)
     read(agent, remote, ours, owner.regions[0])
     assert remote.mapped
     with remote.lock:
@@ -342,11 +342,11 @@ class FaultyDeadline(Deadline):
         return super().left_s()
 
 
-def many_pieces(remote: Any, ours: Region, theirs: RemoteRegion) -> Request:
-    return Request(Direction.WRITE, remote, [Piece(ours, at, theirs, at, 1) for at in range(SIZE)], Deadline(10), caller_runs=True)
+def many_pieces(remote: Any, ours: Region, theirs: RemoteRegion) -> AgentRequest:
+    return AgentRequest(Direction.WRITE, remote, [Piece(ours, at, theirs, at, 1) for at in range(SIZE)], Deadline(10), caller_runs=True)
 
 
-def carried_out(agent: SharedMemoryAgent, request: Request, act: Callable[[], None]) -> None:
+def carried_out(agent: SharedMemoryAgent, request: AgentRequest, act: Callable[[], None]) -> None:
     """What happens if `act` does in the middle of it."""
     request.deadline = FaultyDeadline(20, act)
     agent.submit(request)
@@ -443,20 +443,20 @@ def memfd(size_bytes: int) -> int:
 def table_with(region_id: int) -> tuple[Message, list[int]]:
     fd = memfd(16)
     os.pwrite(fd, region_id.to_bytes(8, "little"), 8)
-    return SlabFds([16]), [fd]
+    return MapSlabsReply([16]), [fd]
 
 
 REMOTE = RemoteRegion(5, SIZE, 1, {"shm": b"\1\0\0\0"})
 LIES: list[tuple[Callable[[], tuple[Message, list[int]]], type[KVStoreError]]] = [
-    (lambda: (SlabFds([SIZE]), [memfd(SIZE - 1)]), Unreachable),
-    (lambda: (SlabFds([1 << 62]), [memfd(SIZE)]), Unreachable),
-    (lambda: (SlabFds([SIZE - 1]), [memfd(SIZE)]), InvalidArgument),
-    (lambda: (SlabFds([SIZE, SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
-    (lambda: (SlabFds([0, SIZE]), [memfd(SIZE)]), ProtocolError),
-    (lambda: (SlabFds([0]), []), ProtocolError),
-    (lambda: (SlabFds([]), []), ProtocolError),
-    (lambda: (SlabFds([SIZE]), []), ProtocolError),
-    (lambda: (SlabFds([SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
+    (lambda: (MapSlabsReply([SIZE]), [memfd(SIZE - 1)]), Unreachable),
+    (lambda: (MapSlabsReply([1 << 62]), [memfd(SIZE)]), Unreachable),
+    (lambda: (MapSlabsReply([SIZE - 1]), [memfd(SIZE)]), InvalidArgument),
+    (lambda: (MapSlabsReply([SIZE, SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
+    (lambda: (MapSlabsReply([0, SIZE]), [memfd(SIZE)]), ProtocolError),
+    (lambda: (MapSlabsReply([0]), []), ProtocolError),
+    (lambda: (MapSlabsReply([]), []), ProtocolError),
+    (lambda: (MapSlabsReply([SIZE]), []), ProtocolError),
+    (lambda: (MapSlabsReply([SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
     (lambda: (Ok(), []), ProtocolError),
 ]
 
@@ -478,9 +478,9 @@ def test_a_table_of_another_form_is_refused_and_asked_for_again(
     agent: SharedMemoryAgent, impostor: Impostor, ours: Region, size_bytes: int
 ) -> None:
     remote = agent.load_remote(impostor.metadata)
-    impostor.answers((SlabFds([size_bytes]), [memfd(17)]))
+    impostor.answers((MapSlabsReply([size_bytes]), [memfd(17)]))
     with pytest.raises(ProtocolError, match=f"has {size_bytes} bytes"):
         read(agent, remote, ours, REMOTE)
-    impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
+    impostor.answers(table_with(5), (MapSlabsReply([SIZE]), [memfd(SIZE)]))
     read(agent, remote, ours, REMOTE)
     agent.unload_remote(remote)

@@ -20,11 +20,11 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
 from kvstore.testing.transfer.peer import move
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
-from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
+from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
-from kvstore.transfer.streams.request_stream import Lane
+from kvstore.transfer.streams.request_stream import RequestStream
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
 from tests.rpc.raw_peers import Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
@@ -83,7 +83,7 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         agent._runners.submit(may_go.wait)
         run = agent._run
 
-        def noted(lane: Lane) -> None:
+        def noted(lane: RequestStream) -> None:
             runs.append(threading.current_thread().name)
             run(lane)
 
@@ -142,9 +142,9 @@ def test_endless_work_for_one_peer_makes_room_for_another(owner: ConnectionAgent
         busy, other = (agent.load_remote(owner.metadata()) for _ in range(2))
         is_enough = threading.Event()
 
-        def again(request: Request | None = None) -> None:
+        def again(request: AgentRequest | None = None) -> None:
             if not is_enough.is_set():
-                agent.submit(Request(READ, busy, all_of(remote_region), Deadline(PATIENCE_S), again))
+                agent.submit(AgentRequest(READ, busy, all_of(remote_region), Deadline(PATIENCE_S), again))
 
         for _ in range(3):
             again()
@@ -246,7 +246,7 @@ def test_a_cancelled_request_frees_the_thread_that_waits_for_an_endpoint(stalled
         busy, other = (agent.load_remote(stalled.metadata) for _ in range(2))
         holding = submit(agent, READ, busy, all_of(remote_region))
         eventually(lambda: agent._pool.open_count == 1, "the endpoint is in use")
-        request = Request(READ, other, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        request = AgentRequest(READ, other, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
         agent.submit(request)
         waiting = in_background(lambda: agent.run(request))
         assert is_quiet(waiting)
@@ -277,9 +277,9 @@ def test_without_threads_of_its_own_the_submitters_does_the_work(owner: Connecti
 def test_a_waiting_thread_hands_on_what_is_not_its_own(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
     with an_agent(tcp_streams=1) as agent:
         remote = agent.load_remote(owner.metadata())
-        mine = Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        mine = AgentRequest(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
         agent.submit(mine)
-        others = [Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(50)]
+        others = [AgentRequest(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(50)]
         for request in others:
             agent.submit(request)
         agent.run(mine)
@@ -291,7 +291,7 @@ def test_a_waiting_thread_is_not_kept_by_requests_of_others(stalled: RawAnswerer
     """They are before its own, their deadline is far away, and their peer does not answer."""
     with an_agent(tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
         remote = agent.load_remote(stalled.metadata)
-        other, mine = (Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2))
+        other, mine = (AgentRequest(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2))
         agent.submit(other)
         agent.submit(mine)
         in_background(lambda: agent.run(mine)).result(SOON_S)
@@ -316,7 +316,7 @@ class Interrupted(TcpConnection):
 def test_an_interrupted_thread_leaves_its_requests_to_others(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
     with an_agent(connection_class=Interrupted, tcp_streams=1) as agent:
         remote = agent.load_remote(owner.metadata())
-        requests = [Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2)]
+        requests = [AgentRequest(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2)]
         for request in requests:
             agent.submit(request)
         Interrupted.error = KeyboardInterrupt()
@@ -435,7 +435,7 @@ def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswe
     with an_agent(max_endpoints=2, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
         remotes = [agent.load_remote(stalled.metadata) for _ in range(3)]
         requests = [submit(agent, READ, remote, all_of(remote_region)) for remote in remotes for _ in range(5)]
-        idle = Request(READ, agent.load_remote(owner.metadata()), all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        idle = AgentRequest(READ, agent.load_remote(owner.metadata()), all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
         agent.submit(idle)
         eventually(lambda: agent._pool.open_count == 2, "all endpoints are in use")
         in_background(agent.close).result(CLOSE_S)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready, Wait
+from kvstore.transfer.streams.endpoints import EndpointPool, OpenEndpoint, ReadyEndpoint, WaitForEndpoint
 from tests.transfer.streams.naive_sieve import NaiveSieve
 
 SECOND_NS = 1_000_000_000
@@ -32,7 +32,7 @@ def pool_of(max_endpoints: int) -> Pool:
 
 def opened(pool: Pool, key: str) -> Endpoint:
     """A new endpoint with one user; there is a place that nobody has to leave."""
-    assert pool.take(key) == Open(None)
+    assert pool.take(key) == OpenEndpoint(None)
     endpoint = Endpoint(key)
     pool.opened(key, endpoint)
     return endpoint
@@ -49,7 +49,7 @@ def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
     pool = pool_of(2)
     first, second = opened(pool, "a"), opened(pool, "b")
     assert not pool.is_leaving(first)
-    assert pool.take("c") == Wait()
+    assert pool.take("c") == WaitForEndpoint()
     assert (pool.is_leaving(first), pool.is_leaving(second)) == (True, False)
     pool.give_back("a", first, 0)
     assert not pool.is_leaving(first)
@@ -59,11 +59,11 @@ def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
     pool = pool_of(1)
     endpoint = opened(pool, "hot")
     for _ in range(100):
-        assert pool.take("hot") == Ready(endpoint)
+        assert pool.take("hot") == ReadyEndpoint(endpoint)
         assert pool.give_back("hot", endpoint, 0) is None
-    assert (pool.take("cold"), pool.take("hot")) == (Wait(), Wait())
+    assert (pool.take("cold"), pool.take("hot")) == (WaitForEndpoint(), WaitForEndpoint())
     assert pool.give_back("hot", endpoint, 0) is endpoint
-    assert (pool.take("hot"), pool.take("cold")) == (Wait(), Open(None))
+    assert (pool.take("hot"), pool.take("cold")) == (WaitForEndpoint(), OpenEndpoint(None))
 
 
 def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
@@ -75,8 +75,8 @@ def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -
     for now_ns, key in enumerate(keys):
         reference_hits += reference.access(key, 64)
         taken = pool.take(key)
-        assert not isinstance(taken, Wait)
-        if isinstance(taken, Ready):
+        assert not isinstance(taken, WaitForEndpoint)
+        if isinstance(taken, ReadyEndpoint):
             endpoint = taken.endpoint
             hits += 1
         else:
@@ -132,9 +132,9 @@ class Schedule:
     def take(self, user: int, key: int) -> bool:
         """Whether others are to be woken."""
         taken = self.pool.take(key)
-        if isinstance(taken, Ready):
+        if isinstance(taken, ReadyEndpoint):
             self.held[user] = taken.endpoint
-        elif isinstance(taken, Open):
+        elif isinstance(taken, OpenEndpoint):
             self.connecting.add(user)
         elif self.rng.random() < 0.1:
             self.pool.withdraw(key)
@@ -202,26 +202,26 @@ class AgainstModel(RuleBasedStateMachine):
         taken = self.pool.take(key)
         rank = self.waiting.index(key) if key in self.waiting else len(self.waiting)
         if key in self.usable:
-            assert taken == Ready(self.usable[key])
+            assert taken == ReadyEndpoint(self.usable[key])
             self.order.visited.add(key)
             self.idle_since_ns.pop(key, None)
             self.users.append((key, self.usable[key]))
         elif key in self.opening:
-            assert taken == Wait()
+            assert taken == WaitForEndpoint()
         elif rank < self.unreserved() + len(self.idle_since_ns):
-            assert isinstance(taken, Open)
+            assert isinstance(taken, OpenEndpoint)
             self.reserve(key, taken)
         else:
-            assert taken == Wait()
+            assert taken == WaitForEndpoint()
             self.queue(key)
 
-    def reserve(self, key: int, taken: Open[Endpoint]) -> None:
+    def reserve(self, key: int, taken: OpenEndpoint[Endpoint]) -> None:
         evicted = None
         if not self.unreserved():
             victim = self.order.victim(frozenset(self.usable.keys() - self.idle_since_ns.keys()))
             assert victim is not None
             evicted = self.remove(victim)
-        assert taken == Open(evicted)
+        assert taken == OpenEndpoint(evicted)
         self.close_endpoint(taken.evicted)
         self.opening[key] = True
         self.waiting = [waiting for waiting in self.waiting if waiting != key]

@@ -17,14 +17,14 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
-from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import Fence, Fetch, Join, Notice, Store
+from kvstore.protocol.transfers import Fence, JoinEngine, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import PATIENCE_S, POLL_S
-from kvstore.transfer.agent import Direction, Rail, Request
+from kvstore.transfer.agent import AgentRequest, Direction, Rail
 from kvstore.transfer.memory.region import Piece
-from kvstore.transfer.streams.request_stream import MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
+from kvstore.transfer.streams.request_stream import MAX_AHEAD_PIECES, NoticeRequest, PeerConnection, RequestStream
 from kvstore.transfer.streams.tcp import TcpConnection
 from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
 
@@ -34,14 +34,14 @@ READ, WRITE = Direction.READ, Direction.WRITE
 
 
 @pytest.fixture
-def lane() -> Lane:
-    return Lane(threading.Lock(), WINDOW)
+def lane() -> RequestStream:
+    return RequestStream(threading.Lock(), WINDOW)
 
 
-def a_request(direction: Direction = READ, *, pieces: int = 1, timeout_s: float = PATIENCE_S, fences: Sequence[int] = ()) -> Request:
+def a_request(direction: Direction = READ, *, pieces: int = 1, timeout_s: float = PATIENCE_S, fences: Sequence[int] = ()) -> AgentRequest:
     ours, theirs = make_region(SIZE), make_region(SIZE)
     piece = Piece(ours, 0, shown(theirs), 0, SIZE if pieces == 1 else 1)
-    return Request(direction, "peer", [piece] * pieces, Deadline(timeout_s), fences=fences)
+    return AgentRequest(direction, "peer", [piece] * pieces, Deadline(timeout_s), fences=fences)
 
 
 def a_notice(message: bytes = b"hello") -> NoticeRequest:
@@ -64,13 +64,13 @@ class Watched(TcpConnection):
 
 
 @contextmanager
-def a_link(play: Callable[[socket.socket], None]) -> Iterator[Link]:
+def a_link(play: Callable[[socket.socket], None]) -> Iterator[PeerConnection]:
     with RawAnswerer(play) as answerer:
         connection = Watched.connect(answerer.metadata.removeprefix(b"kvagent1 tcp "), Rail(), Deadline(PATIENCE_S))
         assert isinstance(connection, Watched)
         if isinstance(play, Recorder):
             play.asker = connection.waits
-        yield Link(connection, 7)
+        yield PeerConnection(connection, 7)
         connection.close()
 
 
@@ -83,8 +83,8 @@ class Recorder:
         self.asker: threading.Event
 
     def __call__(self, sock: socket.socket) -> None:
-        waiting: list[tuple[Header, bytes]] = []
-        names = {kind.TYPE: kind.__name__ for kind in (Fetch, Store, Fence, Notice, Join)}
+        waiting: list[tuple[FrameHeader, bytes]] = []
+        names = {kind.TYPE: kind.__name__ for kind in (ReadRegions, WriteRegions, Fence, Notice, JoinEngine)}
         while True:
             while self._is_more_to_come(sock) if waiting else select.select([sock], [], [], PATIENCE_S)[0]:
                 header = unpack_header(read(sock, HEADER_BYTES))
@@ -93,7 +93,7 @@ class Recorder:
                 read(sock, header.payload_bytes)
             self.ahead.append([names[header.type] for header, _ in waiting])
             header, body = waiting.pop(0)
-            payload = bytes([header.request_id % 256]) * sum(Fetch.unpack(body).sizes) if header.type == Fetch.TYPE else b""
+            payload = bytes([header.request_id % 256]) * sum(ReadRegions.unpack(body).sizes) if header.type == ReadRegions.TYPE else b""
             self.asker.clear()
             sock.sendall(frame(Ok(), header.request_id, payload=payload))
 
@@ -104,7 +104,7 @@ class Recorder:
         return bool(select.select([sock], [], [], POLL_S)[0])
 
 
-def run(lane: Lane, link: Link, requests: Sequence[Request]) -> None:
+def run(lane: RequestStream, link: PeerConnection, requests: Sequence[AgentRequest]) -> None:
     """Until all are over."""
     for request in requests:
         lane.add(request)
@@ -115,7 +115,7 @@ def run(lane: Lane, link: Link, requests: Sequence[Request]) -> None:
     assert lane.is_proven
 
 
-def test_it_asks_as_far_ahead_as_the_window(lane: Lane) -> None:
+def test_it_asks_as_far_ahead_as_the_window(lane: RequestStream) -> None:
     recorder = Recorder()
     with a_link(recorder) as link:
         requests = [a_request() for _ in range(WINDOW + 1)]
@@ -124,23 +124,30 @@ def test_it_asks_as_far_ahead_as_the_window(lane: Lane) -> None:
     assert [bytes(request.pieces[0].local.memory) for request in requests] == [bytes([number]) * SIZE for number in (1, 2, 3, 4)]
 
 
-def test_only_one_direction_is_under_way_at_a_time(lane: Lane) -> None:
+def test_only_one_direction_is_under_way_at_a_time(lane: RequestStream) -> None:
     recorder = Recorder()
     with a_link(recorder) as link:
         run(lane, link, [a_request(READ), a_request(WRITE), a_request(WRITE), a_request(READ)])
-    assert recorder.ahead == [["Fetch"], ["Store", "Store"], ["Store"], ["Fetch"]]
+    assert recorder.ahead == [["ReadRegions"], ["WriteRegions", "WriteRegions"], ["WriteRegions"], ["ReadRegions"]]
 
 
-def test_notifications_and_fenced_writes_wait_for_what_is_under_way(lane: Lane) -> None:
+def test_notifications_and_fenced_writes_wait_for_what_is_under_way(lane: RequestStream) -> None:
     recorder = Recorder()
     with a_link(recorder) as link:
         run(lane, link, [a_request(WRITE), a_notice(), a_request(WRITE), a_request(WRITE, fences=(5, 6)), a_request(WRITE)])
-    assert recorder.ahead == [["Store"], ["Notice", "Store"], ["Store"], ["Fence"], ["Store", "Store"], ["Store"]]
+    assert recorder.ahead == [
+        ["WriteRegions"],
+        ["Notice", "WriteRegions"],
+        ["WriteRegions"],
+        ["Fence"],
+        ["WriteRegions", "WriteRegions"],
+        ["WriteRegions"],
+    ]
     assert Notice.unpack(recorder.bodies[1]).message == b"hello"
     assert list(Fence.unpack(recorder.bodies[3]).connections) == [5, 6]
 
 
-def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(lane: Lane) -> None:
+def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(lane: RequestStream) -> None:
     """The peer sends and does not receive meanwhile: with more than its socket takes, each would wait for the other."""
     half, full = MAX_AHEAD_PIECES // 2, MAX_AHEAD_PIECES
     recorder = Recorder()
@@ -149,7 +156,7 @@ def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(la
     assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1, 2, 2, 1]
 
 
-def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(lane: Lane) -> None:
+def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(lane: RequestStream) -> None:
     recorder = Recorder()
     with a_link(recorder) as link:
         for _ in range(5):
@@ -179,7 +186,7 @@ def right(number: int) -> bytes:
     return frame(Ok(), number, payload=bytes(SIZE))
 
 
-def test_a_typed_error_ends_one_request_alone(lane: Lane) -> None:
+def test_a_typed_error_ends_one_request_alone(lane: RequestStream) -> None:
     with a_link(answers(lambda number: frame(Failure(StaleHandle.code, "gone"), number), right)) as link:
         requests = [a_request(), a_request()]
         for request in requests:
@@ -189,7 +196,7 @@ def test_a_typed_error_ends_one_request_alone(lane: Lane) -> None:
     assert [type(outcome(request)) for request in requests] == [StaleHandle, type(None)]
 
 
-def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: Lane) -> None:
+def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: RequestStream) -> None:
     one, other = a_request(), a_request()
     lane.add(one)
     lane.add(other)
@@ -202,19 +209,19 @@ def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: Lane) -> No
 # --- who fails when the connection breaks ---
 
 
-def broken(lane: Lane, error: KVStoreError, *, has_link: bool = True) -> list[tuple[Request, type[KVStoreError]]]:
+def broken(lane: RequestStream, error: KVStoreError, *, has_link: bool = True) -> list[tuple[AgentRequest, type[KVStoreError]]]:
     with a_link(lambda sock: None) as link:
         return [(request, type(reason)) for request, reason in lane.broke(link if has_link else None, error)]
 
 
-def under_way(lane: Lane, *requests: Request) -> None:
+def under_way(lane: RequestStream, *requests: AgentRequest) -> None:
     """These have been asked for."""
     for request in requests:
         lane.add(request)
         lane.sent.append(lane.queue.popleft())
 
 
-def test_one_that_was_open_before_and_is_dead_fails_none(lane: Lane) -> None:
+def test_one_that_was_open_before_and_is_dead_fails_none(lane: RequestStream) -> None:
     """They are asked for again in the same order, the writes after a fence."""
     one, other, third = a_request(WRITE, fences=(1,)), a_request(WRITE), a_request()
     under_way(lane, one, other)
@@ -227,7 +234,7 @@ def test_one_that_was_open_before_and_is_dead_fails_none(lane: Lane) -> None:
     assert lane.queued_bytes == 3 * SIZE
 
 
-def test_one_that_was_open_before_and_stalls_fails_all(lane: Lane) -> None:
+def test_one_that_was_open_before_and_stalls_fails_all(lane: RequestStream) -> None:
     request = a_request()
     under_way(lane, request)
     with a_link(lambda sock: None) as link:
@@ -236,7 +243,7 @@ def test_one_that_was_open_before_and_stalls_fails_all(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("proven", [False, True])
-def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(lane: Lane, proven: bool) -> None:
+def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(lane: RequestStream, proven: bool) -> None:
     late, cancelled, innocent, queued = a_request(timeout_s=0), a_request(), a_request(), a_request(timeout_s=0)
     under_way(lane, late, cancelled, innocent)
     lane.add(queued)

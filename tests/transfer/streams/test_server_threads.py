@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
-from kvstore.transfer.streams.server_threads import RELIEF_NS, RETRY_NS, Servers
+from kvstore.transfer.streams.server_threads import RELIEF_NS, RETRY_NS, ServerThreads
 
 USUAL, MOST = 2, 4
 
@@ -24,14 +24,14 @@ class Work:
 
 
 @pytest.fixture
-def servers() -> Iterator[Servers]:
-    servers = Servers(USUAL, MOST)
+def servers() -> Iterator[ServerThreads]:
+    servers = ServerThreads(USUAL, MOST)
     yield servers
     servers.close()
     assert not servers._threads
 
 
-def submit(servers: Servers, count: int) -> list[Work]:
+def submit(servers: ServerThreads, count: int) -> list[Work]:
     found = [Work() for _ in range(count)]
     for work in found:
         servers.submit(work)
@@ -51,7 +51,7 @@ def begun(works: list[Work]) -> int:
     return sum(work.begun.is_set() for work in works)
 
 
-def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: Servers) -> None:
+def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: ServerThreads) -> None:
     held = submit(servers, USUAL)
     eventually(lambda: begun(held) == USUAL, "all threads are held")
     before_ns = time.monotonic_ns()
@@ -71,7 +71,7 @@ def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers:
 
 
 def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    servers: ServerThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -20,7 +20,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
-from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import PATIENCE_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.config import TransferSettings
@@ -31,7 +31,7 @@ from kvstore.transfer.streams import target as target_module
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
-from kvstore.transfer.streams.unauthenticated import MAX_DISCARDED_BYTES, Greeting
+from kvstore.transfer.streams.unauthenticated import MAX_DISCARDED_BYTES, HandshakeState
 from tests.ports import free_ports
 from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
 
@@ -78,7 +78,7 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
     with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
         for shows in (b"", b"the secre", b"the secret!", b"x" * 1000):
             with RawAsker(metadata) as stranger:
-                stranger.send(Join("stranger", 1, shows))
+                stranger.send(JoinEngine("stranger", 1, shows))
                 assert isinstance(stranger.failure(), Unauthorized)
                 stranger.send(fetch([(shown(region), 0, 3)]))
                 stranger.send(Notice(b"kept?"))
@@ -87,8 +87,8 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
         assert target.served_bytes == 0
         eventually(lambda: not target._peers, "none has a place")
         with RawAsker(metadata) as known:
-            known.send(Join("known", 1, b"the secret"))
-            assert known.answer()[0].type == Joined.TYPE
+            known.send(JoinEngine("known", 1, b"the secret"))
+            assert known.answer()[0].type == JoinReply.TYPE
             assert known.works()
 
 
@@ -258,14 +258,14 @@ def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_
 def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hear, failures = Greeting.hear, [MemoryError("no memory")]
+    hear, failures = HandshakeState.hear, [MemoryError("no memory")]
 
-    def hear_or_fail(self: Greeting, connection: Connection) -> Join | None:
+    def hear_or_fail(self: HandshakeState, connection: Connection) -> JoinEngine | None:
         if failures:
             raise failures.pop()
         return hear(self, connection)
 
-    monkeypatch.setattr(Greeting, "hear", hear_or_fail)
+    monkeypatch.setattr(HandshakeState, "hear", hear_or_fail)
     with RawAsker(metadata) as other:
         other.socket.sendall(b"x")
         assert other.is_refused()
@@ -277,7 +277,7 @@ def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
 
 
 class FaultyExports(Exports):
-    def hold(self, request: Fetch | Store) -> tuple[list[memoryview], Sequence[Region]]:
+    def hold(self, request: ReadRegions | WriteRegions) -> tuple[list[memoryview], Sequence[Region]]:
         raise ZeroDivisionError
 
 
@@ -285,7 +285,7 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
     with a_target(FaultyExports()) as (_, metadata):
         with RawAsker(metadata) as raw:
             raw.join()
-            raw.send(Fetch([], [], [], []))
+            raw.send(ReadRegions([], [], [], []))
             assert raw.is_refused()
         with RawAsker(metadata) as raw:
             raw.join(number=2)
@@ -298,7 +298,7 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
 # --- strangers ---
 
 THREADS = 2
-HELLO = HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, 100, 0)
+HELLO = HEADER.pack(MAGIC, VERSION, JoinEngine.TYPE, 1, 0, 100, 0)
 
 
 def test_strangers_that_trickle_hold_no_thread(exports: Exports) -> None:
@@ -430,7 +430,7 @@ def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target
     with RawAsker(listener.metadata()) as raw:
         connection = listener.accept(PATIENCE_S)
         assert connection is not None
-        peer = target_module._Inbound(connection)
+        peer = target_module._InboundConnection(connection)
         target._drop(peer)
         target._park(peer)
         assert peer.gone.is_set()

@@ -14,10 +14,10 @@ import pytest
 from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, ProtocolError, Unreachable
 from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import Join, Joined, Notice
+from kvstore.protocol.transfers import JoinEngine, JoinReply, Notice
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
-from kvstore.security.tls.subjects import NODE, Subject
+from kvstore.security.tls.subjects import NODE, CertificateSubject
 from kvstore.testing.transfer.connections import ConnectionConformance, is_readable
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
@@ -204,7 +204,7 @@ def test_a_vanished_peer_is_looked_for() -> None:
 
 def node(name: str = "one") -> Certificates:
     """Its certificate names no host: it is known by what it is for."""
-    return certificates(shared().server(Subject(NODE, name), hosts=("nowhere",)))
+    return certificates(shared().server(CertificateSubject(NODE, name), hosts=("nowhere",)))
 
 
 def transport(tls: Certificates | None = None) -> Any:
@@ -283,11 +283,11 @@ def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_pat
     monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     revoked = tmp_path / "revoked"
     revoke(revoked)
-    settings = shared().server(Subject(NODE, "one"), hosts=("nowhere",))
+    settings = shared().server(CertificateSubject(NODE, "one"), hosts=("nowhere",))
     target = Target("target", Exports(), TransferSettings())
     listener = transport(certificates(replace(settings, tls_revoked=str(revoked)))).listen(RAIL)
     target.attach(listener)
-    peers = [shared().server(Subject(NODE, name), hosts=("nowhere",)) for name in ("two", "three")]
+    peers = [shared().server(CertificateSubject(NODE, name), hosts=("nowhere",)) for name in ("two", "three")]
 
     def said(connection: Connection, message: Any) -> int:
         """The type of the answer."""
@@ -302,7 +302,7 @@ def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_pat
     near = [transport(certificates(peer)).connect(listener.metadata(), RAIL, Deadline(PATIENCE_S)) for peer in peers]
     for number, connection in enumerate(near):
         connection.stall_timeout_s = PATIENCE_S
-        assert said(connection, Join("me", number)) == Joined.TYPE
+        assert said(connection, JoinEngine("me", number)) == JoinReply.TYPE
     revoke(revoked, peers[0])
     with pytest.raises(Unreachable):
         said(near[0], Notice(b"a"))
@@ -323,7 +323,7 @@ def test_two_requests_in_one_record_are_both_answered() -> None:
         body: bytes = message.pack()
         return pack_header(message.TYPE, number, len(body), 0, 60_000) + body
 
-    near.send([packed(Join("me", 1), 1), packed(Notice(b"a"), 2), packed(Notice(b"b"), 3)], Deadline(PATIENCE_S))
+    near.send([packed(JoinEngine("me", 1), 1), packed(Notice(b"a"), 2), packed(Notice(b"b"), 3)], Deadline(PATIENCE_S))
     kinds = []
     for _ in range(3):
         head = memoryview(bytearray(HEADER_BYTES))
@@ -331,7 +331,7 @@ def test_two_requests_in_one_record_are_both_answered() -> None:
         header = unpack_header(head)
         near.recv_into([memoryview(bytearray(header.body_bytes))], Deadline(PATIENCE_S))
         kinds.append(header.type)
-    assert kinds == [Joined.TYPE, Ok.TYPE, Ok.TYPE]
+    assert kinds == [JoinReply.TYPE, Ok.TYPE, Ok.TYPE]
     assert Failure.TYPE not in kinds
     near.close()
     eventually(lambda: not target.connections, "the connection is gone")

@@ -4,13 +4,13 @@ import pytest
 
 from kvstore.protocol.errors import ProtocolError, Unreachable
 from kvstore.protocol.frames import HEADER_BYTES, pack_header
-from kvstore.protocol.transfers import Fetch, Join
+from kvstore.protocol.transfers import JoinEngine, ReadRegions
 from kvstore.transfer.streams import unauthenticated as module
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.streams.unauthenticated import Greeting, Strangers
+from kvstore.transfer.streams.unauthenticated import HandshakeState, PendingHandshakes
 
-BODY = Join("name", 7, b"secret").pack()
-JOIN = pack_header(Join.TYPE, 3, len(BODY), 0) + BODY
+BODY = JoinEngine("name", 7, b"secret").pack()
+JOIN = pack_header(JoinEngine.TYPE, 3, len(BODY), 0) + BODY
 
 
 class Arriving:
@@ -29,38 +29,38 @@ class Arriving:
         return len(taken)
 
 
-def hear(greeting: Greeting, *said: bytes) -> Join | None:
+def hear(greeting: HandshakeState, *said: bytes) -> JoinEngine | None:
     connection: TcpConnection = Arriving(*said)  # type: ignore[assignment]
     return greeting.hear(connection)
 
 
 def test_a_join_is_heard_however_it_is_cut() -> None:
     for cut in range(len(JOIN) + 1):
-        greeting = Greeting()
-        assert hear(greeting, JOIN[:cut]) == (Join("name", 7, b"secret") if cut == len(JOIN) else None)
+        greeting = HandshakeState()
+        assert hear(greeting, JOIN[:cut]) == (JoinEngine("name", 7, b"secret") if cut == len(JOIN) else None)
         assert greeting.request_id == (3 if cut >= HEADER_BYTES else 0)
         if cut < len(JOIN):
-            assert hear(greeting, JOIN[cut:]) == Join("name", 7, b"secret")
+            assert hear(greeting, JOIN[cut:]) == JoinEngine("name", 7, b"secret")
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"x" * HEADER_BYTES,
-        pack_header(Fetch.TYPE, 3, 0, 0),
-        pack_header(Join.TYPE, 3, module.MAX_JOIN_BYTES + 1, 0),
-        pack_header(Join.TYPE, 3, len(BODY), 1),
-        pack_header(Join.TYPE, 3, 1, 0) + b"x",
+        pack_header(ReadRegions.TYPE, 3, 0, 0),
+        pack_header(JoinEngine.TYPE, 3, module.MAX_JOIN_BYTES + 1, 0),
+        pack_header(JoinEngine.TYPE, 3, len(BODY), 1),
+        pack_header(JoinEngine.TYPE, 3, 1, 0) + b"x",
     ],
     ids=["no header", "another message", "too long", "a payload", "no body of a Join"],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        hear(Greeting(), data)
+        hear(HandshakeState(), data)
 
 
 def test_one_that_was_refused_may_send_a_little_more() -> None:
-    greeting = Greeting()
+    greeting = HandshakeState()
     greeting.is_refused = True
     assert hear(greeting, JOIN) is None
     with pytest.raises(Unreachable):
@@ -68,7 +68,7 @@ def test_one_that_was_refused_may_send_a_little_more() -> None:
 
 
 def test_strangers_leave_in_time_or_for_others() -> None:
-    strangers: Strangers[str] = Strangers(most=2, timeout_s=1e-9 * 10)
+    strangers: PendingHandshakes[str] = PendingHandshakes(most=2, timeout_s=1e-9 * 10)
     assert strangers.next_ns() is None
     assert strangers.add("a", 0) is None
     assert strangers.add("b", 5) is None

@@ -16,7 +16,7 @@ from kvstore.transfer.topology.json_form import (
     override_from_file,
     parse_topology,
 )
-from kvstore.transfer.topology.model import Nic, NumaNode, Rails, Topology
+from kvstore.transfer.topology.model import Nic, NumaNode, RailPreference, Topology
 from tests.transfer.topology.machines import dgx, laptop, server
 
 FOUND = Topology(
@@ -103,7 +103,11 @@ def test_a_file_with_the_matrix_alone_replaces_its_locations(tmp_path: Path) -> 
     override = override_from_file(written(tmp_path, {"cpu:0": [["b"], ["a"]], "cuda:0": [["a"], []]}))
     override.check(FOUND)
     topology = override.apply(FOUND)
-    assert topology.matrix == {"cpu:0": Rails(("b",), ("a",)), "cpu:1": Rails(("b",), ("a",)), "cuda:0": Rails(("a",), ())}
+    assert topology.matrix == {
+        "cpu:0": RailPreference(("b",), ("a",)),
+        "cpu:1": RailPreference(("b",), ("a",)),
+        "cuda:0": RailPreference(("a",), ()),
+    }
     assert topology.nics == FOUND.nics
 
 

@@ -12,7 +12,7 @@ from kvstore.transfer.topology.model import (
     Gpu,
     Nic,
     NumaNode,
-    Rails,
+    RailPreference,
     Topology,
 )
 from tests.transfer.topology.machines import dgx
@@ -47,7 +47,7 @@ def test_a_nic_that_is_down_is_no_rail_and_the_next_nearest_takes_its_place(tmp_
 
 def test_a_nic_without_an_address_is_a_rail_only_if_it_speaks_rdma() -> None:
     topology = Topology("h", (NumaNode(0),), (Nic("eth0"), Nic("mlx5_0", ROCE), LO))
-    assert topology.matrix == {"cpu:0": Rails(("mlx5_0",), ())}
+    assert topology.matrix == {"cpu:0": RailPreference(("mlx5_0",), ())}
 
 
 def test_the_loopback_is_a_rail_only_where_there_is_no_other() -> None:
@@ -88,7 +88,7 @@ def test_for_memory_at_an_unknown_place_no_rail_is_better_than_another(location:
 
 
 def test_an_override_holds_for_the_locations_it_names_as_far_as_its_nics_are_up() -> None:
-    override = {"cpu:0": Rails(("b",), ("a",)), "cpu:1": Rails(("c",), ()), "cuda:3": Rails(("c",), ())}
+    override = {"cpu:0": RailPreference(("b",), ("a",)), "cpu:1": RailPreference(("c",), ()), "cuda:3": RailPreference(("c",), ())}
     topology = Topology("h", TWO_NODES, (nic("a", 0), nic("b", 1), nic("c", 1, is_up=False)), override=override)
     assert topology.preferred("cpu:0") == (("b",), ("a",))
     assert topology.preferred("cpu:1") == (("b",), ("a",)), "nothing that was named is left: as discovered"

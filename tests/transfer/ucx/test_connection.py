@@ -19,7 +19,7 @@ from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.ucx import connection
 from kvstore.transfer.ucx.connection import PART_BITS, UcxConnection
-from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
+from kvstore.transfer.ucx.worker import TaggedMessage, UcxOperation, UcxWorker
 from tests.transfer.ucx.peer import FLOOD_BYTES, PATIENCE_S, process
 
 pytest.importorskip("ucxx")
@@ -128,7 +128,7 @@ def test_a_part_of_another_size_is_not_taken_for_the_one_awaited(listener: Liste
 def test_a_peer_that_lies_about_a_size_is_a_protocol_error(listener: Listener) -> None:
     near, far = pair(listener)
     assert isinstance(far, UcxConnection)
-    lie = Operation([Message(far._endpoint.tag_send, b"longer", near._connection_id << PART_BITS | 1)])
+    lie = UcxOperation([TaggedMessage(far._endpoint.tag_send, b"longer", near._connection_id << PART_BITS | 1)])
     far._worker.post(lie)
     with pytest.raises(ProtocolError):
         near.recv_into([memoryview(bytearray(1))], Deadline(PATIENCE_S))

@@ -11,7 +11,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError, Unreachable
 from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background
 from kvstore.transfer.ucx import worker as ucx_worker
-from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
+from kvstore.transfer.ucx.worker import TaggedMessage, UcxOperation, UcxWorker
 from tests.no_threads import no_more_threads
 
 pytest.importorskip("ucxx")
@@ -33,12 +33,12 @@ def endpoint(worker: UcxWorker) -> Iterator[Any]:
     worker.close_endpoint(endpoint)
 
 
-def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> Operation:
-    return Operation([Message(endpoint.tag_recv, memoryview(part), tag)])
+def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> UcxOperation:
+    return UcxOperation([TaggedMessage(endpoint.tag_recv, memoryview(part), tag)])
 
 
-def send(endpoint: Any, part: bytes, tag: int = TAG) -> Operation:
-    return Operation([Message(endpoint.tag_send, part, tag)])
+def send(endpoint: Any, part: bytes, tag: int = TAG) -> UcxOperation:
+    return UcxOperation([TaggedMessage(endpoint.tag_send, part, tag)])
 
 
 def test_a_device_has_one_worker_until_its_last_user_has_left() -> None:
@@ -82,7 +82,7 @@ def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -
     assert parts == [bytes([tag]) for tag in range(1, 9)]
 
 
-def leads(worker: UcxWorker, endpoint: Any, operation: Operation) -> bool:
+def leads(worker: UcxWorker, endpoint: Any, operation: UcxOperation) -> bool:
     if worker._leading is worker._background:  # it was quicker than the threads that wait: a message sends it away
         worker.post(send(endpoint, b"x", 9))
     return worker._leading is operation

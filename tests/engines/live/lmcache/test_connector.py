@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.conftest import PLAN
@@ -19,7 +19,7 @@ FULL = 16
 """Tokens of a chunk."""
 
 
-def child(cluster: Cluster, log: Path, **extra: Any) -> EngineChild:
+def child(cluster: LocalCluster, log: Path, **extra: Any) -> EngineChild:
     entries = {
         "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
         "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
@@ -32,7 +32,7 @@ def child(cluster: Cluster, log: Path, **extra: Any) -> EngineChild:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
 def engines(
-    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EngineChild, EngineChild]]:
     """Two engines' processes on one store."""
     folder = tmp_path_factory.mktemp("engines")
@@ -83,7 +83,7 @@ def test_memory_is_free_again_once_nothing_reads_into_it_whoever_stopped_waiting
 
 
 @pytest.mark.parametrize("tokens", [FULL - 1, FULL + 1])
-def test_a_chunk_whose_header_says_another_length_is_a_miss_and_keeps_no_memory(cluster: Cluster, tmp_path: Path, tokens: int) -> None:
+def test_a_chunk_whose_header_says_another_length_is_a_miss_and_keeps_no_memory(cluster: LocalCluster, tmp_path: Path, tokens: int) -> None:
     with child(cluster, tmp_path / "log", save_chunk_meta=True) as engine:
         engine.ask("put", names=[51], tokens=[FULL])
         assert engine.ask("get_misdescribed", name=51, tokens=tokens) == {"seen": [None], "references": [0, 0]}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from kvstore.client import Client
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
@@ -30,18 +30,18 @@ def adapter_json(master: str, **parameters: Any) -> str:
     return json.dumps(names | {"adapter_params": {"master": master, "dtype": "float32"} | parameters})
 
 
-def child(cluster: Cluster, log: Path, **parameters: Any) -> EngineChild:
+def child(cluster: LocalCluster, log: Path, **parameters: Any) -> EngineChild:
     return EngineChild("lmcache", PROGRAM, adapter_json(cluster.address, **parameters), log=log)
 
 
 @pytest.fixture(scope="module")
-def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
+def first(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
     with child(cluster, tmp_path_factory.mktemp("first") / "log") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def second(cluster: Cluster, first: EngineChild, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
+def second(cluster: LocalCluster, first: EngineChild, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
     """Another process with an adapter of its own."""
     with child(cluster, tmp_path_factory.mktemp("second") / "log") as running:
         yield running
@@ -104,7 +104,7 @@ def test_an_object_that_vanishes_between_lookup_and_load_is_a_miss_and_stored_ag
 
 
 @pytest.fixture
-def doomed(tmp_path: Path) -> Iterator[tuple[Cluster, EngineChild]]:
+def doomed(tmp_path: Path) -> Iterator[tuple[LocalCluster, EngineChild]]:
     """A cluster that a test may break, and a server that has stored `x` and `y` in it."""
     with ExitStack() as stack:
         cluster = stack.enter_context(embedded(PLAN))
@@ -120,7 +120,7 @@ def all_miss(server: EngineChild) -> None:
     assert server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2)["loaded"] == [False, False]
 
 
-def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple[Cluster, EngineChild]) -> None:
+def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple[LocalCluster, EngineChild]) -> None:
     cluster, server = doomed
     cluster.kill_node(0)
     while any((loaded := server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2))["loaded"]):
@@ -136,7 +136,7 @@ def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple
         pass
 
 
-def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tuple[Cluster, EngineChild]) -> None:
+def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tuple[LocalCluster, EngineChild]) -> None:
     cluster, server = doomed
     cluster.kill_node(0)
     os.kill(cluster.master_pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tupl
     assert server.ask("end") == {}
 
 
-def test_a_killed_master_leaves_the_objects_of_this_host_s_nodes(doomed: tuple[Cluster, EngineChild]) -> None:
+def test_a_killed_master_leaves_the_objects_of_this_host_s_nodes(doomed: tuple[LocalCluster, EngineChild]) -> None:
     """But to the one task that finds out that it is gone, of which all are misses."""
     cluster, server = doomed
     os.kill(cluster.master_pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_killed_master_leaves_the_objects_of_this_host_s_nodes(doomed: tuple[C
         assert server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2) == {"told": True, "loaded": [True, True], "contents": [7, 8]}
 
 
-def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[Cluster, EngineChild]) -> None:
+def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[LocalCluster, EngineChild]) -> None:
     cluster, server = doomed
     with Client(cluster.address) as client, filled(client):
         stored = server.ask("store", names=["z"], sizes=[100 * KIB], fills=[9])
@@ -168,7 +168,7 @@ def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[Cluster, En
     assert server.ask("load", names=["z"], sizes=[100 * KIB])["contents"] == [9]
 
 
-def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(doomed: tuple[Cluster, EngineChild]) -> None:
+def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(doomed: tuple[LocalCluster, EngineChild]) -> None:
     """It accepts connections and answers nobody; what was asked first ends by its deadline, what comes then is answered by the breaker."""
     cluster, server = doomed
     stopped = [cluster.master_pid, cluster.nodes[0].pid]
@@ -185,7 +185,7 @@ def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(d
             os.kill(pid, signal.SIGCONT)
 
 
-def test_settings_that_make_no_sense_keep_the_server_from_starting(cluster: Cluster, tmp_path: Path) -> None:
+def test_settings_that_make_no_sense_keep_the_server_from_starting(cluster: LocalCluster, tmp_path: Path) -> None:
     refused = child(cluster, tmp_path / "log", num_workers=4)
     with pytest.raises(AssertionError, match="unknown setting num_workers"):
         refused.__enter__()

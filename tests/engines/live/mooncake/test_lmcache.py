@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster, ClusterPlan
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.lmcache.test_connector import FULL, PROGRAM
 from tests.engines.live.mooncake.package import install
 
 
-def child(cluster: Cluster, log: Path, path: str, *, headers: bool) -> EngineChild:
+def child(cluster: LocalCluster, log: Path, path: str, *, headers: bool) -> EngineChild:
     extra = {
         "local_hostname": "localhost",
         "metadata_server": "P2PHANDSHAKE",

@@ -5,7 +5,7 @@ import subprocess
 
 from kvstore.engines.publisher.config import VLLM
 from kvstore.engines.publisher.form import EventForm
-from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
+from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, LostEvents
 from tests.engines.live.environments import python_of
 
 READ = """
@@ -23,7 +23,7 @@ def test_vllm_reads_what_is_published() -> None:
         [
             BlockEvent(STORED, 1.0, "n0", "", keys, [b"", keys[0]], [1, 1]),
             BlockEvent(REMOVED, 2.0, "n0", "", keys, [b"", keys[0]], [1, 1]),
-            Gap(3.0, "n0", "", 5),
+            LostEvents(3.0, "n0", "", 5),
         ]
     )
     assert payload is not None

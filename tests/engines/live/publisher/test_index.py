@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.engines.kv_events.events import Event, Stored
+from kvstore.engines.kv_events.events import BlocksStored, Event
 from kvstore.engines.kv_events.subscriber import Subscriber
 from tests.client.processes import Process
 from tests.engines.live.http_engine import PATIENCE_S
@@ -69,7 +69,7 @@ def test_hashes_in_events_of_the_store_are_the_engines(fleet: Fleet, publisher: 
 
     def take(events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 for index, name in enumerate(event.hashes):
                     number = name if isinstance(name, int) else int.from_bytes(name[-8:], "big")
                     own[number] = event.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from kvstore.engines.kv_events.events import Cleared, Event, Stored
+from kvstore.engines.kv_events.events import AllBlocksCleared, BlocksStored, Event
 from kvstore.engines.kv_events.subscriber import Subscriber
 from tests.engines.live.http_engine import PATIENCE_S
 from tests.engines.live.router.comparing import ask, body_of
@@ -76,9 +76,9 @@ class Story:
 
     def apply(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 self.seen.append(len(event.hashes))
-            elif isinstance(event, Cleared):
+            elif isinstance(event, AllBlocksCleared):
                 self.seen.append("cleared")
 
     def lost(self) -> None:

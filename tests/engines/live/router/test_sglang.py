@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Placement, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, InstanceRole, RequestPlacement, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
@@ -58,7 +58,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tupl
     folder = tmp_path_factory.mktemp("served")
     answering = sglang(model, folder / "sglang.log", "--tool-call-parser", "qwen25", "--enable-cache-report")
     with answering as engine, cluster(folder) as started:
-        report = InstanceReport(name="e0", role=Role.BOTH, address=engine, capacity_tokens=4096)
+        report = InstanceReport(name="e0", role=InstanceRole.BOTH, address=engine, capacity_tokens=4096)
         with SchedulerClient(ClientSettings(master=started.address)) as client, Reporter(client, lambda: report):
             flags = ("--listen", "127.0.0.1:0", "--master", started.address, "--model", MODEL, "--block-tokens", str(PAGE))
             router = Process("tests.tuned_daemon", "kvstore-router", *flags, "--tokenize-timeout-s", "60", log=folder / "router.log")
@@ -101,7 +101,7 @@ class Served:
         keys = Namespace(model=MODEL, dtype="float32", block_tokens=PAGE).block_keys(tokens)
         with SchedulerClient(ClientSettings(master=self.master, deadline_s=PATIENCE_S)) as client:
             placed = client.schedule(keys, block_tokens=PAGE, input_tokens=len(tokens))
-        assert isinstance(placed, Placement)
+        assert isinstance(placed, RequestPlacement)
         return placed.prefix_blocks
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.conftest import PLAN
@@ -27,7 +27,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 
 @pytest.fixture(params=["mha page_first", "mha layer_first", "mla page_first", "mla layer_first"])
-def engines(request: pytest.FixtureRequest, cluster: Cluster, processes: Two) -> Two:
+def engines(request: pytest.FixtureRequest, cluster: LocalCluster, processes: Two) -> Two:
     """Two processes with pools of one kind and layout, a controller each, and back ends of three ranks; no other test has their pages."""
     kind, layout = request.param.split()
     for each in processes:
@@ -37,7 +37,7 @@ def engines(request: pytest.FixtureRequest, cluster: Cluster, processes: Two) ->
     return processes
 
 
-def opened(engine: EngineChild, cluster: Cluster, **how: Any) -> None:
+def opened(engine: EngineChild, cluster: LocalCluster, **how: Any) -> None:
     """With one back end, of the only rank."""
     opened(engine, cluster, **how)
 
@@ -100,7 +100,7 @@ def test_calls_that_make_no_sense_are_misses(engines: Two) -> None:
     assert engines[0].ask("nonsense", storage=0) == [[False, False], [False], 0, [], None, False]
 
 
-def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
+def test_another_layout_is_not_shared(cluster: LocalCluster, processes: Two) -> None:
     pages, layers = processes
     for each, layout in ((pages, "page_first"), (layers, "layer_first")):
         opened(each, cluster, layout=layout, salt="layouts")
@@ -110,7 +110,7 @@ def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
-def test_element_types_of_equal_storage_share_nothing(cluster: Cluster, processes: Two, kind: str) -> None:
+def test_element_types_of_equal_storage_share_nothing(cluster: LocalCluster, processes: Two, kind: str) -> None:
     """SGLang stores both as uint8."""
     for each, dtype, name in zip(processes, ("float8_e4m3fn", "float8_e5m2"), ("fp8_e4m3", "fp8_e5m2"), strict=True):
         each.ask("tell", kv_cache_dtype=name)
@@ -133,7 +133,7 @@ def test_element_types_of_equal_storage_share_nothing(cluster: Cluster, processe
         {"load_format": "dummy"},
     ],
 )
-def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: Cluster, processes: Two, told: dict[str, Any]) -> None:
+def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: LocalCluster, processes: Two, told: dict[str, Any]) -> None:
     one, two = processes
     for each, arguments in ((one, {}), (two, told)):
         each.ask("tell", **arguments)
@@ -168,7 +168,7 @@ def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Tw
     ("settings", "reason"), [({"interface_v1": 0}, 'add "interface_v1": 1'), ({"masters": "kv:1"}, "unknown setting masters")]
 )
 def test_settings_that_make_no_sense_keep_the_engine_from_attaching(
-    cluster: Cluster, processes: Two, settings: dict[str, Any], reason: str
+    cluster: LocalCluster, processes: Two, settings: dict[str, Any], reason: str
 ) -> None:
     use(processes[0], cluster.address, **settings)
     assert reason in processes[0].ask("open")
@@ -180,7 +180,7 @@ HEADS = 8
 
 @pytest.mark.parametrize("share_tp", [4, 8])
 @pytest.mark.parametrize("layout", ["page_first", "layer_first", "page_first_direct", "page_head"])
-def test_host_pools_of_one_two_and_four_ranks_share_pages(cluster: Cluster, processes: Two, layout: str, share_tp: int) -> None:
+def test_host_pools_of_one_two_and_four_ranks_share_pages(cluster: LocalCluster, processes: Two, layout: str, share_tp: int) -> None:
     """One process has the ranks of the engine that writes, the other those of the ones that read."""
     one, two = processes
     salt, keys = f"share {layout} {share_tp}", hashes(1, 2, 3)
@@ -208,12 +208,12 @@ def test_host_pools_of_one_two_and_four_ranks_share_pages(cluster: Cluster, proc
                 assert [page[1] for page in read[:2]] == [[page[head] for head in heads] for page in whole]
 
 
-def test_heads_that_are_not_divided_keep_the_engine_from_attaching(cluster: Cluster, processes: Two) -> None:
+def test_heads_that_are_not_divided_keep_the_engine_from_attaching(cluster: LocalCluster, processes: Two) -> None:
     use(processes[0], cluster.address, heads=HEADS, share_tp=3)
     assert r"share_tp is 3: a model with 8 KV heads on 1 tensor-parallel ranks takes 1, 2, 4, 8, 0 (off)" in processes[0].ask("open")
 
 
-def test_sglang_s_own_name_for_a_common_tp_counts(cluster: Cluster, processes: Two) -> None:
+def test_sglang_s_own_name_for_a_common_tp_counts(cluster: LocalCluster, processes: Two) -> None:
     one, two = processes
     opened(one, cluster, layout="page_head", heads=HEADS, salt="lcm", share_tp=4)
     use(two, cluster.address, layout="page_head", heads=HEADS // 2, salt="lcm")
@@ -222,7 +222,7 @@ def test_sglang_s_own_name_for_a_common_tp_counts(cluster: Cluster, processes: T
     assert (two.ask("exists", storage=0, keys=hashes(1)), two.ask("exists", storage=1, keys=hashes(1))) == (1, 0)
 
 
-def test_pools_without_kv_heads_are_not_cut(cluster: Cluster, processes: Two) -> None:
+def test_pools_without_kv_heads_are_not_cut(cluster: LocalCluster, processes: Two) -> None:
     """MLA has one page for all ranks, whatever they are."""
     one, two = processes
     for each in processes:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvstore.master.catalogs.etcd.channel import EtcdChannel, Reply, Stream
+from kvstore.master.catalogs.etcd.channel import EtcdChannel, Reply, ReplyStream
 
 
 class BreakingChannel(EtcdChannel):
@@ -14,7 +14,7 @@ class BreakingChannel(EtcdChannel):
         self._check()
         return super().start(method, request, timeout_s=timeout_s)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+    def stream(self, *args: Any, **kwargs: Any) -> ReplyStream:
         self._check()
         return super().stream(*args, **kwargs)
 

@@ -11,7 +11,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.writer import cut
-from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
+from kvstore.master.catalogs.interface import BlockDeletes, Catalog, CatalogOwner, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
 from kvstore.testing.transfer.waiting import eventually, within
@@ -193,7 +193,7 @@ def test_of_several_masters_one_is_elected_and_the_next_when_it_is_closed(make: 
         eventually(lambda: any(following.epoch for following in followings.values()), "an election")
         [owner] = [name for name, following in followings.items() if following.epoch]
         epochs.append(followings.pop(owner).epoch)
-        told = Owner(owner, f"{owner}:1", epochs[-1])
+        told = CatalogOwner(owner, f"{owner}:1", epochs[-1])
         for following in followings.values():
             following.wait(lambda following=following, told=told: following.owner == told)  # type: ignore[misc]
         catalogs[owner].close()

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel, Stream
-from kvstore.master.catalogs.etcd.lease import Lease
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel, ReplyStream
+from kvstore.master.catalogs.etcd.lease import EtcdLease
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 from kvstore.testing.transfer.waiting import eventually
 from tests.etcd_server import EtcdServer
@@ -32,7 +32,7 @@ class Clock:
         return time.monotonic() + self.jumped_s
 
 
-MakeLease = Callable[..., Lease]
+MakeLease = Callable[..., EtcdLease]
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def lost() -> list[StaleEpoch]:
 
 @pytest.fixture
 def make(lost: list[StaleEpoch]) -> Iterator[MakeLease]:
-    made: list[tuple[EtcdChannel, Lease]] = []
+    made: list[tuple[EtcdChannel, EtcdLease]] = []
 
-    def make(host_port: str, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> Lease:
+    def make(host_port: str, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> EtcdLease:
         channel = EtcdChannel([host_port], EtcdAccess())
-        made.append((channel, Lease(channel, ttl_s, on_lost=lost.append, clock=clock)))
+        made.append((channel, EtcdLease(channel, ttl_s, on_lost=lost.append, clock=clock)))
         return made[-1][1]
 
     yield make
@@ -60,7 +60,7 @@ def stub(etcd: EtcdServer, kind: str) -> Any:
     return getattr(rpc_pb2_grpc, f"{kind}Stub")(grpc.insecure_channel(etcd.host_port))
 
 
-def held_key(etcd: EtcdServer, lease: Lease) -> Callable[[], bool]:
+def held_key(etcd: EtcdServer, lease: EtcdLease) -> Callable[[], bool]:
     """A key under the lease; whether it is there."""
     key = uuid.uuid4().bytes
     kv = stub(etcd, "KV")
@@ -157,7 +157,7 @@ def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
             return self.is_set()
 
     class Silent(EtcdChannel):
-        def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> Stream:
+        def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> ReplyStream:
             nonlocal now_s
             begun_s.append(now_s)
             if len(begun_s) == 1:
@@ -168,7 +168,7 @@ def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
     threads = SimpleNamespace(Event=Waiting, Thread=threading.Thread, current_thread=threading.current_thread)
     monkeypatch.setattr("kvstore.master.catalogs.etcd.lease.threading", threads)
     with contextlib.closing(Silent([etcd.host_port], EtcdAccess())) as channel:
-        with contextlib.closing(Lease(channel, 60.0, on_lost=lost.append, clock=lambda: now_s)):
+        with contextlib.closing(EtcdLease(channel, 60.0, on_lost=lost.append, clock=lambda: now_s)):
             eventually(lambda: len(begun_s) > 2 or bool(lost), "a renewal that was answered")
     assert lost == []
     assert begun_s[:3] == pytest.approx([20.0, 46.0, 66.0])
@@ -176,7 +176,7 @@ def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
 
 def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: EtcdServer, lost: list[StaleEpoch]) -> None:
     channel = BreakingChannel([etcd.host_port], EtcdAccess())
-    with contextlib.closing(channel), contextlib.closing(Lease(channel, 1.0, on_lost=lost.append)) as lease:
+    with contextlib.closing(channel), contextlib.closing(EtcdLease(channel, 1.0, on_lost=lost.append)) as lease:
         channel.is_broken = True
         eventually(lambda: bool(lost), "that it is lost")
         assert not lease.is_valid
@@ -185,7 +185,7 @@ def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: Etc
 
 def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     lease = make(etcd.host_port, 1.0)
-    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(lost), "that it is lost")
     assert "is over" in str(lost[0])
     lease.close()
@@ -199,8 +199,8 @@ def test_it_may_be_closed_by_who_is_told_that_it_is_lost(etcd: EtcdServer) -> No
         lease.close()
         told.append(why)
 
-    lease = Lease(channel, 1.0, on_lost=on_lost)
-    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    lease = EtcdLease(channel, 1.0, on_lost=on_lost)
+    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(told), "that it is lost")
     channel.close()
 
@@ -212,7 +212,7 @@ def test_the_hosts_clock_may_be_set_as_it_likes(
     """Set forward it ends no lease, and set back it prolongs none."""
     real, set_s = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: real() + set_s)
-    spec = find_spec(Lease.__module__)
+    spec = find_spec(EtcdLease.__module__)
     assert spec is not None
     assert spec.loader is not None
     found = module_from_spec(spec)  # one that has met this clock from the beginning

@@ -12,7 +12,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import follower as following
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
-from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, Bounds, EtcdKeeper, trouble_of
+from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, trouble_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.master.catalogs.interface import Candidate, Op
 from kvstore.testing.transfer.waiting import eventually
@@ -32,7 +32,7 @@ def make() -> Iterator[MakeCatalog]:
     made: list[EtcdCatalog] = []
     prefix = f"/test-{uuid.uuid4()}"
 
-    def make(host_port: str, bounds: Bounds) -> EtcdCatalog:
+    def make(host_port: str, bounds: MaintenanceLimits) -> EtcdCatalog:
         made.append(EtcdCatalog([host_port], prefix=prefix, timing=EtcdTiming(60.0, longest_backoff_s=0.1), bounds=bounds))
         return made[-1]
 
@@ -66,7 +66,9 @@ def test_the_owner_compacts_history_and_keeps_an_intervals_worth_whoever_else_co
     make: MakeCatalog, etcd_server_factory: EtcdServerFactory
 ) -> None:
     etcd = etcd_server_factory()
-    bounds = Bounds(compact_interval_s=1.0)  # a follower that a loaded machine keeps from its watch for longer begins anew, and may
+    bounds = MaintenanceLimits(
+        compact_interval_s=1.0
+    )  # a follower that a loaded machine keeps from its watch for longer begins anew, and may
     catalog = make(etcd.host_port, bounds)
     first = elected(catalog).epoch
     followed = opened(make(etcd.host_port, bounds), "other")
@@ -94,11 +96,11 @@ def test_a_listing_that_takes_longer_than_history_is_kept_has_it_kept_and_ends(
     etcd, asked, listed = etcd_server_factory(), list[str](), InTwoGoes()
     with FaultyEtcd(etcd) as faulty:
         faulty.on_answer = asked.append
-        owner = make(faulty.host_port, Bounds(compact_interval_s=0.05))
+        owner = make(faulty.host_port, MaintenanceLimits(compact_interval_s=0.05))
         elected(owner)
         records = {b"%03d" % number: b"" for number in range(100)}
         assert commit(owner, *map(Op._make, records.items())) is None
-        slow = make(etcd.host_port, Bounds())
+        slow = make(etcd.host_port, MaintenanceLimits())
         slow.open(deadline_s=60.0)
         slow.follow(Candidate("slow", "slow:1"), listed)
         listed.await_told("begin")
@@ -124,7 +126,7 @@ def test_a_listing_that_takes_longer_than_history_is_kept_has_it_kept_and_ends(
 
 def test_no_listing_keeps_history_in_an_etcd_that_is_about_to_be_full(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
-    catalog = make(etcd.host_port, Bounds(compact_interval_s=3600.0, quota_bytes=100_000))
+    catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=3600.0, quota_bytes=100_000))
     first = elected(catalog).epoch
     with grpc.insecure_channel(etcd.host_port) as channel:
         rpc_pb2_grpc.KVStub(channel).Put(rpc_pb2.PutRequest(key=catalog._listing + b"slow:1"))
@@ -134,7 +136,7 @@ def test_no_listing_keeps_history_in_an_etcd_that_is_about_to_be_full(make: Make
 
 def test_history_is_compacted_early_where_half_of_the_quota_is_in_use(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
-    catalog = make(etcd.host_port, Bounds(compact_interval_s=3600.0, quota_bytes=100_000))
+    catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=3600.0, quota_bytes=100_000))
     first = elected(catalog).epoch
     assert commit(catalog, *(Op(b"%d" % number, bytes(60_000)) for number in range(3))) is None
     eventually(lambda: not revision_is_there(etcd, first), "that history is compacted away")
@@ -144,7 +146,7 @@ def test_without_an_interval_history_is_left_alone(make: MakeCatalog, etcd_serve
     etcd, asked = etcd_server_factory(), list[str]()
     with FaultyEtcd(etcd) as faulty:
         faulty.on_answer = asked.append
-        elected(make(faulty.host_port, Bounds(compact_interval_s=0.0)))
+        elected(make(faulty.host_port, MaintenanceLimits(compact_interval_s=0.0)))
         eventually(lambda: asked.count("Alarm") >= 2, "two looks at etcd")
     assert "Compact" not in asked
 
@@ -162,7 +164,7 @@ def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuse
 
     with FaultyEtcd(etcd_server_factory()) as faulty:
         faulty.on_call = refuse
-        catalog = make(faulty.host_port, Bounds(compact_interval_s=0.05))
+        catalog = make(faulty.host_port, MaintenanceLimits(compact_interval_s=0.05))
         elected(catalog)
         eventually(lambda: next(refusals, None) is None, "two refused compactions")
         assert "PERMISSION_DENIED" not in catalog.health
@@ -175,8 +177,8 @@ def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuse
 def test_who_finds_no_thread_for_a_call_goes_on_looking(etcd: EtcdServer) -> None:
     with contextlib.closing(BreakingChannel([etcd.host_port], EtcdAccess())) as channel:
         channel.is_broken = True
-        quorum, bounds = EtcdQuorum([etcd.host_port], EtcdAccess()), Bounds(compact_interval_s=0.05)
-        keeper = EtcdKeeper(channel, quorum, bounds, b"/test.listing/", is_owner=lambda: False, timeout_s=30.0)
+        quorum, bounds = EtcdQuorum([etcd.host_port], EtcdAccess()), MaintenanceLimits(compact_interval_s=0.05)
+        keeper = EtcdMaintenance(channel, quorum, bounds, b"/test.listing/", is_owner=lambda: False, timeout_s=30.0)
         keeper.start()
         eventually(lambda: "can't start new thread" in (keeper.health or ""), "health that says why")
         channel.is_broken = False
@@ -189,7 +191,7 @@ def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_
     make: MakeCatalog, etcd_server_factory: EtcdServerFactory
 ) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
-    bounds = Bounds(compact_interval_s=0.0, quota_bytes=SMALL_QUOTA_BYTES, warning_share=0.5)
+    bounds = MaintenanceLimits(compact_interval_s=0.0, quota_bytes=SMALL_QUOTA_BYTES, warning_share=0.5)
     catalog, outcomes = make(etcd.host_port, bounds), Outcomes()
     elected(catalog)
     large = [Op(b"%d" % number, bytes(60_000)) for number in range(60)]
@@ -225,7 +227,7 @@ def free(channel: grpc.Channel) -> None:
 
 def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
-    catalog = make(etcd.host_port, Bounds(compact_interval_s=0.1, quota_bytes=SMALL_QUOTA_BYTES))
+    catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=0.1, quota_bytes=SMALL_QUOTA_BYTES))
     elected(catalog)
     keys = [b"%016d" % number for number in range(4000)]
     value_bytes = 40 * len(keys)
@@ -233,7 +235,7 @@ def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etc
         assert commit(catalog, blocks(*keys, generation=written + 1)) is None
     assert NO_SPACE not in catalog.health
     catalog.close()
-    assert len(elected(make(etcd.host_port, Bounds())).blocks) == len(keys)
+    assert len(elected(make(etcd.host_port, MaintenanceLimits())).blocks) == len(keys)
 
 
 def status(**fields: Any) -> Any:
@@ -251,6 +253,6 @@ def status(**fields: Any) -> Any:
     ],
 )
 def test_the_worst_that_is_wrong_is_told(found: Any, alarms: set[int], said: str | None) -> None:
-    told = trouble_of(found, alarms, Bounds(quota_bytes=100))
+    told = trouble_of(found, alarms, MaintenanceLimits(quota_bytes=100))
     assert (said is None) == (told is None)
     assert said is None or said in str(told)

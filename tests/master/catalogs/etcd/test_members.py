@@ -10,7 +10,7 @@ from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.members import EtcdMembers
-from kvstore.master.catalogs.interface import Candidate, Contact, Fellow
+from kvstore.master.catalogs.interface import Candidate, MasterContact, PeerMaster
 from kvstore.testing.transfer.waiting import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
@@ -25,7 +25,7 @@ def member(etcd: EtcdServer) -> Iterator[MakeMember]:
 
     def member(address: str) -> EtcdMembers:
         channels.append(BreakingChannel([etcd.host_port], EtcdAccess()))
-        contact = Contact(f"control of {address}", f"key of {address}")
+        contact = MasterContact(f"control of {address}", f"key of {address}")
         made.append(EtcdMembers(channels[-1], prefix, Candidate("name", address), contact, lease_ttl_s=2.0, timeout_s=30.0))
         made[-1].start()
         return made[-1]
@@ -46,13 +46,15 @@ def test_all_know_who_lives_and_who_has_ended_is_gone_at_once(member: MakeMember
 
 def test_the_others_are_known_with_how_they_are_asked_and_one_of_a_release_before_without(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
-    expected = {"b:1": Fellow("name", Contact("control of b:1", "key of b:1"))}
+    expected = {"b:1": PeerMaster("name", MasterContact("control of b:1", "key of b:1"))}
     eventually(lambda: first.fellows == expected, "the first knows the second, and not itself")
     request = rpc_pb2.TxnRequest()
     put = request.success.add().request_put
     put.key, put.value = first._prefix + b"c:1", b"of a release before"
     first._channel.call("Txn", request, timeout_s=30.0)
-    eventually(lambda: first.fellows == {**expected, "c:1": Fellow("of a release before", Contact())}, "the third is known by its name")
+    eventually(
+        lambda: first.fellows == {**expected, "c:1": PeerMaster("of a release before", MasterContact())}, "the third is known by its name"
+    )
     second.stop()
     eventually(lambda: "b:1" not in first.fellows, "the one that has ended is gone")
 
@@ -91,7 +93,7 @@ def test_who_could_not_write_its_key_lives_once_it_can(etcd: EtcdServer) -> None
 
     with FaultyEtcd(etcd) as faulty, contextlib.closing(EtcdChannel([faulty.host_port], EtcdAccess())) as channel:
         faulty.on_call = refuse_once
-        one = EtcdMembers(channel, f"/test-{uuid.uuid4()}", Candidate("name", "a:1"), Contact(), lease_ttl_s=2.0, timeout_s=30.0)
+        one = EtcdMembers(channel, f"/test-{uuid.uuid4()}", Candidate("name", "a:1"), MasterContact(), lease_ttl_s=2.0, timeout_s=30.0)
         one.start()
         eventually(lambda: one.living == {"a:1"}, "it lives")
         one.stop()

@@ -10,7 +10,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import watch as watching
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.lease import end_of
-from kvstore.master.catalogs.etcd.watch import ALIVE, CompactedError, Events, Watch
+from kvstore.master.catalogs.etcd.watch import ALIVE, CompactedError, EtcdWatch, WatchEvents
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.etcd_server import EtcdServer
@@ -25,9 +25,9 @@ class Watched:
         self._etcd = etcd
         self.prefix = uuid.uuid4().bytes + b"/"
         self._channel = EtcdChannel([etcd.host_port], EtcdAccess())
-        self.watch = Watch(self._channel, self.prefix, end_of(self.prefix), timeout_s=60.0)
+        self.watch = EtcdWatch(self._channel, self.prefix, end_of(self.prefix), timeout_s=60.0)
 
-    def events(self, first_revision: int) -> Iterator[Events]:
+    def events(self, first_revision: int) -> Iterator[WatchEvents]:
         """Without mere signs of life."""
         return (events for events in self.watch.events(first_revision) if events.events)
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.master.catalogs.segments import log as logs
-from kvstore.master.catalogs.segments.log import MAX_RUNS, RECORDS, SEGMENTS, SPARE_OPERATIONS, Position, SegmentLog, segment_key
+from kvstore.master.catalogs.segments.log import MAX_RUNS, RECORDS, SEGMENTS, SPARE_OPERATIONS, LogPosition, SegmentLog, segment_key
 from kvstore.master.catalogs.segments.merger import work
 from kvstore.protocol.errors import Corrupt
 from tests.master.catalogs.following import Following
@@ -207,7 +207,7 @@ def test_the_commits_of_a_group_are_a_segment_a_shard_and_a_key_a_small_record()
     keys = [b"%d" % number for number in range(100)]
     values = log.append([Op(b"a", b"1"), puts(keys, 1), Op(b"a", b"2"), Op(b"c", None), BlockDeletes("red", keys[:50])])
     assert (values.pop(b"r/a"), values.pop(b"r/c")) == (b"2", None)
-    assert sorted(values) == [segment_key(shard, Position(1, 0)) for shard in range(4)]
+    assert sorted(values) == [segment_key(shard, LogPosition(1, 0)) for shard in range(4)]
     assert counts(log) == (4, 100)
     assert log.append([]) == {}
 
@@ -222,7 +222,7 @@ def test_a_shard_is_rewritten_when_its_log_is_longer_than_its_blocks_and_a_few_t
     assert log.due() is None
     values.write(log.append([puts([b"more %d" % key for key in range(size)], 1)]))
     assert sum(1 for _step in work(log, values)) > 0
-    assert sorted(values.values) == [segment_key(0, Position(5, 1))]
+    assert sorted(values.values) == [segment_key(0, LogPosition(5, 1))]
     assert counts(log) == (1, 4 * size + 1)
 
 
@@ -232,10 +232,10 @@ def test_small_commits_are_merged_with_one_another_and_not_with_what_is_large() 
     for number in range(MAX_RUNS):
         assert log.due() is None
         values.write(log.append([puts([b"new %d" % number], 1), BlockDeletes("red", [b"%d" % number])]))
-    large = values.values[segment_key(0, Position(1, 0))]
+    large = values.values[segment_key(0, LogPosition(1, 0))]
     assert sum(1 for _step in work(log, values)) > 0
-    assert sorted(values.values) == [segment_key(0, Position(1, 0)), segment_key(0, Position(MAX_RUNS + 1, 1))]
-    assert values.values[segment_key(0, Position(1, 0))] == large
+    assert sorted(values.values) == [segment_key(0, LogPosition(1, 0)), segment_key(0, LogPosition(MAX_RUNS + 1, 1))]
+    assert values.values[segment_key(0, LogPosition(1, 0))] == large
     _log, found = values.listed(1)
     assert len(found.blocks) == 3000, "the deletions were kept, since what they undo is older"
 
@@ -248,7 +248,7 @@ def test_a_shard_whose_blocks_are_all_gone_keeps_its_count() -> None:
     assert sum(1 for _step in work(log, values)) > 0
     log, found = values.listed(1)
     assert found.blocks == {}
-    assert sorted(log.append([puts([b"k"], 2)])) == [segment_key(0, Position(4, 0))]
+    assert sorted(log.append([puts([b"k"], 2)])) == [segment_key(0, LogPosition(4, 0))]
 
 
 @pytest.mark.parametrize("key", [b"s/0000/1", b"s/zz/1.0", b"s/0002/%016x.%08x" % (1, 0)])

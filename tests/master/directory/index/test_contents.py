@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvstore.master.directory.index.contents import LIVE, Columns, copied, joined, segments, usage
+from kvstore.master.directory.index.contents import LIVE, ContentsColumns, copied, joined, segments, usage
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
 
-def copy(master: Master, slice_rows: int = 1000) -> Columns:
+def copy(master: Master, slice_rows: int = 1000) -> ContentsColumns:
     *slices, columns = copied(*master.directory.columns(), slice_rows=slice_rows)
     assert set(slices) == {None}
     assert columns is not None

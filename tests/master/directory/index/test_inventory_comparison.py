@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.master.directory.index import inventory_comparison as comparison
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.writes.record_policy import ALL, OUTLIVING
-from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Drop
+from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, DeleteBlocks, Digests
 from kvstore.protocol.digests import as_numbers, numbers, starts
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master
@@ -46,7 +46,7 @@ def digests(epoch: int, events: Sequence[Event], *, runs_a_message: int = 1000) 
     return made
 
 
-def flags_of(master: Master, node: Member, messages: Sequence[Digests]) -> list[int]:
+def flags_of(master: Master, node: NodeMember, messages: Sequence[Digests]) -> list[int]:
     found = master.directory.compare(node.node_id, node.epoch)
     assert [found.take(message) for message in messages] == [False] * (len(messages) - 1) + [True]
     for ops in found.steps():
@@ -59,7 +59,7 @@ def flags_of(master: Master, node: Member, messages: Sequence[Digests]) -> list[
     return flags
 
 
-def compared(master: Master, node: Member, *events: Event) -> tuple[int, list[Drop]]:
+def compared(master: Master, node: NodeMember, *events: Event) -> tuple[int, list[DeleteBlocks]]:
     """An inventory of which only what differs is named: how many blocks were, and what is to be dropped."""
     events = tuple(sorted(events, key=lambda event: event.generation))
     master.publish(node, phase=PHASE_SYNC_BEGIN)
@@ -69,14 +69,14 @@ def compared(master: Master, node: Member, *events: Event) -> tuple[int, list[Dr
     is_same = [flag for flag, count in zip(flags, counts, strict=True) for _ in range(count)]
     named = [event for event, same in zip(events, is_same, strict=True) if not same]
     commands = [*master.publish(node, *named, phase=PHASE_SYNC), *master.publish(node, phase=PHASE_SYNC_END)]
-    return len(named), [command for _node_id, command in commands if isinstance(command, Drop)]
+    return len(named), [command for _node_id, command in commands if isinstance(command, DeleteBlocks)]
 
 
 def events(count: int, *, first: int = 1, tiers: int = DRAM) -> list[Event]:
     return [Event(b"%d" % at, at, tiers=tiers) for at in range(first, first + count)]
 
 
-def known(*held: Event, recorded: str = ALL) -> tuple[Master, Member]:
+def known(*held: Event, recorded: str = ALL) -> tuple[Master, NodeMember]:
     """A master that knew a node to have these, and the node as it has registered again."""
     master = Master(recorded=recorded)
     master.sync(master.register("a"), *held)
@@ -236,7 +236,7 @@ def test_digests_that_are_none_are_refused_and_change_nothing() -> None:
             found.take(bad)
 
 
-def other_synced(master: Master) -> Member:
+def other_synced(master: Master) -> NodeMember:
     node = master.register("b")
     master.sync(node)
     return node

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.directory.index.key_index import FEW, FIRST_BUCKETS, PART, WAYS, KeyIndex
-from kvstore.master.directory.index.keys import NO_ROW, Keys
+from kvstore.master.directory.index.keys import NO_ROW, RowKeys
 
 MANY = 3 * FEW
 
 
-def index() -> tuple[Keys, KeyIndex]:
-    keys = Keys()
+def index() -> tuple[RowKeys, KeyIndex]:
+    keys = RowKeys()
     return keys, KeyIndex(keys)
 
 
-def enter(keys: Keys, rows: KeyIndex, key: bytes) -> int:
+def enter(keys: RowKeys, rows: KeyIndex, key: bytes) -> int:
     row = keys.append(key)
     rows.insert(key, row)
     return row
 
 
-def enter_all(keys: Keys, rows: KeyIndex, entered: Sequence[bytes]) -> None:
+def enter_all(keys: RowKeys, rows: KeyIndex, entered: Sequence[bytes]) -> None:
     first = len(keys)
     keys.extend(entered)
     rows.insert_all(entered, np.arange(first, len(keys), dtype=np.uint32))

@@ -5,17 +5,17 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.master.directory.index.keys import Keys
+from kvstore.master.directory.index.keys import RowKeys
 
 
-def same(keys: Keys, rows: list[int], asked: list[bytes]) -> list[bool]:
+def same(keys: RowKeys, rows: list[int], asked: list[bytes]) -> list[bool]:
     length = len(asked[0])
     found: list[bool] = keys.are(np.array(rows, np.uint32), np.frombuffer(b"".join(asked), f"S{length}"), length).tolist()
     return found
 
 
 def test_rows_of_keys_that_left_get_others_at_once() -> None:
-    keys = Keys()
+    keys = RowKeys()
     keys.extend([b"a", b"b", b"c", b"d", b"e"])
     for row in (2, 4, 5):
         keys.clear(row)
@@ -40,7 +40,7 @@ def test_rows_of_keys_that_left_get_others_at_once() -> None:
 
 
 def test_many_keys_are_compared_at_once_to_the_last_byte() -> None:
-    keys = Keys()
+    keys = RowKeys()
     keys.extend([b"a\0", b"b\0", b"\0\0"])
     assert same(keys, [1, 2, 3, 1], [b"a\0", b"bb", b"\0\0", b"b\0"]) == [True, False, True, False]
     assert same(keys, [1], [b"a"]) == [False], "none is of that length"
@@ -53,7 +53,7 @@ def test_many_keys_are_compared_at_once_to_the_last_byte() -> None:
 def test_keys_of_any_length_are_told_apart_by_each_of_their_bytes(length: int) -> None:
     key = random.Random(length).randbytes(length)
     others = [key[:at] + bytes((key[at] ^ 1,)) + key[at + 1 :] for at in range(length)]
-    keys = Keys()
+    keys = RowKeys()
     keys.extend([key, *others, bytes(length)])
     assert same(keys, [*range(1, length + 3)], [key] * (length + 2)) == [True, *[False] * length, key == bytes(length)]
     assert same(keys, [*range(1, length + 3)], [key, *others, bytes(length)]) == [True] * (length + 2)

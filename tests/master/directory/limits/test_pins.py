@@ -4,21 +4,21 @@ import random
 
 import pytest
 
-from kvstore.master.directory.limits.pins import MAX_ENDED, SPARE_ENDS, Pinning
-from kvstore.protocol.catalog_messages import EVENT_GONE, Hold
+from kvstore.master.directory.limits.pins import MAX_ENDED, SPARE_ENDS, PinResult
+from kvstore.protocol.catalog_messages import EVENT_GONE, SetPinned
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, S, die, one_node
 
 
-def pin_for(master: Master, *keys: bytes, ttl_s: float) -> Pinning:
+def pin_for(master: Master, *keys: bytes, ttl_s: float) -> PinResult:
     pinning = master.directory.pins.pin_for(TENANT, keys, ttl_ns=int(ttl_s * S), now_ns=master.now_ns)
     master.commit(pinning.ops)
     master.directory.check_integrity()
     return pinning
 
 
-def after(master: Master, seconds: float) -> Pinning:
+def after(master: Master, seconds: float) -> PinResult:
     """What ends by then."""
     master.now_ns += int(seconds * S)
     ended = master.directory.pins.expire(master.now_ns)
@@ -36,7 +36,7 @@ def test_a_pin_holds_what_is_there_and_its_node_is_told_of_that_and_of_its_end()
     master, _ = one_node(b"a")
     for pinned in (True, False):
         pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=pinned)
-        assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], int(pinned)))])
+        assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], int(pinned)))])
         assert (len(pinning.ops), master.directory.counts().pinned) == (1, int(pinned))
 
 
@@ -69,12 +69,12 @@ def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:
 def test_a_pin_with_a_time_ends_by_itself_and_its_node_is_told() -> None:
     master, _ = one_node(b"a", b"b")
     pinning = pin_for(master, b"a", b"none", ttl_s=5)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], 1))])
+    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
     pin_for(master, b"b", ttl_s=6)
     assert pins_of(master) == [b"a", b"b"]
     assert after(master, 4.999).commands.messages() == []
-    assert after(master, 0.001).commands.messages() == [(1, Hold(1, TENANT, [b"a"], 0))]
-    assert after(master, 1).commands.messages() == [(1, Hold(1, TENANT, [b"b"], 0))]
+    assert after(master, 0.001).commands.messages() == [(1, SetPinned(1, TENANT, [b"a"], 0))]
+    assert after(master, 1).commands.messages() == [(1, SetPinned(1, TENANT, [b"b"], 0))]
     assert pins_of(master) == []
     assert master.directory.counts().pinned == 0
 

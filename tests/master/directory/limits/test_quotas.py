@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.master.directory import records
 from kvstore.master.directory.limits import quotas as tenant_limits
-from kvstore.master.directory.limits.quotas import OperatorQuotas, Share, share_of
+from kvstore.master.directory.limits.quotas import OperatorQuotas, TenantShare, share_of
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits
 from kvstore.security.quotas.quota import PINS, RESERVATIONS, Quota
@@ -58,15 +58,15 @@ def test_more_tenants_than_nodes_are_told_of_in_a_message_are_refused(monkeypatc
     ("whole", "partitions", "now"), [(0, 4, 0), (8, 1, 8), (8, 64, 8), (4096, 4, 1024), (4097, 4, 1025), (5000, 64, 1024)]
 )
 def test_share_is_an_even_part_of_the_limit_and_at_least_a_batch(whole: int, partitions: int, now: int) -> None:
-    assert share_of(Quota(pins=whole), PINS, partitions) == Share(now, whole)
+    assert share_of(Quota(pins=whole), PINS, partitions) == TenantShare(now, whole)
     assert share_of(Quota(pins=whole), RESERVATIONS, partitions) is None
 
 
 def test_refusal_names_the_whole_limit_and_the_share() -> None:
-    assert str(Share(8, 8).exceeded("red", PINS, used=8, more=1)) == (
+    assert str(TenantShare(8, 8).exceeded("red", PINS, used=8, more=1)) == (
         "tenant 'red' has 8 blocks pinned; 1 more exceed its quota of 8 (pins): let some go, or have the operator raise it"
     )
-    assert str(Share(2, 8).exceeded("red", RESERVATIONS, used=1, more=2)) == (
+    assert str(TenantShare(2, 8).exceeded("red", RESERVATIONS, used=1, more=2)) == (
         "tenant 'red' has 1 puts granted and not published in one partition of the key space; 2 more exceed 2, the share of each partition "
         "in its quota of 8 (reservations): put fewer at once, or have the operator raise it"
     )

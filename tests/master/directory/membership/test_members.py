@@ -6,8 +6,8 @@ from kvstore.master.directory.membership.members import Membership, NodeInfo
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     Description,
+    GuestsRecord,
     NodeRecord,
-    StrangersRecord,
     put_node,
     put_strangers,
 )
@@ -219,11 +219,11 @@ def test_floors_rise_for_whoever_may_have_missed_a_removal_and_fall_when_it_is_s
 def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     nodes = members()
     nodes.remember(NodeRecord("known", 3, 5), 0)
-    nodes.remember_strangers(StrangersRecord(9, 6))
+    nodes.remember_strangers(GuestsRecord(9, 6))
     assert nodes.register(NodeInfo("known", 1), (), 0)[0].floor == 5
     stranger, _ = nodes.register(NodeInfo("stranger", 1), (), 0)
     assert (stranger.node_id, stranger.floor) == (7, 9)
-    nodes.remember_strangers(StrangersRecord(9, 2))
+    nodes.remember_strangers(GuestsRecord(9, 2))
     nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvstore.master.directory.bounds import Limits
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.copies import FULL_SHARE, REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.placement.drains import LOOK_NS, Draining, Progress
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Claim
+from kvstore.master.directory.bounds import DirectoryLimits
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.copies import FULL_SHARE, REFUSED_NS, CopyLimits, CopyOrder
+from kvstore.master.directory.placement.drains import LOOK_NS, DrainProgress, NodeDrains
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, CommitBlocks
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.message import GRANTED
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, tier_of
@@ -18,11 +18,11 @@ CLOSED = {"closed": 1, "open_puts": 0, "undecided": 0, "publish_backlog": 0}
 class Cluster(Copying):
     """Each `step` is later than the last look."""
 
-    def __init__(self, pace: Pace | None = None) -> None:
-        super().__init__(Limits(pace=pace or Pace()))
+    def __init__(self, pace: CopyLimits | None = None) -> None:
+        super().__init__(DirectoryLimits(pace=pace or CopyLimits()))
 
     @property
-    def draining(self) -> Draining:
+    def draining(self) -> NodeDrains:
         return self.master.directory.draining
 
     def drain(self, name: str = "one", to: str = "peers") -> None:
@@ -31,12 +31,12 @@ class Cluster(Copying):
     def step(self, passed_ns: int = LOOK_NS) -> list[CopyOrder]:
         return self.ordered(passed_ns, self.draining.step)
 
-    def beat(self, node: Member, **counters: int) -> None:
+    def beat(self, node: NodeMember, **counters: int) -> None:
         self.master.directory.heartbeat(node.node_id, node.epoch, node.tiers, CLOSED | counters, self.master.now_ns)
 
-    def progress(self, node: Member | None = None) -> Progress:
+    def progress(self, node: NodeMember | None = None) -> DrainProgress:
         found = self.draining.progress(node or self.one)
-        assert isinstance(found, Progress)
+        assert isinstance(found, DrainProgress)
         return found
 
 
@@ -83,7 +83,7 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
     cluster.drain()
     granted = directory.reserve(TENANT, [b"x"], [10], local_node=1, now_ns=cluster.master.now_ns)
     assert list(granted.nodes) == [two.node_id]
-    claim = Claim(cluster.one.epoch, TENANT, "", [b"y"], [10], [7], [b""])
+    claim = CommitBlocks(cluster.one.epoch, TENANT, "", [b"y"], [10], [7], [b""])
     granted = directory.claiming.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
     assert (list(granted.nodes), list(granted.statuses)) == ([1], [GRANTED])
     with pytest.raises(Unavailable, match="takes no blocks"):
@@ -112,10 +112,10 @@ def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_th
     [order] = cluster.step()
     assert order == (TENANT, [b"a", b"c"], two.node_id, 1), "b is there already"
     assert cluster.step(1) == cluster.step() == [], "they are on their way"
-    assert cluster.progress() == Progress("peers", False, 2, 0, 2, False)
+    assert cluster.progress() == DrainProgress("peers", False, 2, 0, 2, False)
     cluster.arrive(order)
     cluster.step()
-    assert cluster.progress() == Progress("peers", False, 0, 0, 0, False), "more may come"
+    assert cluster.progress() == DrainProgress("peers", False, 0, 0, 0, False), "more may come"
     for counter in ("open_puts", "undecided", "publish_backlog"):
         cluster.beat(cluster.one, **{counter: 1})
         cluster.step()
@@ -130,7 +130,7 @@ def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_th
 
 
 def test_no_more_is_on_its_way_than_the_pace_and_the_walk_goes_on_from_there() -> None:
-    for pace in (Pace(blocks=1), Pace(bytes=1), Pace(rows=2)):
+    for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=2)):
         cluster = Cluster(pace)
         cluster.node("two", "two")
         cluster.drain()
@@ -166,11 +166,11 @@ def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Clu
     assert cluster.draining.to_tell() == [(cluster.one, DRAIN_SAVE)]
     cluster.beat(cluster.one)
     cluster.step()
-    assert cluster.progress() == Progress("peers", False, 2, 0, 0, True)
+    assert cluster.progress() == DrainProgress("peers", False, 2, 0, 0, True)
     rest = [key for key in KEYS if key not in order.keys]
     cluster.master.publish(cluster.one, *(Event(key, 1 + KEYS.index(key), kind=EVENT_MOVED, tiers=DRAM | NVME) for key in rest))
     cluster.step()
-    assert cluster.progress() == Progress("peers", True, 0, 2, 0, True)
+    assert cluster.progress() == DrainProgress("peers", True, 0, 2, 0, True)
     two.tiers = (ROOM,)
     [order] = cluster.step()
     assert order.keys == rest, "as soon as there is room"
@@ -204,12 +204,12 @@ def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(clus
     cluster.drain(to="nvme")
     cluster.beat(cluster.one)
     assert cluster.step() == []
-    assert cluster.progress() == Progress("nvme", False, 3, 0, 0, False)
+    assert cluster.progress() == DrainProgress("nvme", False, 3, 0, 0, False)
     cluster.master.publish(
         cluster.one, *(Event(key, generation, kind=EVENT_MOVED, tiers=DRAM | NVME) for generation, key in enumerate(KEYS, start=1))
     )
     cluster.step()
-    assert cluster.progress() == Progress("nvme", True, 0, 3, 0, False)
+    assert cluster.progress() == DrainProgress("nvme", True, 0, 3, 0, False)
 
 
 def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster: Cluster) -> None:
@@ -248,7 +248,7 @@ def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Clust
     cluster.step()
     die(cluster.master, cluster.one)
     assert cluster.step() == []
-    assert cluster.progress() == Progress("peers", False, 0, 0, 3, False), "the orders stand until their nodes have reported"
+    assert cluster.progress() == DrainProgress("peers", False, 0, 0, 3, False), "the orders stand until their nodes have reported"
 
 
 def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_before_it_has_said(cluster: Cluster) -> None:
@@ -256,11 +256,11 @@ def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_bef
     cluster.drain()
     cluster.beat(cluster.one)
     assert not cluster.step()
-    assert cluster.progress() == Progress("peers", True, 0, 0, 0, False)
+    assert cluster.progress() == DrainProgress("peers", True, 0, 0, 0, False)
     die(cluster.master, two)
     two = cluster.master.register("two", 1, ROOM)
     assert not cluster.step(), "it is about to say"
-    assert cluster.progress() == Progress("peers", False, 3, 0, 0, False)
+    assert cluster.progress() == DrainProgress("peers", False, 3, 0, 0, False)
     cluster.master.sync(two, Event(b"a", 1))
     assert [order.keys for order in cluster.step()] == [[b"b", b"c"]]
     assert cluster.progress().left_blocks == 2
@@ -272,7 +272,7 @@ def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None
     cluster.beat(cluster.one)
     die(cluster.master, two)
     cluster.step()
-    assert cluster.progress() == Progress("nvme", False, 3, 0, 0, False)
+    assert cluster.progress() == DrainProgress("nvme", False, 3, 0, 0, False)
 
 
 def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster: Cluster) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvstore.master.directory.bounds import Limits, Spread
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.bounds import DirectoryLimits, HotCopyLimits
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement import hot_copies as module
-from kvstore.master.directory.placement.copies import CopyOrder, Pace
+from kvstore.master.directory.placement.copies import CopyLimits, CopyOrder
 from kvstore.master.directory.placement.hot_copies import RETRY_NS, ROUND_NS
 from kvstore.protocol import control_pb2 as pb
 from tests.master.blocks import TENANT, Event, die, tier_of
@@ -21,11 +21,11 @@ FULL = tier_of(capacity_bytes=100_000, used_bytes=95_000)
 class Cluster(Copying):
     """Each of its blocks is the parent of the next."""
 
-    def __init__(self, copies: int = 1, pace: Pace | None = None) -> None:
-        super().__init__(Limits(pace=pace or Pace(), spread=Spread(copies, HOT)), parents=[b"", *KEYS[:2]])
+    def __init__(self, copies: int = 1, pace: CopyLimits | None = None) -> None:
+        super().__init__(DirectoryLimits(pace=pace or CopyLimits(), spread=HotCopyLimits(copies, HOT)), parents=[b"", *KEYS[:2]])
         self.hot_copies = self.master.directory.hot_copies
 
-    def read(self, node: Member | None = None, /, **far_reads_per_s: float) -> None:
+    def read(self, node: NodeMember | None = None, /, **far_reads_per_s: float) -> None:
         """What a node tells: as often as that these are read from other hosts, and far more often in all."""
         heat, node = self.master.directory.heat, node or self.one
         heat.want(self.master.now_ns)
@@ -48,7 +48,7 @@ class Cluster(Copying):
         while orders := self.round():
             self.arrive(*orders)
 
-    def may_leave(self, *nodes: Member) -> list[bool]:
+    def may_leave(self, *nodes: NodeMember) -> list[bool]:
         """Whether the block a is the first to leave, at each node."""
         last_copies = self.master.directory.last_copies
         return [last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
@@ -237,7 +237,7 @@ def test_a_node_that_did_not_take_a_copy_is_left_alone_and_the_block_put_off(clu
 
 
 def test_so_much_is_on_its_way_at_once() -> None:
-    cluster = Cluster(pace=Pace(blocks=2))
+    cluster = Cluster(pace=CopyLimits(blocks=2))
     cluster.node("two", "y")
     cluster.read(a=3 * HOT, b=2 * HOT, c=HOT)
     [order] = cluster.step()

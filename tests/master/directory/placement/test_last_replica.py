@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvstore.master.directory.membership.members import Member
-from kvstore.master.directory.placement.last_replica import LastCopies
-from kvstore.master.directory.placement.spilled_blocks import Guest
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.last_replica import LastReplicas
+from kvstore.master.directory.placement.spilled_blocks import SpilledBlock
 from kvstore.protocol.errors import StaleEpoch
 from tests.master.blocks import TENANT, Event, Master, die
 
@@ -23,7 +23,7 @@ def master() -> Master:
 KEYS = [bytes((generation,)) for generation in range(1, 7)]
 
 
-def node(master: Master, name: str) -> Member:
+def node(master: Master, name: str) -> NodeMember:
     member = master.directory.members.named(name)
     assert member is not None
     return member
@@ -62,8 +62,8 @@ def test_what_a_node_has_not_told_yet_counts_for_no_copy(master: Master) -> None
 
 def test_of_what_was_spilled_the_source_keeps_nothing_as_long_as_the_others_are_enough(master: Master) -> None:
     a, b = node(master, "a").node_id, node(master, "b").node_id
-    guests = {(TENANT, KEYS[0]): Guest(a, source_node_id=b), (TENANT, KEYS[1]): Guest(77, source_node_id=b)}
-    last_copies = LastCopies(master.directory._parts, guests, {})
+    guests = {(TENANT, KEYS[0]): SpilledBlock(a, source_node_id=b), (TENANT, KEYS[1]): SpilledBlock(77, source_node_id=b)}
+    last_copies = LastReplicas(master.directory._parts, guests, {})
 
     def may_leave(name: str) -> list[int]:
         asker = node(master, name)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.membership.members import NodeInfo, NodeMember
 from kvstore.master.directory.placement.placement import place
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
@@ -14,16 +14,16 @@ from tests.master.blocks import S, tier_of
 NOW_NS = 1000 * S
 
 
-def node(node_id: int, *tiers: pb.TierStatus, registered_ns: int = 0) -> Member:
-    return Member(node_id, NodeInfo(f"node{node_id}", 1), state=SYNCING, changed_ns=registered_ns, tiers=tiers)
+def node(node_id: int, *tiers: pb.TierStatus, registered_ns: int = 0) -> NodeMember:
+    return NodeMember(node_id, NodeInfo(f"node{node_id}", 1), state=SYNCING, changed_ns=registered_ns, tiers=tiers)
 
 
-def placed(sizes: list[int], *nodes: Member, local_node: int = 0, slow_start_ns: int = 0, seed: int = 0) -> list[int]:
+def placed(sizes: list[int], *nodes: NodeMember, local_node: int = 0, slow_start_ns: int = 0, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return place(sizes, nodes, local_node=local_node, slow_start_ns=slow_start_ns, rng=rng, now_ns=NOW_NS)
 
 
-def share_of_first(*nodes: Member, slow_start_ns: int = 0) -> float:
+def share_of_first(*nodes: NodeMember, slow_start_ns: int = 0) -> float:
     return sum(placed([1], *nodes, slow_start_ns=slow_start_ns, seed=seed) == [1] for seed in range(400)) / 400
 
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from kvstore.master.directory.bounds import Limits, Timing
+from kvstore.master.directory.bounds import DirectoryLimits, DirectoryTiming
 from kvstore.master.directory.membership.members import NodeInfo
-from kvstore.master.directory.placement.copies import REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory.placement.copies import REFUSED_NS, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.replica_targets import PAUSE_NS
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument
@@ -18,8 +18,8 @@ PATIENCE_NS = 5 * S
 
 
 class Cluster(Copying):
-    def __init__(self, pace: Pace | None = None) -> None:
-        super().__init__(Limits(pace=pace or Pace(), timing=Timing(repair_after_s=PATIENCE_NS / S)))
+    def __init__(self, pace: CopyLimits | None = None) -> None:
+        super().__init__(DirectoryLimits(pace=pace or CopyLimits(), timing=DirectoryTiming(repair_after_s=PATIENCE_NS / S)))
 
     def ask(self, count: int, *keys: bytes, tenant: str = TENANT) -> list[int]:
         asked = self.master.directory.targets.ask(tenant, keys or KEYS, count)
@@ -150,7 +150,7 @@ def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> No
 
 
 def test_no_more_is_on_its_way_than_the_pace() -> None:
-    for pace in (Pace(blocks=1), Pace(bytes=1), Pace(rows=1)):
+    for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=1)):
         cluster = Cluster(pace)
         cluster.node("two", "y")
         cluster.ask(2)

@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.master.directory.membership.members import Member, NodeInfo
+from kvstore.master.directory.membership.members import NodeInfo, NodeMember
 from kvstore.master.directory.placement import replication
-from kvstore.master.directory.placement.replication import ORDER_TTL_S, SPARE_ENDS, Replication
+from kvstore.master.directory.placement.replication import ORDER_TTL_S, SPARE_ENDS, ReplicaPlanner
 from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import frames
-from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold
+from kvstore.protocol.catalog_messages import EVENT_GONE, CopyBlocks, CopyResult, DeleteBlocks, SetPinned
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from tests.master.blocks import TENANT, Event, Master, S, publish
 
@@ -32,16 +32,16 @@ class Pair:
         self.master.sync(self.target)
 
     @property
-    def copying(self) -> Replication:
+    def copying(self) -> ReplicaPlanner:
         return self.master.directory.replication
 
-    def register(self, name: str, instance: int = 1) -> Member:
+    def register(self, name: str, instance: int = 1) -> NodeMember:
         info = NodeInfo(name, instance, host_id=f"{name}'s host", unix=f"/{name}", tcp=f"{name}:1")
         node, ops = self.master.directory.register(info, (), self.master.now_ns)
         self.master.commit(ops)
         return node
 
-    def plan(self, *keys: bytes, tenant: str = TENANT, to: Member | None = None) -> list[Copy]:
+    def plan(self, *keys: bytes, tenant: str = TENANT, to: NodeMember | None = None) -> list[CopyBlocks]:
         found = self.copying.plan(
             tenant,
             keys or KEYS,
@@ -55,7 +55,9 @@ class Pair:
     def report(self, *keys: bytes, generations: Sequence[int] = (1, 2, 3), arrived: Sequence[int] = (), epoch: int = 0) -> list[int]:
         """What the target says has arrived, and the master's flags."""
         wanted = list(keys or KEYS)
-        message = Copied(epoch or self.target.epoch, TENANT, wanted, list(generations[: len(wanted)]), bytes(arrived or [1] * len(wanted)))
+        message = CopyResult(
+            epoch or self.target.epoch, TENANT, wanted, list(generations[: len(wanted)]), bytes(arrived or [1] * len(wanted))
+        )
         entered = self.copying.enter(self.target.node_id, message)
         self.master.commit(entered.ops)
         self.master.directory.check_integrity()
@@ -80,7 +82,7 @@ def pair() -> Pair:
 def test_an_order_names_the_source_and_each_block_as_it_is_known(pair: Pair) -> None:
     pair.master.publish(pair.source, Event(b"child", 4, size=50, checksum=9, parent=b"a"))
     assert pair.plan(b"child", b"a") == [
-        Copy(1, TENANT, "ns", 1, "source's host", "/source", "source:1", [b"child", b"a"], [50, 100], [9, 7], [4, 1], [b"a", b""], [])
+        CopyBlocks(1, TENANT, "ns", 1, "source's host", "/source", "source:1", [b"child", b"a"], [50, 100], [9, 7], [4, 1], [b"a", b""], [])
     ]
 
 
@@ -209,7 +211,7 @@ def test_nothing_is_entered_that_was_not_ordered_or_is_of_another_version(pair: 
     assert pair.report(generations=[2, 3, 1]) == [0, 0, 0]
     assert pair.report() == [1, 1, 1], "what somebody says of other generations ends no order"
     assert pair.report() == [0, 0, 0], "an order is good for once"
-    unknown = Copied(pair.target.epoch, "blue", [b"a"], [1], b"\1")
+    unknown = CopyResult(pair.target.epoch, "blue", [b"a"], [1], b"\1")
     assert pair.copying.enter(pair.target.node_id, unknown).flags == b"\0"
 
 
@@ -248,8 +250,8 @@ def test_what_was_removed_while_a_node_is_away_is_not_ordered_from_one_that_has_
 def test_a_pinned_block_is_pinned_at_its_new_holder(pair: Pair) -> None:
     pair.master.directory.pins.pin(TENANT, [b"b"], pinned=True)
     pair.plan()
-    entered = pair.copying.enter(pair.target.node_id, Copied(pair.target.epoch, TENANT, KEYS, [1, 2, 3], b"\1\1\1"))
-    assert entered.commands.messages() == [(2, Hold(1, TENANT, [b"b"], 1))]
+    entered = pair.copying.enter(pair.target.node_id, CopyResult(pair.target.epoch, TENANT, KEYS, [1, 2, 3], b"\1\1\1"))
+    assert entered.commands.messages() == [(2, SetPinned(1, TENANT, [b"b"], 1))]
 
 
 # --- in any order ---
@@ -290,7 +292,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
         self.generation += 1
         self.held[name][key] = self.generation
         for node_id, command in self.master.publish(self.nodes[name], Event(key, self.generation)):
-            assert isinstance(command, Drop)
+            assert isinstance(command, DeleteBlocks)
             for dropped, generation in zip(command.keys, command.generations, strict=True):
                 self.drop(node_id, dropped, generation)
 
@@ -305,7 +307,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
         self.removed[key] = self.step
         removal = self.master.directory.removing.plan(TENANT, [key], force=False)
         for node_id, command in removal.commands.messages():
-            assert isinstance(command, Drop)
+            assert isinstance(command, DeleteBlocks)
             self.drops += [(node_id, key, generation, removal) for key, generation in zip(command.keys, command.generations, strict=True)]
 
     @rule()
@@ -335,7 +337,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
     def copies_arrive(self, name: str) -> None:
         copies, self.copies[name] = self.copies[name], {}
         generations = [generation for generation, _step in copies.values()]
-        report = Copied(self.nodes[name].epoch, TENANT, list(copies), generations, b"\1" * len(copies))
+        report = CopyResult(self.nodes[name].epoch, TENANT, list(copies), generations, b"\1" * len(copies))
         entered = self.master.directory.replication.enter(self.nodes[name].node_id, report)
         self.master.commit(entered.ops)
         for (key, (generation, step)), flag in zip(copies.items(), entered.flags, strict=True):
@@ -348,7 +350,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
         self.copies[name].clear()
         self.nodes[name] = self.master.register(name)
         for node_id, command in self.master.sync(self.nodes[name], *(Event(key, held) for key, held in self.held[name].items())):
-            assert isinstance(command, Drop)
+            assert isinstance(command, DeleteBlocks)
             for key, generation in zip(command.keys, command.generations, strict=True):
                 self.drop(node_id, key, generation)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvstore.master.directory.bounds import Limits
-from kvstore.master.directory.membership.members import Member
+from kvstore.master.directory.bounds import DirectoryLimits
+from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement import spilled_blocks as module
-from kvstore.master.directory.placement.copies import REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory.placement.copies import REFUSED_NS, CopyLimits, CopyOrder
 from tests.master.blocks import TENANT, Event, die, tier_of
 from tests.master.directory.placement.copying import KEYS, Copying
 
@@ -17,14 +17,14 @@ FULL = tier_of(capacity_bytes=100_000, used_bytes=100_000)
 class Cluster(Copying):
     """Whose node `one` is full."""
 
-    def __init__(self, pace: Pace | None = None, free_share: float = FREE_SHARE) -> None:
-        super().__init__(Limits(pace=pace or Pace(), spill_free_share=free_share), tier=FULL)
+    def __init__(self, pace: CopyLimits | None = None, free_share: float = FREE_SHARE) -> None:
+        super().__init__(DirectoryLimits(pace=pace or CopyLimits(), spill_free_share=free_share), tier=FULL)
 
-    def may_leave(self, node: Member | None = None) -> bytes:
+    def may_leave(self, node: NodeMember | None = None) -> bytes:
         node = node or self.one
         return self.master.directory.last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS)
 
-    def offer(self, *keys: bytes, node: Member | None = None) -> None:
+    def offer(self, *keys: bytes, node: NodeMember | None = None) -> None:
         """What the master does with a Coldest."""
         node = node or self.one
         spill = bytes(key in (keys or KEYS) for key in KEYS)
@@ -121,7 +121,7 @@ def test_what_did_not_arrive_is_no_guest_and_its_node_full_for_a_while(cluster: 
 
 
 def test_so_much_is_on_its_way_at_once() -> None:
-    cluster = Cluster(Pace(blocks=2))
+    cluster = Cluster(CopyLimits(blocks=2))
     cluster.node("two", "y")
     cluster.offer()
     [order] = cluster.step()
@@ -129,7 +129,7 @@ def test_so_much_is_on_its_way_at_once() -> None:
     assert cluster.step() == []
     cluster.arrive(order)
     assert [order.keys for order in cluster.step()] == [KEYS[2:]]
-    slow = Cluster(Pace(rows=1))
+    slow = Cluster(CopyLimits(rows=1))
     slow.node("two", "y")
     slow.offer()
     assert [[order.keys for order in slow.step()] for _ in KEYS] == [[[key]] for key in KEYS]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
-from kvstore.master.directory.bounds import Limits
+from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.index.key_index import FEW
 from kvstore.master.directory.placement import commands
 from kvstore.master.directory.writes import block_events as publishing
-from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, Plan
+from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, PublishPlan
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -21,20 +21,20 @@ from kvstore.protocol.catalog_messages import (
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
-    Drop,
-    Hold,
+    DeleteBlocks,
+    SetPinned,
 )
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, one_node, publish, tier_of
 
 
-def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> Plan:
+def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> PublishPlan:
     made = master.directory.plan_publish(node_id, publish(epoch, events, phase))
     master.directory.check_integrity()
     return made
 
 
-def durable(master: Master, *plans: Plan) -> None:
+def durable(master: Master, *plans: PublishPlan) -> None:
     for made in plans:
         master.commit(made.ops)
     for made in plans:
@@ -103,7 +103,7 @@ def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop()
     made = plan(master, two.epoch, Event(b"k", 9, checksum=8), node_id=2)
     assert holders(master, b"k") == [1]
     master.commit(made.ops)
-    assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert master.directory.apply(made).commands.messages() == [(1, DeleteBlocks(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [2]
     assert [record.holders for record in blocks(master)] == [[(2,)]]
     master.publish(one, gone(b"k", 5))
@@ -114,7 +114,7 @@ def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k", 9))
-    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, DeleteBlocks(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [1]
     assert blocks(master)[0].holders == [(1,)]
 
@@ -127,7 +127,7 @@ def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> No
     master.commit([*slow.ops, *fast.ops])
     master.directory.apply(fast)
     effects = master.directory.apply(slow)
-    assert effects.commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert effects.commands.messages() == [(1, DeleteBlocks(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [2]
 
 
@@ -222,7 +222,7 @@ def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
     node = master.register("a")
     master.publish(node, Event(b"k"), Event(b"other"))
     master.directory.pins.pin(TENANT, [b"k"], pinned=True)
-    hold = (1, Hold(1, TENANT, [b"k"], 1))
+    hold = (1, SetPinned(1, TENANT, [b"k"], 1))
     assert master.sync(master.register("a"), Event(b"k"), Event(b"other")) == [hold]
     other = master.register("b")
     assert master.publish(other, Event(b"k")) == [(2, hold[1])]
@@ -315,7 +315,7 @@ def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_new
     master.directory._tenants.of(TENANT).removed[b"k"] = 5
     made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 5)]))
     assert (made.ops, made.commits) == ([], [])
-    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5], force=1))]
+    assert made.commands.messages() == [(node.node_id, DeleteBlocks(1, TENANT, [b"k"], [5], force=1))]
     made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 6)]))
     assert len(made.commits) == 1
 
@@ -332,12 +332,12 @@ def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> N
     node.floor = 5
     had = [Event(key, 3, tiers=NVME) for key in (b"listed", b"elsewhere", b"replaced", b"unknown")]
     commands = master.sync(node, *had, Event(b"new", 6))
-    assert commands == [(node.node_id, Drop(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
+    assert commands == [(node.node_id, DeleteBlocks(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
     assert master.exists(b"listed", b"unknown", b"new") == [1, 0, 1]
 
 
 def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_no_other() -> None:
-    master = Master(limits=Limits(kept_removals=2))
+    master = Master(limits=DirectoryLimits(kept_removals=2))
     node, other = master.register("a"), master.register("b")
     master.sync(node)
     master.sync(other, *(Event(b"%d" % number, number + 1) for number in range(4)))
@@ -347,7 +347,7 @@ def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_
     generations = list(granted.generations)
     assert node.floor >= max(generations), "it is not settled: it may have what is removed"
     [drop] = master.publish(other, Event(b"late", generations[1]))
-    assert drop == (other.node_id, Drop(1, TENANT, [b"late"], [generations[1]], force=1))
+    assert drop == (other.node_id, DeleteBlocks(1, TENANT, [b"late"], [generations[1]], force=1))
     assert master.publish(node, Event(b"new", generations[0])) == []
     assert master.exists(b"new", b"late") == [1, 0]
 
@@ -415,7 +415,7 @@ class Publisher:
     def __init__(self) -> None:
         self.master = Master()
         self.epochs = {number: self.master.register(name).epoch for number, name in ((1, "a"), (2, "b"))}
-        self.plans: list[Plan] = []
+        self.plans: list[PublishPlan] = []
 
     def act(self, what: str, number: int, events: list[Event]) -> list[object]:
         master, told = self.master, list[object]()

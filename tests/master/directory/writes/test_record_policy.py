@@ -5,7 +5,7 @@ import pytest
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.key_index import FEW
 from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied
+from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, CopyResult
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, publish
 
 KEYS = [b"%03d" % number for number in range(2 * FEW)]
@@ -63,7 +63,7 @@ def test_a_block_at_two_nodes_has_a_record_of_both_until_one_of_them_has_it_no_m
     first, second = master.register("a"), master.register("b")
     master.publish(first, Event(b"k", 5))
     master.directory.replication.plan(TENANT, [b"k"], node_id=2, source_node_id=1, now_ns=0)
-    master.commit(master.directory.replication.enter(2, Copied(second.epoch, TENANT, [b"k"], [5], b"\1")).ops)
+    master.commit(master.directory.replication.enter(2, CopyResult(second.epoch, TENANT, [b"k"], [5], b"\1")).ops)
     assert (recorded(master), master.block(b"k").holders) == ([b"k"], [(1, 2)])
     master.publish(first, Event(b"k", 5, EVENT_GONE))
     assert (recorded(master), master.exists(b"k")) == ([], [1])

@@ -4,19 +4,19 @@ import pytest
 
 from kvstore.master.directory import records
 from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.membership.members import Member, Membership, NodeInfo
-from kvstore.master.directory.writes.removals import Removals
+from kvstore.master.directory.membership.members import Membership, NodeInfo, NodeMember
+from kvstore.master.directory.writes.removals import RemovedKeys
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.node_states import ALIVE
 
 
-def cluster(*states: str) -> tuple[Tenants, Removals, list[Member]]:
+def cluster(*states: str) -> tuple[Tenants, RemovedKeys, list[NodeMember]]:
     members = Membership(node_ttl_ns=1, wall_ns=0, max_live=9, max_absent=9)
     nodes = [members.register(NodeInfo(f"n{index}", 1), (), 0)[0] for index, _ in enumerate(states)]
     for node, state in zip(nodes, states, strict=True):
         node.state = state
     tenants = Tenants()
-    return tenants, Removals(tenants, members, limit=2), nodes
+    return tenants, RemovedKeys(tenants, members, limit=2), nodes
 
 
 def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> None:

@@ -3,15 +3,15 @@
 import pytest
 
 from kvstore.master.directory.index.tenants import Tenants
-from kvstore.master.directory.limits.quotas import Share
-from kvstore.master.directory.writes.reservations import Reservations
+from kvstore.master.directory.limits.quotas import TenantShare
+from kvstore.master.directory.writes.reservations import DirectoryReservations
 from kvstore.protocol.errors import Full, QuotaExceeded
 
 LIVE = frozenset({1})
 
 
 def test_generations_are_unique_and_above_all_that_was_seen() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=100, limit=9), Tenants().of("red")
+    reservations, red = DirectoryReservations(ttl_ns=10, last_generation=100, limit=9), Tenants().of("red")
     assert list(reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)) == [101, 102]
     reservations.saw(500)
     reservations.saw(3)
@@ -21,7 +21,7 @@ def test_generations_are_unique_and_above_all_that_was_seen() -> None:
 
 
 def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
+    reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     reservations.grant(red, [b"a"], [1], [1], 0)
     assert reservations.held(red, b"a", LIVE, 9)
     assert not reservations.held(red, b"a", LIVE, 10)
@@ -30,7 +30,7 @@ def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None
 
 
 def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
+    reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
     reservations.grant(red, [b"b"], [1], [1], 5)
     reservations.expire([red], 10)
@@ -41,7 +41,7 @@ def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
 
 
 def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
+    reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     (generation,) = reservations.grant(red, [b"a"], [1], [1], 0)
     reservations.end(red, b"a", generation + 1)
     assert b"a" in red.reserved
@@ -51,7 +51,7 @@ def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
 
 
 def test_what_is_published_at_once_gets_generations_and_ends_what_was_reserved_of_it() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=3), Tenants().of("red")
+    reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=3), Tenants().of("red")
     assert list(reservations.pass_over(red, [b"a", b"b"])) == [1, 2]
     reservations.grant(red, [b"a", b"c"], [1, 1], [1, 1], 0)
     with pytest.raises(Full):
@@ -63,7 +63,7 @@ def test_what_is_published_at_once_gets_generations_and_ends_what_was_reserved_o
 
 def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_batch_is_reserved() -> None:
     tenants = Tenants()
-    reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=3), tenants.of("red"), tenants.of("blue")
+    reservations, red, blue = DirectoryReservations(ttl_ns=10, last_generation=0, limit=3), tenants.of("red"), tenants.of("blue")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
     with pytest.raises(Full, match=r"2 puts are granted and not published, and 2 more exceed max_reservations \(3\)"):
         reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0)
@@ -79,11 +79,11 @@ def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_bat
 
 def test_more_of_a_tenant_than_its_quota_are_refused_and_the_same_key_again_is_not_more() -> None:
     tenants = Tenants()
-    reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=9), tenants.of("red"), tenants.of("blue")
-    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, share=Share(2, 2))
+    reservations, red, blue = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), tenants.of("red"), tenants.of("blue")
+    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, share=TenantShare(2, 2))
     with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 puts granted and not published; 1 more exceed its quota of 2 \(reserva"):
-        reservations.grant(red, [b"b", b"c"], [1, 1], [1, 1], 0, share=Share(2, 2))
+        reservations.grant(red, [b"b", b"c"], [1, 1], [1, 1], 0, share=TenantShare(2, 2))
     assert sorted(red.reserved) == [b"a", b"b"]
-    reservations.grant(red, [b"b"], [1], [1], 0, share=Share(2, 2))
-    reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0, share=Share(2, 2))
+    reservations.grant(red, [b"b"], [1], [1], 0, share=TenantShare(2, 2))
+    reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0, share=TenantShare(2, 2))
     reservations.check_integrity(tenants)
