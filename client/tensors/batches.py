@@ -24,7 +24,7 @@ from kvstore.rpc.deadline import Deadline
 
 
 @dataclasses.dataclass(slots=True)
-class Block:
+class PoolBlock:
     """One block of a call."""
 
     prompt: int
@@ -80,17 +80,17 @@ def check_values(rows: Sequence[Rows], sizes_read: Sequence[int | None], headers
 # --- batches ---
 
 
-def first_of_each(blocks: Sequence[Block]) -> list[Block]:
+def first_of_each(blocks: Sequence[PoolBlock]) -> list[PoolBlock]:
     """What several prompts begin with is one block: the first's, in its place before those that follow it."""
-    found: dict[Keys, Block] = {}
+    found: dict[Keys, PoolBlock] = {}
     for block in blocks:
         found.setdefault(block.keys, block)
     return list(found.values())
 
 
-def wanted_batches(blocks: Sequence[Block], missed: set[int], at_once: int) -> Iterator[list[Block]]:
+def wanted_batches(blocks: Sequence[PoolBlock], missed: set[int], at_once: int) -> Iterator[list[PoolBlock]]:
     """So many at a time, in order, but none of a prompt that has missed one meanwhile."""
-    batch: list[Block] = []
+    batch: list[PoolBlock] = []
     left = iter(blocks)
     while True:
         for block in left:
@@ -104,7 +104,7 @@ def wanted_batches(blocks: Sequence[Block], missed: set[int], at_once: int) -> I
         batch = []
 
 
-def found_in(batch: Sequence[Block], sizes_read: Sequence[int | None], values_each: int, missed: set[int]) -> list[int]:
+def found_in(batch: Sequence[PoolBlock], sizes_read: Sequence[int | None], values_each: int, missed: set[int]) -> list[int]:
     """Which blocks of a batch are there whole, and all before them of their prompts."""
     found = []
     for index, block in enumerate(batch):
@@ -123,7 +123,7 @@ def runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield int(run[0]), int(run[-1]) + 1
 
 
-def places_of(batch: Sequence[Block]) -> NDArray[np.int64]:
+def places_of(batch: Sequence[PoolBlock]) -> NDArray[np.int64]:
     return np.array([block.place for block in batch], np.int64)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvstore.client.sync import Client
 from kvstore.client.tensors.arrays import is_tensor, mark
 from kvstore.client.tensors.batches import (
-    Block,
+    PoolBlock,
     check_values,
     first_of_each,
     found_in,
@@ -246,7 +246,7 @@ class TensorCache:
         """Of each full block of a sequence, those of the values that the rank needs."""
         return keys_of(prompt, self._parts)
 
-    def _put(self, batch: Sequence[Block], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
+    def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
         parents = flat(block.parents for block in batch)
         keys = flat(block.keys for block in batch)
         return self._client.put_batch(keys, values_of(rows), namespace=self._namespace, parents=parents, deadline_s=left_s)
@@ -268,7 +268,7 @@ class TensorCache:
         headers = [header_of(self._spec, part) for part in parts]
         return headers, [header.value_bytes for header in headers]
 
-    def _blocks(self, prompts: Sequence[PromptSequence], pool: BlockPool, parts: Sequence[ValuePart]) -> list[Block]:
+    def _blocks(self, prompts: Sequence[PromptSequence], pool: BlockPool, parts: Sequence[ValuePart]) -> list[PoolBlock]:
         first: Sequence[None] = (None,) * len(parts)
         blocks = []
         for number, prompt in enumerate(prompts):
@@ -280,7 +280,7 @@ class TensorCache:
                 raise InvalidArgument(f"the blocks of the tensor end with token {needed_tokens}, and token_ids has {len(keys)} full blocks")
             for index, place in enumerate(chosen.tolist(), prompt.first_block):
                 at = index * self._cp + self._cp_rank
-                blocks.append(Block(number, place, keys[at], keys[at - 1] if at else first))
+                blocks.append(PoolBlock(number, place, keys[at], keys[at - 1] if at else first))
         return blocks
 
     def _pool(self, tensor: Any) -> BlockPool:

@@ -39,7 +39,7 @@ class RequestOutcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class _TrackedRequest:
+class _RequestProgress:
     dp: int
     deadline_ns: int
     over: set[int] = field(default_factory=set)
@@ -50,14 +50,14 @@ class CompletionTracker:
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel = parallel
-        self._requests: dict[bytes, _TrackedRequest] = {}
+        self._requests: dict[bytes, _RequestProgress] = {}
         self._failed: dict[bytes, int] = {}
         """Failed ones, until when: reports of other ranks still come."""
 
     def begun(self, request_id: bytes, dp: int, *, deadline_ns: int) -> None:
         """A rank has begun a request."""
         if request_id not in self._failed:
-            request = self._requests.setdefault(request_id, _TrackedRequest(dp, deadline_ns))
+            request = self._requests.setdefault(request_id, _RequestProgress(dp, deadline_ns))
             request.deadline_ns = max(request.deadline_ns, deadline_ns)
 
     def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> RequestOutcome | None:

@@ -301,7 +301,8 @@ class BlockTable:
         return slot
 
     def staging_slot(self, block: Block) -> Slot | None:
-        """A DRAM slot to read the block into for one reader, for `BlockCopies.stage`. None: there is none at once, or more than STAGED_SHARE of
+        """A DRAM slot to read the block into for one reader, for `BlockCopies.stage`. None: there is none at once,
+        or more than STAGED_SHARE of
         DRAM would be in quarantine."""
         tier = self._landing.tier
         if tier.quarantined_bytes + block.size_bytes > tier.capacity_bytes // STAGED_SHARE:
@@ -334,8 +335,7 @@ class BlockTable:
         return self.room.goes_down(index)
 
     def relieve(self) -> None:
-        """Make room ahead of need, see `Evictor.relieve`; and have blocks leave that are more than their tenant may have. To be called in each
-        turn of the loop."""
+        """Demote to the low watermark (`Evictor.relieve`), and evict blocks of tenants over quota. Called once per loop iteration."""
         self._ended.go_on()
         self.room.relieve()
         self._crowding.take_surplus()

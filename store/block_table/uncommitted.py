@@ -30,7 +30,7 @@ def never() -> bool:
     return False
 
 
-class _Wait(NamedTuple):
+class _CommitWait(NamedTuple):
     """For the blocks of a tenant up to the one that was put as `newest`. The callback is needed no more once `is_over` returns True."""
 
     newest: int
@@ -51,7 +51,7 @@ class UncommittedBlocks:
         self._claimed: dict[str, set[bytes]] = {}
         """By tenant, keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be
         decided one way and carried out the other."""
-        self._waits: dict[str, deque[_Wait]] = {}
+        self._waits: dict[str, deque[_CommitWait]] = {}
         """By tenant, in the order of the blocks that are waited for. None of them empty."""
         self._due: list[Callable[[], None]] = []
         self.last_number = 0
@@ -145,7 +145,7 @@ class UncommittedBlocks:
             self._due.append(callback)
             return
         waits = self._waits.setdefault(tenant, deque())
-        waits.append(_Wait(self.last_number, callback, is_over))
+        waits.append(_CommitWait(self.last_number, callback, is_over))
         if len(waits) % SPARE == 0:
             self._waits[tenant] = deque(wait for wait in waits if not wait.is_over())
 

@@ -109,7 +109,7 @@ class CommitWaits:
         return len(self._pending)
 
 
-class _UncommittedPut:
+class _PendingPut:
     """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
     __slots__ = (
@@ -273,7 +273,7 @@ class CommitRequests:
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
-        undecided = _UncommittedPut(self, self._table, self._publishers, frame, answer, span)
+        undecided = _PendingPut(self, self._table, self._publishers, frame, answer, span)
         parts = undecided.parts(self._partitioning)
         for partition, wanted in parts.items():
             # Else the master may take this node for a holder of what has left since. To say that may be what shows that the link is gone.

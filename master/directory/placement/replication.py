@@ -29,7 +29,7 @@ MAX_ORDERS: Final = 1 << 18
 """Blocks that may be under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
 
 
-class _CopyOrder(NamedTuple):
+class _OrderedCopy(NamedTuple):
     """A block that a node shall fetch: of which generation, under which registration of the node."""
 
     generation: int
@@ -56,10 +56,10 @@ class ReplicaPlanner:
     def __init__(self, parts: DirectoryParts) -> None:
         self._rows, self._tenants, self._members, self._recording = parts.rows, parts.tenants, parts.members, parts.recording
         self._master_epoch = parts.master_epoch
-        self._orders: dict[_Where, _CopyOrder] = {}
+        self._orders: dict[_Where, _OrderedCopy] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
         """The nodes with an order for a block."""
-        self._expiry: deque[tuple[_Where, _CopyOrder]] = deque()
+        self._expiry: deque[tuple[_Where, _OrderedCopy]] = deque()
         """Every order, and some that are over."""
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class ReplicaPlanner:
             return []
         for key in keys:
             row = owner.rows.get(key, NO_ROW)
-            order = _CopyOrder(self._rows.generations[row], node.epoch, expires_ns)
+            order = _OrderedCopy(self._rows.generations[row], node.epoch, expires_ns)
             if self._is_wanted(owner, key, row, node_id, source_node_id) and self._add((tenant, key, node_id), order):
                 of_namespace.setdefault(self._rows.version(row).namespace, []).append((key, row))
         return [
@@ -193,7 +193,7 @@ class ReplicaPlanner:
             [source.description.transfer] if source.description.transfer else [],
         )
 
-    def _add(self, where: _Where, order: _CopyOrder) -> bool:
+    def _add(self, where: _Where, order: _OrderedCopy) -> bool:
         """False: there is one already, or there are too many. One of a former registration, or for a version replaced since, is over."""
         former = self._orders.get(where)
         if former is not None and former[:2] == order[:2]:
@@ -207,7 +207,7 @@ class ReplicaPlanner:
         self._expiry.append((where, order))
         return True
 
-    def _end(self, where: _Where, generation: int) -> _CopyOrder | None:
+    def _end(self, where: _Where, generation: int) -> _OrderedCopy | None:
         """The order, which is over now; None if there is none for this generation."""
         order = self._orders.get(where)
         if order is None or order.generation != generation:
