@@ -240,7 +240,8 @@ class TensorCache:
     # --- what a call is about ---
 
     def keys(self, prompt: Prompt) -> list[Keys]:
-        """Of each full block of a sequence, those of the values that the rank needs."""
+        """Keys of the values that the rank needs, for each full block of the sequence. Raises InvalidArgument: no Prompt."""
+        check_prompts([prompt])
         return keys_of(prompt, self._parts)
 
     def _put(self, batch: Sequence[Block], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
