@@ -243,7 +243,8 @@ class TensorCache:
     # --- what a call is about ---
 
     def keys(self, prompt: PromptSequence) -> list[Keys]:
-        """Of each full block of a sequence, those of the values that the rank needs."""
+        """Keys of the values that the rank needs, for each full block of the sequence. Raises InvalidArgument: not a PromptSequence."""
+        check_prompts([prompt])
         return keys_of(prompt, self._parts)
 
     def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None) -> list[bool]:

@@ -133,6 +133,10 @@ class SimSocket:
     def getsockname(self) -> tuple[str, int]:
         return self.process.host.name, 0
 
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        return struct.pack("iII", self.peer.process.pid, 0, 0)
+
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         if option == socket.SO_RCVTIMEO and isinstance(value, bytes):
             seconds, micros = _TIMEVAL.unpack(value)
