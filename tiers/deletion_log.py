@@ -21,7 +21,7 @@ from kvstore.protocol.errors import ConfigError, TierFailed
 from kvstore.tiers.tier import TierFull
 
 RECORD_BYTES: Final = 16
-MAX_TOMBSTONES: Final = 16_384
+MAX_LOGGED_DELETIONS: Final = 16_384
 """Deletions that can wait for LMDB, for the file has its size from the start: 256 KiB. One more cannot be promised."""
 
 
@@ -36,14 +36,14 @@ class DeletionLog:
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         try:
-            os.posix_fallocate(self._descriptor, 0, MAX_TOMBSTONES * RECORD_BYTES)
-            raw = os.pread(self._descriptor, MAX_TOMBSTONES * RECORD_BYTES, 0)
+            os.posix_fallocate(self._descriptor, 0, MAX_LOGGED_DELETIONS * RECORD_BYTES)
+            raw = os.pread(self._descriptor, MAX_LOGGED_DELETIONS * RECORD_BYTES, 0)
         except OSError as error:
             os.close(self._descriptor)
             raise ConfigError(f"{path} gets no room: {error.strerror}") from error
         # Nearly all of it is zeros, which are no records: to look at each of them took most of what it takes to open a tier.
-        places = range(0, len(raw.rstrip(b"\0")), RECORD_BYTES)
-        found = {begin: raw[begin : begin + 8] for begin in places if raw[begin : begin + RECORD_BYTES] == _record(raw[begin : begin + 8])}
+        offsets = range(0, len(raw.rstrip(b"\0")), RECORD_BYTES)
+        found = {begin: raw[begin : begin + 8] for begin in offsets if raw[begin : begin + RECORD_BYTES] == _record(raw[begin : begin + 8])}
         self.ids: set[bytes] = set(found.values())
         """What is in the file."""
         self._end_bytes = max(found, default=-RECORD_BYTES) + RECORD_BYTES
@@ -54,8 +54,8 @@ class DeletionLog:
         if not new:
             return
         data = b"".join(map(_record, new))
-        if self._end_bytes + len(data) > MAX_TOMBSTONES * RECORD_BYTES:
-            raise TierFull(f"{MAX_TOMBSTONES} deletions wait for the disk already")
+        if self._end_bytes + len(data) > MAX_LOGGED_DELETIONS * RECORD_BYTES:
+            raise TierFull(f"{MAX_LOGGED_DELETIONS} deletions wait for the disk already")
         self._write(data, self._end_bytes)
         self._end_bytes += len(data)
         self.ids.update(new)

@@ -55,7 +55,7 @@ class DramTier(SlabTier):
             slab_bytes=slab_bytes,
             first_sizes=growth_sizes(first_bytes, slab_bytes),
             hugepages=hugepages,
-            asks=transparent_hugepages,
+            transparent_hugepages=transparent_hugepages,
         )
         if self._pool.hugepages:
             first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
@@ -90,9 +90,9 @@ class DramTier(SlabTier):
 
     def fill(self, slot: Slot, value: memoryview) -> tuple[int, int]:
         """Write a small value of the slot's size; where that is, as of `locate`. Raises StaleHandle."""
-        slab_id, offset_bytes = place = self.locate(slot)
+        slab_id, offset_bytes = location = self.locate(slot)
         self._pool.memory(slab_id).bytes.data[offset_bytes : offset_bytes + slot.size_bytes] = value
-        return place
+        return location
 
     def locate(self, slot: Slot) -> tuple[int, int]:
         """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""
@@ -124,9 +124,9 @@ class DramTier(SlabTier):
         return self._pool.memory(slab_id).bytes.data.toreadonly()
 
     @property
-    def slabs_gone(self) -> int:
+    def slabs_released(self) -> int:
         """Slabs given up since the tier was made: whoever maps some may ask `has_slab` when it rises."""
-        return self._pool.slabs_gone
+        return self._pool.slabs_released
 
     def has_slab(self, slab_id: int) -> bool:
         """Whether the slab is there: it goes when its memory is needed for another tenant or size."""

@@ -46,9 +46,9 @@ class ArenaRanges:
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
         """See Backing: the first range that has room for all, else the longest."""
         wanted_bytes = count * slot_bytes
-        fitting = (place for place in self._free if place[1] - place[0] >= wanted_bytes)
-        longest = max(self._free, key=lambda place: place[1] - place[0], default=(0, 0))
-        begin, end = next(fitting, longest)
+        long_enough = (index for index in self._free if index[1] - index[0] >= wanted_bytes)
+        longest = max(self._free, key=lambda index: index[1] - index[0], default=(0, 0))
+        begin, end = next(long_enough, longest)
         count = min(count, (end - begin) // slot_bytes)
         if count:
             self._free.remove((begin, end))
@@ -74,13 +74,13 @@ class ArenaRanges:
         assert all(left[1] < right[0] for left, right in zip(self._free, self._free[1:], strict=False)), "neighbours are not joined"
 
     def _insert(self, begin: int, end: int) -> None:
-        place = bisect_left(self._free, (begin, end))
-        if place < len(self._free) and self._free[place][0] == end:
-            end = self._free.pop(place)[1]
-        if place > 0 and self._free[place - 1][1] == begin:
-            place -= 1
-            begin = self._free.pop(place)[0]
-        self._free.insert(place, (begin, end))
+        index = bisect_left(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index > 0 and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
 
 
 class PlainCopier:
@@ -116,11 +116,11 @@ class CudaCopier:  # pragma: no cover - only with CUDA
 
     def write(self, pieces: Sequence[tuple[int, Buffer]]) -> None:
         with self._lock, import_torch().cuda.stream(self._stream):
-            for turn, run in enumerate(runs((offset, np.frombuffer(data, np.uint8)) for offset, data in pieces)):
-                staging, done = self._staging[turn % 2], self._done[turn % 2]
+            for chunk_number, batch in enumerate(batches_of((offset, np.frombuffer(data, np.uint8)) for offset, data in pieces)):
+                staging, done = self._staging[chunk_number % 2], self._done[chunk_number % 2]
                 done.synchronize()
                 at = 0
-                for offset, source in run:
+                for offset, source in batch:
                     staged = staging[at : at + len(source)]
                     staged.numpy()[:] = source
                     self._arena[offset : offset + len(source)].copy_(staged, non_blocking=True)
@@ -131,43 +131,45 @@ class CudaCopier:  # pragma: no cover - only with CUDA
     def read(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         with self._lock, import_torch().cuda.stream(self._stream):
             before: list[tuple[int, Bytes]] = []
-            turn = 0
-            for turn, run in enumerate(runs((offset, np.frombuffer(target, np.uint8)) for offset, target in pieces), start=1):
+            chunk_number = 0
+            for chunk_number, batch in enumerate(
+                batches_of((offset, np.frombuffer(target, np.uint8)) for offset, target in pieces), start=1
+            ):
                 at = 0
-                for offset, target in run:
+                for offset, target in batch:
                     source = self._arena[offset : offset + len(target)]
-                    self._staging[turn % 2][at : at + len(target)].copy_(source, non_blocking=True)
+                    self._staging[chunk_number % 2][at : at + len(target)].copy_(source, non_blocking=True)
                     at += len(target)
-                self._done[turn % 2].record(self._stream)
-                self._unstage(turn - 1, before)
-                before = run
-            self._unstage(turn, before)
+                self._done[chunk_number % 2].record(self._stream)
+                self._unstage(chunk_number - 1, before)
+                before = batch
+            self._unstage(chunk_number, before)
 
-    def _unstage(self, turn: int, run: list[tuple[int, Bytes]]) -> None:
-        self._done[turn % 2].synchronize()
-        staged = self._staging[turn % 2].numpy()
+    def _unstage(self, chunk_number: int, batch: list[tuple[int, Bytes]]) -> None:
+        self._done[chunk_number % 2].synchronize()
+        staged = self._staging[chunk_number % 2].numpy()
         at = 0
-        for _, target in run:
+        for _, target in batch:
             target[:] = staged[at : at + len(target)]
             at += len(target)
 
 
-def runs(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
+def batches_of(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
     """The pieces (offset, bytes), in order, in runs of at most `limit_bytes`; a piece that crosses the limit is cut."""
-    run: list[tuple[int, Bytes]] = []
-    room = limit_bytes
+    batch: list[tuple[int, Bytes]] = []
+    left_bytes = limit_bytes
     for offset, data in pieces:
         at = 0
         while at < len(data):
-            part = data[at : at + room]
-            run.append((offset + at, part))
+            part = data[at : at + left_bytes]
+            batch.append((offset + at, part))
             at += len(part)
-            room -= len(part)
-            if not room:
-                yield run
-                run, room = [], limit_bytes
-    if run:
-        yield run
+            left_bytes -= len(part)
+            if not left_bytes:
+                yield batch
+                batch, left_bytes = [], limit_bytes
+    if batch:
+        yield batch
 
 
 def import_torch() -> Any:
@@ -221,24 +223,24 @@ class HbmTier(SlabTier):
         """See Tier. The bytes are on the device when this returns."""
         pieces = [(self.locate(record.slot), record.data) for record in records]
         self._check_sizes(records)
-        with self._translating():
+        with self._device_errors_translated():
             self._copier.write(pieces)
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        answers: list[Exception | None] = []
+        errors: list[Exception | None] = []
         pieces: list[tuple[int, memoryview]] = []
         for slot, destination in zip(slots, destinations, strict=True):
             try:
                 pieces.append((self.locate(slot), destination))
-                answers.append(None)
+                errors.append(None)
             except KVStoreError as stale:
-                answers.append(stale)
+                errors.append(stale)
         try:
-            with self._translating():
+            with self._device_errors_translated():
                 self._copier.read(pieces)
         except TierFailed as failed:
-            return [answer or failed for answer in answers]
-        return answers
+            return [error or failed for error in errors]
+        return errors
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -248,7 +250,7 @@ class HbmTier(SlabTier):
         self.arena = self._copier = None  # type: ignore[assignment]
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _device_errors_translated(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:

@@ -15,7 +15,7 @@ HUGE_PAGE_BYTES: Final = 2 << 20
 
 SHMEM_ENABLED: Final = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 """When shared memory gets huge pages; the word in brackets is in force."""
-GIVING: Final = ("advise", "within_size", "always", "force")
+ENABLING_POLICIES: Final = ("advise", "within_size", "always", "force")
 """Of its words those with which memory that asks gets some."""
 
 MAP_FIXED: Final = 0x10
@@ -29,7 +29,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def map_asking(fd: int, size_bytes: int) -> memoryview:
+def map_with_huge_pages(fd: int, size_bytes: int) -> memoryview:
     """Map the shared memory of `fd`, read-write, and ask for huge pages: from a multiple of their size on, or the kernel gives none. What
     is left behind the last whole one is in small pages. The memory is mapped for as long as there are views of it. Raises OSError.
 
@@ -54,10 +54,10 @@ def policy(root: Path = Path("/")) -> str:
     return found[1] if found is not None else ""
 
 
-def why_none(root: Path = Path("/")) -> str:
+def unavailable_reason(root: Path = Path("/")) -> str:
     """Why memory that asks for huge pages gets none here; "": it gets some."""
     word = policy(root)
-    if word in GIVING:
+    if word in ENABLING_POLICIES:
         return ""
     return f"shmem_enabled is {word}" if word else "the kernel has none for shared memory"
 

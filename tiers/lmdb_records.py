@@ -90,19 +90,19 @@ class LmdbRecords:
 
     def read(self, reads: Sequence[LmdbRead]) -> list[Exception | None]:
         """Fill the buffers and verify them; one answer each, as Tier.read_batch_into has them. Raises Closed."""
-        answers: list[Exception | None] = []
+        errors: list[Exception | None] = []
         waiting = deque(reads)
         while waiting:
             try:
                 with self._environment.read() as transaction:
                     while waiting:
-                        answers.append(self._read(transaction, waiting[0]))
+                        errors.append(self._read(transaction, waiting[0]))
                         waiting.popleft()
             except TierFailed as error:
                 # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
-                answers.append(error)
+                errors.append(error)
                 waiting.popleft()
-        return answers
+        return errors
 
     def newest_key(self) -> bytes | None:
         """None: there is no value. Raises TierFailed."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, TierFailed
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, map_asking
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, map_with_huge_pages
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,12 +56,12 @@ class Memfd:
     """`size_bytes` of shared memory, mapped read-write in this process as `bytes` (uint8, one dimension).
 
     The file keeps the size that it was made with, sealed: no process that maps it can lose pages under its feet. Pages behind a smaller
-    size go back to the system with `give_back`. That and `touch` may be called from another thread than the rest. Views taken of `bytes`
+    size go back to the system with `trim`. That and `touch` may be called from another thread than the rest. Views taken of `bytes`
     keep the mapping alive after `close`.
     """
 
-    def __init__(self, size_bytes: int, *, hugepages: bool = False, asks: bool = True) -> None:
-        """With `hugepages` it is in those that are reserved; with `asks` it asks for those that the kernel gives by itself.
+    def __init__(self, size_bytes: int, *, hugepages: bool = False, transparent_hugepages: bool = True) -> None:
+        """With `hugepages` it is in those that are reserved; with `transparent_hugepages` it asks for those that the kernel gives by itself.
 
         Raises OSError: no descriptor, memory or (with `hugepages`) huge page is left.
         """
@@ -75,7 +75,7 @@ class Memfd:
             os.fchmod(self.fd, 0o400)
             os.ftruncate(self.fd, self.file_bytes(size_bytes))
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
-            mapped = self._map(self.file_bytes(size_bytes), asks=asks and not hugepages)
+            mapped = self._map(self.file_bytes(size_bytes), transparent_hugepages=transparent_hugepages and not hugepages)
         except OSError:
             os.close(self.fd)
             raise
@@ -83,10 +83,10 @@ class Memfd:
         self.bytes: Bytes = self._whole[:size_bytes]
         self._touched_bytes = 0
 
-    def _map(self, size_bytes: int, *, asks: bool) -> mmap.mmap | memoryview:
+    def _map(self, size_bytes: int, *, transparent_hugepages: bool) -> mmap.mmap | memoryview:
         """Memory that holds no whole huge page does not ask: mapped plainly it costs one mapping, not three."""
-        if asks and size_bytes >= HUGE_PAGE_BYTES:
-            return map_asking(self.fd, size_bytes)
+        if transparent_hugepages and size_bytes >= HUGE_PAGE_BYTES:
+            return map_with_huge_pages(self.fd, size_bytes)
         return mmap.mmap(self.fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
     @property
@@ -94,7 +94,7 @@ class Memfd:
         return len(self.bytes)
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes_of(self) -> int:
         """What `resize` can make it. Memory in reserved huge pages does not grow: a page that was given back may be another's."""
         return len(self._whole) if self.page_bytes == PAGE_BYTES else self.file_bytes(self.size_bytes)
 
@@ -108,12 +108,12 @@ class Memfd:
         return -(-size_bytes // self.page_bytes) * self.page_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Use the first `size_bytes`, at most `most_bytes`. `give_back` is to be called where they are fewer than before. It waits for no
+        """Use the first `size_bytes`, at most `max_bytes_of`. `trim` is to be called where they are fewer than before. It waits for no
         `touch` that is under way."""
         self.bytes = self._whole[:size_bytes]
         self._touched_bytes = min(self._touched_bytes, self.file_bytes(size_bytes))
 
-    def give_back(self) -> None:
+    def trim(self) -> None:
         """Give the pages behind those in use back to the system: they read as zeros, for others that map them too."""
         with self._lock:
             self._remove(self.file_bytes(self.size_bytes))
@@ -169,12 +169,12 @@ class MemfdPool:
         slab_bytes: int,
         first_sizes: Sequence[int] = (),
         hugepages: bool = False,
-        asks: bool = True,
+        transparent_hugepages: bool = True,
     ) -> None:
-        """Falls back to normal pages, all of them, where reserved huge ones do not suffice; `asks` as Memfd. Raises ConfigError when the
+        """Falls back to normal pages, all of them, where reserved huge ones do not suffice; `transparent_hugepages` as Memfd. Raises ConfigError when the
         system refuses."""
         self.hugepages = hugepages
-        self._asks = asks
+        self._transparent_hugepages = transparent_hugepages
         self._max_memfds = min(MAX_MEMFDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._capacity_bytes = capacity_bytes
         self._of_slab: dict[int, Memfd] = {}
@@ -183,20 +183,20 @@ class MemfdPool:
         sizes = [*small, *[slab_bytes] * whole, *[rest] * bool(rest)]
         self._spares: deque[Memfd] = deque()
         if hugepages:
-            self.hugepages = self._fill(sizes) is None
-        refusal = None if self.hugepages else self._fill(sizes)
+            self.hugepages = self._create_spares(sizes) is None
+        refusal = None if self.hugepages else self._create_spares(sizes)
         if refusal is not None:
             raise ConfigError(f"cannot make {len(sizes)} slabs of shared memory: {refusal}") from refusal
-        self._held_bytes = self._limit_bytes = sum(map(self._cost, sizes))
+        self._held_bytes = self._limit_bytes = sum(map(self._charged_bytes, sizes))
         """In whole huge pages, where these are reserved: no more of them are set aside, and what is beyond is nobody's."""
-        self.slabs_gone = 0
+        self.slabs_released = 0
         """Slabs given up since the pool was made."""
         self._cold = deque(self._spares)
         """What `prefault_step` has still to fault in, next first. Slabs' memory goes to the front, some of it so twice."""
         self.has_cold = threading.Event()
         """Set with each memory that is to be faulted in: the thread that calls `prefault_step` may wait for it, and clears it before."""
         self._touching: Memfd | None = None
-        self._trimmed: deque[Memfd] = deque()
+        self._untrimmed: deque[Memfd] = deque()
         """What `prefault_step` has to give back of, before it faults in more: it takes the loop as long as a small put."""
         self._slab_bytes = slab_bytes
 
@@ -211,13 +211,13 @@ class MemfdPool:
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
         """See Backing. Fewer than `count` where the tenant's warm memory holds no more; 0 where there are as many memfds as may be, or, of
         reserved huge pages, none is left: a slab takes whole ones. Raises TierFailed when the system has no descriptor or mapping left."""
-        memory = self._spare(slot_bytes, count, tenant) or self._larger_spare(count * slot_bytes, tenant)
+        memory = self._find_spare(slot_bytes, count, tenant) or self._find_larger_spare(count * slot_bytes, tenant)
         if memory is not None:
-            count = min(count, self._most_bytes(memory) // slot_bytes)
+            count = min(count, self._max_bytes(memory) // slot_bytes)
             self._spares.remove(memory)
             self._resize(memory, count * slot_bytes)
         else:
-            memory = self._make(count * slot_bytes)
+            memory = self._create(count * slot_bytes)
         if memory is None:
             return 0
         memory.tenant = tenant
@@ -230,19 +230,19 @@ class MemfdPool:
 
     def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
         """See Backing: memory all of which has been faulted in."""
-        memory = self._spare(slot_bytes, count, tenant)
+        memory = self._find_spare(slot_bytes, count, tenant)
         return memory is not None and not memory.untouched_bytes
 
     def release(self, slab: int) -> None:
-        self.slabs_gone += 1
+        self.slabs_released += 1
         # In front: its pages are warm, so it is the one to take next.
         self._spares.appendleft(self._of_slab.pop(slab))
 
     def prefault_step(self, max_bytes: int) -> bool:
         """Fault in up to `max_bytes` more; whether something is left. One thread at a time, any thread; releases the GIL."""
         while max_bytes > 0:
-            while self._trimmed:
-                self._trimmed.popleft().give_back()
+            while self._untrimmed:
+                self._untrimmed.popleft().trim()
             try:
                 self._touching = memory = self._cold.popleft()
             except IndexError:
@@ -258,35 +258,35 @@ class MemfdPool:
     def check_integrity(self) -> None:
         """Assert that memory held is memory counted, and no more than the capacity. For tests."""
         held = [*self._spares, *self._of_slab.values()]
-        assert sum(self._cost(memory.size_bytes) for memory in held) == self._held_bytes <= self._limit_bytes
+        assert sum(self._charged_bytes(memory.size_bytes) for memory in held) == self._held_bytes <= self._limit_bytes
 
     def close(self) -> None:
         """Close all memory. A second close is a no-op."""
         for memory in (*self._spares, *self._of_slab.values()):
             memory.close()
 
-    def _fill(self, sizes: list[int]) -> OSError | None:
+    def _create_spares(self, sizes: list[int]) -> OSError | None:
         """One spare for each size, or none at all and the system's refusal."""
         try:
             for size_bytes in sizes:
-                self._spares.append(Memfd(size_bytes, hugepages=self.hugepages, asks=self._asks))
+                self._spares.append(Memfd(size_bytes, hugepages=self.hugepages, transparent_hugepages=self._transparent_hugepages))
         except OSError as refusal:
             while self._spares:
                 self._spares.pop().close()
             return refusal
         return None
 
-    def _cost(self, size_bytes: int) -> int:
+    def _charged_bytes(self, size_bytes: int) -> int:
         """What memory of that size takes of the limit."""
         return -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES if self.hugepages else size_bytes
 
-    def _spare(self, slot_bytes: int, count: int, tenant: str) -> Memfd | None:
+    def _find_spare(self, slot_bytes: int, count: int, tenant: str) -> Memfd | None:
         """The spare for a slab of that many slots, or else of fewer."""
         some = None
         for memory in self._spares:
             if memory.tenant not in (None, tenant):
                 continue
-            fitting = min(count, self._most_bytes(memory) // slot_bytes)
+            fitting = min(count, self._max_bytes(memory) // slot_bytes)
             if count > MAX_TRIM * fitting or memory.size_bytes > MAX_TRIM * fitting * slot_bytes:
                 continue
             if fitting == count:
@@ -294,27 +294,27 @@ class MemfdPool:
             some = some or memory
         return some
 
-    def _larger_spare(self, size_bytes: int, tenant: str) -> Memfd | None:
+    def _find_larger_spare(self, size_bytes: int, tenant: str) -> Memfd | None:
         """One to be cut down however far: where a spare had to be given up for new memory, which would be cold."""
-        if self._held_bytes + self._cost(size_bytes) <= self._limit_bytes:
+        if self._held_bytes + self._charged_bytes(size_bytes) <= self._limit_bytes:
             return None
         larger = (memory for memory in reversed(self._spares) if memory.tenant in (None, tenant) and memory.size_bytes >= size_bytes)
         return next(larger, None)
 
-    def _most_bytes(self, memory: Memfd) -> int:
+    def _max_bytes(self, memory: Memfd) -> int:
         """What a spare can be made without another one being given up."""
-        return min(memory.most_bytes, self._cost(memory.size_bytes) + self._limit_bytes - self._held_bytes)
+        return min(memory.max_bytes_of, self._charged_bytes(memory.size_bytes) + self._limit_bytes - self._held_bytes)
 
     def _resize(self, memory: Memfd, size_bytes: int) -> None:
         if size_bytes == memory.size_bytes:
             return
-        self._held_bytes += self._cost(size_bytes) - self._cost(memory.size_bytes)
+        self._held_bytes += self._charged_bytes(size_bytes) - self._charged_bytes(memory.size_bytes)
         is_trimmed = memory.file_bytes(size_bytes) < memory.file_bytes(memory.size_bytes)
         memory.resize(size_bytes)
         if is_trimmed and self.hugepages:
-            memory.give_back()  # for they are few, and may be wanted at once
+            memory.trim()  # for they are few, and may be wanted at once
         elif is_trimmed:
-            self._trimmed.append(memory)
+            self._untrimmed.append(memory)
             self.has_cold.set()
 
     def _refill(self) -> None:
@@ -324,24 +324,26 @@ class MemfdPool:
             while (
                 self._held_bytes + 2 * self._slab_bytes <= self._limit_bytes and len(self._of_slab) + len(self._spares) < self._max_memfds
             ):
-                memory = Memfd(self._slab_bytes, hugepages=self.hugepages, asks=self._asks)
-                self._held_bytes += self._cost(self._slab_bytes)
+                memory = Memfd(self._slab_bytes, hugepages=self.hugepages, transparent_hugepages=self._transparent_hugepages)
+                self._held_bytes += self._charged_bytes(self._slab_bytes)
                 self._spares.append(memory)
                 self._cold.append(memory)
                 self.has_cold.set()
 
-    def _make(self, size_bytes: int) -> Memfd | None:
+    def _create(self, size_bytes: int) -> Memfd | None:
         """New memory, in the place of spares that suit nobody. None: of those there are too few."""
-        cost = self._cost(size_bytes)
+        cost = self._charged_bytes(size_bytes)
         # The spares at the back were released longest ago or are not faulted in yet.
         while self._held_bytes + cost > self._limit_bytes or len(self._of_slab) + len(self._spares) >= self._max_memfds:
             if not self._spares:
                 return None
             dropped = self._spares.pop()
-            self._held_bytes -= self._cost(dropped.size_bytes)
+            self._held_bytes -= self._charged_bytes(dropped.size_bytes)
             dropped.discard()
         try:
-            memory = Memfd(size_bytes, hugepages=self.hugepages, asks=self._asks)  # the huge pages just discarded are free for it
+            memory = Memfd(
+                size_bytes, hugepages=self.hugepages, transparent_hugepages=self._transparent_hugepages
+            )  # the huge pages just discarded are free for it
         except OSError as refusal:
             raise TierFailed(f"no shared memory of {format_size(size_bytes)}: {refusal}") from refusal
         self._held_bytes += cost

@@ -46,7 +46,7 @@ there as well, and a cold read is a walk of the tree beside it."""
 MAX_DELETIONS = 16_384
 """Deletions in one transaction, so that a write waits at most 50 ms for those of a great eviction; the others wait for the next."""
 
-_UNKNOWN = "\0"
+_UNKNOWN_TENANT = "\0"
 """Whose a recovered value is before `adopt`: no tenant's name."""
 
 
@@ -76,8 +76,8 @@ class NvmeTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
-        self._groups: dict[str, int] = {_UNKNOWN: 0}
-        self._tenants = [_UNKNOWN]
+        self._groups: dict[str, int] = {_UNKNOWN_TENANT: 0}
+        self._tenants = [_UNKNOWN_TENANT]
         """By group."""
         self._tenant_bytes: dict[str, int] = {}
         self._unwritten: set[int] = set()
@@ -96,12 +96,12 @@ class NvmeTier(Tier):
             self._records = LmdbRecords(self._environment)
             self._values = ValueStore(Path(directory) / "values", capacity_bytes=capacity_bytes, sync=sync)
             opened.callback(self._values.close)
-            self._tombstones = DeletionLog(Path(directory) / "removed.ids", sync=sync)
-            opened.callback(self._tombstones.close)
-            self._freed.extend(sorted(self._tombstones.ids))
+            self._deletion_log = DeletionLog(Path(directory) / "removed.ids", sync=sync)
+            opened.callback(self._deletion_log.close)
+            self._freed.extend(sorted(self._deletion_log.ids))
             try:
                 self._next_id = self._first_unused_id()
-                self._lost = self._restore()
+                self._lost_ids = self._restore()
             except TierFailed as damaged:
                 raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
             opened.pop_all()
@@ -131,7 +131,7 @@ class NvmeTier(Tier):
         return size_bytes if size_bytes <= LMDB_BYTES else pages_of(size_bytes) * PAGE_BYTES
 
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
-        self._require_health()
+        self._check_health()
         slot_bytes = self.slot_bytes(size_bytes)
         if not 1 <= size_bytes <= MAX_VALUE_BYTES or slot_bytes > self._capacity_bytes:
             raise InvalidArgument(
@@ -142,7 +142,7 @@ class NvmeTier(Tier):
         slot = Slot(self._next_id, self._environment.openings, size_bytes, self.group(size_bytes, tenant=tenant))
         self._next_id += 1
         self._unwritten.add(slot.index)
-        self._take(slot)
+        self._add(slot)
         return slot
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
@@ -159,18 +159,18 @@ class NvmeTier(Tier):
         return self._tenant_bytes
 
     def adopt(self, slot: Slot, *, tenant: str) -> Slot:
-        self._require(slot)
+        self._check_slot(slot)
         adopted = slot._replace(group=self.group(slot.size_bytes, tenant=tenant))
-        self._count(slot, -1)
-        self._count(adopted, 1)
+        self._count_tenant(slot, -1)
+        self._count_tenant(adopted, 1)
         return adopted
 
     def write_batch(self, records: Sequence[Record]) -> None:
         for record in records:
             # Before the check: a slot freed after this line is queued for deletion, one freed before it is refused.
             self._unwritten.discard(record.slot.index)
-            self._check(record)
-        self._require_health()
+            self._check_record(record)
+        self._check_health()
         try:
             self._write(records)
         except TierFull:
@@ -195,42 +195,42 @@ class NvmeTier(Tier):
                     self._release_deleted()
             except (TierFull, TierFailed):
                 # One step of the interpreter, as the loop may append meanwhile.
-                self._tombstones.add([*self._deleting, *self._freed.copy()])
+                self._deletion_log.add([*self._deleting, *self._freed.copy()])
             else:
-                self._tombstones.clear()
+                self._deletion_log.clear()
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        answers: list[Exception | None] = [None] * len(slots)
+        errors: list[Exception | None] = [None] * len(slots)
         buffers = dict[int, memoryview]()
-        for place, (slot, destination) in enumerate(zip(slots, destinations, strict=True)):
+        for index, (slot, destination) in enumerate(zip(slots, destinations, strict=True)):
             try:
-                buffers[place] = self._buffer_for(slot, destination)
+                buffers[index] = self._buffer_for(slot, destination)
             except (StaleHandle, InvalidArgument) as refused:
-                answers[place] = refused
+                errors[index] = refused
         placements = self._values.placements
         number = placements.begin_read()
         try:
-            found = [(place, placements.find(slots[place].index)) for place in buffers]
-            in_extents = {place: ExtentRead(placement, buffers[place]) for place, placement in found if placement is not None}
-            in_lmdb = [place for place, placement in found if placement is None]
-            small = self._records.read([LmdbRead(slots[place].index, buffers[place]) for place in in_lmdb])
+            found = [(index, placements.find(slots[index].index)) for index in buffers]
+            in_extents = {index: ExtentRead(placement, buffers[index]) for index, placement in found if placement is not None}
+            in_lmdb = [index for index, placement in found if placement is None]
+            lmdb_errors = self._records.read([LmdbRead(slots[index].index, buffers[index]) for index in in_lmdb])
             self._values.read(list(in_extents.values()))
         finally:
             placements.end_read(number)
-        for place, answer in zip(in_lmdb, small, strict=True):
-            answers[place] = answer
-        for place, read in in_extents.items():
-            answers[place] = read.answer
-        for place, buffer in buffers.items():
-            if answers[place] is None and buffer.nbytes != destinations[place].nbytes:
-                answers[place] = decode_into(buffer, destinations[place])
-        return answers
+        for index, error in zip(in_lmdb, lmdb_errors, strict=True):
+            errors[index] = error
+        for index, read in in_extents.items():
+            errors[index] = read.error
+        for index, buffer in buffers.items():
+            if errors[index] is None and buffer.nbytes != destinations[index].nbytes:
+                errors[index] = decode_into(buffer, destinations[index])
+        return errors
 
     def free(self, slot: Slot) -> None:
-        self._require(slot)
+        self._check_slot(slot)
         del self._size_by_id[slot.index]
         self._used_bytes -= self.slot_bytes(slot.size_bytes)
-        self._count(slot, -1)
+        self._count_tenant(slot, -1)
         try:
             self._unwritten.remove(slot.index)
         except KeyError:
@@ -244,13 +244,13 @@ class NvmeTier(Tier):
         """
         oldest = self._oldest_that_fits()
         for key, header in self._records.scan():
-            if key in self._tombstones.ids:
+            if key in self._deletion_log.ids:
                 continue
-            if header is None or key < oldest or int.from_bytes(key) in self._lost:
+            if header is None or key < oldest or int.from_bytes(key) in self._lost_ids:
                 self._freed.append(key)
                 continue
             slot = Slot(int.from_bytes(key), self._environment.openings, header.size_bytes)
-            self._take(slot)
+            self._add(slot)
             yield Recovered(slot, header.checksum, header.tag)
 
     def check_integrity(self) -> None:
@@ -269,30 +269,30 @@ class NvmeTier(Tier):
             pass
         finally:
             self._values.close()
-            self._tombstones.close()
+            self._deletion_log.close()
             self._environment.close()
 
-    def _take(self, slot: Slot) -> None:
+    def _add(self, slot: Slot) -> None:
         self._size_by_id[slot.index] = slot.size_bytes
         self._used_bytes += self.slot_bytes(slot.size_bytes)
-        self._count(slot, 1)
+        self._count_tenant(slot, 1)
 
-    def _count(self, slot: Slot, times: int) -> None:
+    def _count_tenant(self, slot: Slot, change: int) -> None:
         tenant = self._tenants[slot.group]
-        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + times * self.slot_bytes(slot.size_bytes)
+        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + change * self.slot_bytes(slot.size_bytes)
         if not self._tenant_bytes[tenant]:
             del self._tenant_bytes[tenant]
 
-    def _require(self, slot: Slot) -> None:
+    def _check_slot(self, slot: Slot) -> None:
         if slot.generation != self._environment.openings or slot.index not in self._size_by_id:
             raise StaleHandle(f"{slot} was given back")
 
-    def _require_health(self) -> None:
+    def _check_health(self) -> None:
         if self.health != "ok":
             raise TierFailed(self.health)
 
-    def _check(self, record: Record) -> None:
-        self._require(record.slot)
+    def _check_record(self, record: Record) -> None:
+        self._check_slot(record.slot)
         size_bytes = memoryview(record.data).nbytes
         if size_bytes != record.slot.size_bytes:
             raise InvalidArgument(f"{size_bytes} bytes for a slot of {record.slot.size_bytes}")
@@ -301,11 +301,11 @@ class NvmeTier(Tier):
 
     def _write(self, records: Sequence[Record]) -> None:
         large = [record for record in records if record.slot.size_bytes > LMDB_BYTES]
-        placed = self._values.place([record.slot.size_bytes for record in large], flush=self.flush)
-        runs_by_id = {record.slot.index: runs for record, runs in zip(large, placed, strict=True)}
+        runs_of_large = self._values.index([record.slot.size_bytes for record in large], flush=self.flush)
+        runs_by_id = {record.slot.index: runs for record, runs in zip(large, runs_of_large, strict=True)}
         try:
             if large:
-                self._values.write(placed, [record.data for record in large])
+                self._values.write(runs_of_large, [record.data for record in large])
             self._commit(records, runs_by_id)
         finally:
             self._values.discard(list(runs_by_id.values()))
@@ -313,13 +313,13 @@ class NvmeTier(Tier):
     def _commit(self, records: Sequence[Record], runs_by_id: dict[int, Runs]) -> None:
         """Headers, values in LMDB and pending deletions, in one transaction with all batches that wait for one by then (group commit).
         Values that were published leave `runs_by_id`."""
-        mine = _Commit(records, runs_by_id)
-        self._commits.append(mine)
+        batch = _Commit(records, runs_by_id)
+        self._commits.append(batch)
         with self._committing:
-            if not mine.is_done:
+            if not batch.is_done:
                 self._commit_group([self._commits.popleft() for _ in range(len(self._commits))])
-        if mine.failure is not None:
-            raise mine.failure
+        if batch.failure is not None:
+            raise batch.failure
 
     def _commit_group(self, group: Sequence["_Commit"]) -> None:
         """All of it or nothing; a failure is that of every batch. To be called with `_committing`."""
@@ -357,7 +357,7 @@ class NvmeTier(Tier):
 
     def _buffer_for(self, slot: Slot, destination: memoryview) -> memoryview:
         """Memory for the slot's bytes: the destination itself, or other where they are to be decoded."""
-        self._require(slot)
+        self._check_slot(slot)
         if destination.nbytes == slot.size_bytes:
             return destination if destination.format == "B" and destination.ndim == 1 else destination.cast("B")
         if destination.nbytes < slot.size_bytes:
@@ -367,7 +367,7 @@ class NvmeTier(Tier):
     def _first_unused_id(self) -> int:
         newest = self._records.newest_key()
         # Not one with a tombstone either: the next process would take the new value for the deleted one.
-        keys = [*self._tombstones.ids, *([newest] if newest is not None else [])]
+        keys = [*self._deletion_log.ids, *([newest] if newest is not None else [])]
         return max((int.from_bytes(key) + 1 for key in keys), default=0)
 
     def _restore(self) -> set[int]:
@@ -384,7 +384,7 @@ class NvmeTier(Tier):
         left_bytes = self._capacity_bytes
         oldest = b"\xff" * 8
         for key, header in self._records.scan_newest():
-            left_bytes -= self.slot_bytes(header.size_bytes) if header and key not in self._tombstones.ids else 0
+            left_bytes -= self.slot_bytes(header.size_bytes) if header and key not in self._deletion_log.ids else 0
             if left_bytes < 0:
                 break
             oldest = key

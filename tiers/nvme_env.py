@@ -81,7 +81,7 @@ class Environment:
         self._path = Path(directory)
         self._sync = sync
         self._begin = begin
-        self._gate = _SharedExclusiveLock()
+        self._map_lock = _SharedExclusiveLock()
         self._writing = threading.Lock()
         self._environment: Any = None
         self._map_bytes = 0
@@ -90,7 +90,7 @@ class Environment:
         map_bytes = capacity_bytes // MAP_SHARE + MAP_SLACK_BYTES
         try:
             _check_capacity(self._path, capacity_bytes)
-            self._connect(map_bytes, create=True)
+            self._open(map_bytes, create=True)
         except (lmdb.Error, OSError) as error:
             os.close(self._lock_descriptor)
             is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
@@ -113,9 +113,9 @@ class Environment:
             TierFailed: LMDB cannot read (this page, or anything after a failed write).
             Closed: `close` was called.
         """
-        with self._gate.shared():
+        with self._map_lock.shared():
             try:
-                with self._begin(self._opened(), False) as transaction:
+                with self._begin(self._require_open(), False) as transaction:
                     yield transaction
             except lmdb.Error as error:
                 raise TierFailed(f"{self._path} cannot be read: {error}") from error
@@ -130,11 +130,11 @@ class Environment:
             TierFailed: the device fails, and did so again after re-opening: the environment is out of order from now on.
             Closed: `close` was called.
         """
-        with self._writing, self._counted():
+        with self._writing, self._bytes_counted():
             is_grown = is_reopened = False
             while True:
                 try:
-                    with self._begin(self._opened(), True) as transaction:
+                    with self._begin(self._require_open(), True) as transaction:
                         self._apply_or_abort(apply, transaction)
                     return
                 except lmdb.MapFullError as error:
@@ -145,8 +145,8 @@ class Environment:
                 except lmdb.Error as error:
                     is_full = is_reopened and self._device_is_full(error)
                     if is_reopened and not is_full:
-                        with self._gate.exclusive():
-                            raise self._fail(error) from error
+                        with self._map_lock.exclusive():
+                            raise self._mark_failed(error) from error
                     # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
                     self._reopen()
                     if is_full or self._device_is_full(error):
@@ -155,14 +155,14 @@ class Environment:
 
     def close(self) -> None:
         """Wait for transactions to end, close, and let others use the folder. A second close is a no-op."""
-        with self._writing, self._gate.exclusive():
-            self._disconnect()
+        with self._writing, self._map_lock.exclusive():
+            self._close_environment()
             if self._lock_descriptor >= 0:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _bytes_counted(self) -> Iterator[None]:
         """LMDB does not say which pages it writes; the kernel counts what a thread writes."""
         before = _written_by_thread()
         try:
@@ -175,7 +175,7 @@ class Environment:
             apply(transaction)
         except BaseException:
             # py-lmdb's abort waits for a moment in which no thread is inside LMDB: two busy readers never leave it one.
-            with self._gate.exclusive():
+            with self._map_lock.exclusive():
                 transaction.abort()
             raise
 
@@ -183,12 +183,12 @@ class Environment:
     def _data_path(self) -> Path:
         return self._path / "data.mdb"
 
-    def _opened(self) -> Any:
+    def _require_open(self) -> Any:
         if self._environment is not None:
             return self._environment
         raise TierFailed(self.failure) if self.failure else Closed(f"the NVMe folder {self._path} was closed")
 
-    def _connect(self, map_bytes: int, *, create: bool) -> None:
+    def _open(self, map_bytes: int, *, create: bool) -> None:
         _preallocate(self._path / "lock.mdb")
         environment = lmdb.open(
             str(self._path),
@@ -206,7 +206,7 @@ class Environment:
         try:
             for name in ("data.mdb", "lock.mdb"):
                 (self._path / name).chmod(0o600)  # those of an earlier release were as the umask had it, with values of all tenants
-            self._fit_file(environment)
+            self._extend_file(environment)
             environment.reader_check()
             if create:
                 self.openings = _stamp(environment, self._path)
@@ -218,7 +218,7 @@ class Environment:
         self._environment = environment
         self._map_bytes = environment.info()["map_size"]
 
-    def _fit_file(self, environment: Any) -> None:
+    def _extend_file(self, environment: Any) -> None:
         info = environment.info()
         claimed_bytes = (info["last_pgno"] + 1) * environment.stat()["psize"]
         file_bytes = self._data_path.stat().st_size
@@ -236,7 +236,7 @@ class Environment:
             grown_bytes = min(2 * self._map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
             if grown_bytes <= self._map_bytes:
                 raise TierFull(f"{self._path}: the disk has no room for a larger map")
-            with self._gate.exclusive():
+            with self._map_lock.exclusive():
                 os.truncate(self._data_path, grown_bytes)
                 self._map_at_length(grown_bytes)
         except OSError as error:
@@ -246,7 +246,7 @@ class Environment:
         try:
             self._environment.set_mapsize(map_bytes)
         except lmdb.Error as error:
-            self._connect_again()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            self._reopen_same_size()  # for want of address space: LMDB has given up the former map by then, and with it the environment
             raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
         self._map_bytes = map_bytes
 
@@ -265,24 +265,24 @@ class Environment:
         return False
 
     def _reopen(self) -> None:
-        with self._gate.exclusive():
-            self._connect_again()
+        with self._map_lock.exclusive():
+            self._reopen_same_size()
 
-    def _connect_again(self) -> None:
+    def _reopen_same_size(self) -> None:
         """With the map as long as it was. To be called while nobody reads."""
-        self._disconnect()
+        self._close_environment()
         try:
-            self._connect(self._map_bytes, create=False)
+            self._open(self._map_bytes, create=False)
         except (lmdb.Error, OSError, ConfigError) as error:
-            raise self._fail(error) from error
+            raise self._mark_failed(error) from error
 
-    def _fail(self, error: Exception) -> TierFailed:
+    def _mark_failed(self, error: Exception) -> TierFailed:
         """To be called while nobody reads: closing takes the map from under their hands."""
         self.failure = f"{self._path}: out of order: {error}"
-        self._disconnect()
+        self._close_environment()
         return TierFailed(self.failure)
 
-    def _disconnect(self) -> None:
+    def _close_environment(self) -> None:
         if self._environment is not None:
             self._environment.close()
             self._environment = None
@@ -293,32 +293,32 @@ class _SharedExclusiveLock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside = 0
-        self._closed = False
+        self._shared_count = 0
+        self._is_exclusive = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._closed)
-            self._inside += 1
+            self._changed.wait_for(lambda: not self._is_exclusive)
+            self._shared_count += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
+                self._shared_count -= 1
                 self._changed.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Only one thread at a time may ask: `Environment` asks under its lock."""
         with self._changed:
-            self._closed = True
-            self._changed.wait_for(lambda: self._inside == 0)
+            self._is_exclusive = True
+            self._changed.wait_for(lambda: self._shared_count == 0)
         try:
             yield
         finally:
             with self._changed:
-                self._closed = False
+                self._is_exclusive = False
                 self._changed.notify_all()
 
 

@@ -24,7 +24,7 @@ PAGE_BYTES: Final = 4096
 STEPS_BITS: Final = 3
 """Bins have 2**3 = 8 steps a doubling."""
 
-MAX_LOOKED: Final = 4
+MAX_PROBED: Final = 4
 """Runs of the bin of a value's own length that are looked at: some of them are shorter than the value."""
 
 _CHECKSUM: Final = struct.Struct(">Q")
@@ -124,7 +124,7 @@ class ExtentAllocator:
 
     def _find(self, pages: int) -> int | None:
         own = _bin(pages)
-        for _, begin in zip(range(MAX_LOOKED), self._bins.get(own, ()), strict=False):
+        for _, begin in zip(range(MAX_PROBED), self._bins.get(own, ()), strict=False):
             if self._end_by_begin[begin] - begin >= pages:
                 return begin
         longer = self._filled >> (own + 1)

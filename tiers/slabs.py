@@ -23,8 +23,8 @@ from kvstore.protocol.settings import format_size
 from kvstore.tiers.slab import Slab, SlabGroup, rounded_size
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
-Numbers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
+IndexColumn = npt.NDArray[np.int64]
+GenerationColumn = npt.NDArray[np.uint64]
 """Of slots, their indexes, and their generations."""
 
 POSITION_BITS = 20
@@ -32,7 +32,7 @@ POSITION_BITS = 20
 
 POSITION_MASK = (1 << POSITION_BITS) - 1
 
-new_slot = partial(tuple.__new__, Slot)
+make_slot = partial(tuple.__new__, Slot)
 """As Slot._make, in a third of the time: of a tuple that has all of its values."""
 
 GROWTH = 3
@@ -110,7 +110,7 @@ class SlabTier(Tier):
         group.used += 1
         self.used_bytes += group.slot_bytes
         self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + group.slot_bytes
-        return new_slot((slab.number << POSITION_BITS | position, generation, size_bytes, group.number))
+        return make_slot((slab.number << POSITION_BITS | position, generation, size_bytes, group.number))
 
     def allocate_unused(self, size_bytes: int, tenant: str, count: int) -> list[Slot]:
         """Up to `count` slots of one slab that is open or vacant, those that were used before or else those that were not: what `allocate`
@@ -126,7 +126,7 @@ class SlabTier(Tier):
         base = slab.number << POSITION_BITS
         positions = sorted(returned[-count:]) or range(slab.touched, min(slab.count, slab.touched + count))
         columns = zip(map(base.__or__, positions), repeat(generation), repeat(size_bytes), repeat(number))
-        found = list(map(new_slot, columns))
+        found = list(map(make_slot, columns))
         if returned:
             np.frombuffer(generations, np.uint64)[positions] = generation
             np.frombuffer(slab.sizes, np.uint32)[positions] = size_bytes
@@ -144,32 +144,32 @@ class SlabTier(Tier):
 
     def free(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
-        self._withdraw(slab, position)
-        self._give_back(slab, (position,))
+        self._clear_position(slab, position)
+        self._return_positions(slab, (position,))
 
     def free_batch(self, slots: Iterable[Slot]) -> None:
         """As `free`, one after the other."""
         slots = list(slots)
-        self.free_places(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
+        self.free_indices(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
 
-    def free_places(self, indexes: Numbers, generations: Words) -> None:
+    def free_indices(self, indexes: IndexColumn, generations: GenerationColumn) -> None:
         """As `free_batch`, of slots by their indexes and generations."""
         numbers, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else ()):
-            slab, places = self.slab(int(numbers[begin])), positions[begin:end]
+            slab, freed = self.slab(int(numbers[begin])), positions[begin:end]
             # No view of a column is kept: one that is looked at cannot grow.
-            known = np.frombuffer(slab.generations, np.uint64)[places]
-            if (known != generations[begin:end]).any() or len(set(places.tolist())) < end - begin:
+            known = np.frombuffer(slab.generations, np.uint64)[freed]
+            if (known != generations[begin:end]).any() or len(set(freed.tolist())) < end - begin:
                 raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} have been given back")
-            np.frombuffer(slab.generations, np.uint64)[places] = 0
+            np.frombuffer(slab.generations, np.uint64)[freed] = 0
             slab.used -= end - begin
             slab.group.used -= end - begin
             self.used_bytes -= (end - begin) * slab.group.slot_bytes
-            self._give_back(slab, places.tolist())
+            self._return_positions(slab, freed.tolist())
 
     def quarantine(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
-        self._withdraw(slab, position)
+        self._clear_position(slab, position)
         slab.quarantined[position] = slot.generation
         self.quarantined_bytes += slab.group.slot_bytes
 
@@ -180,7 +180,7 @@ class SlabTier(Tier):
             raise StaleHandle(f"slot {slot.index} is not in quarantine")
         del slab.quarantined[position]
         self.quarantined_bytes -= slab.group.slot_bytes
-        self._give_back(slab, (position,))
+        self._return_positions(slab, (position,))
 
     def find(self, slot: Slot) -> Slab:
         """The slab of an allocated slot. Raises StaleHandle when it was given back."""
@@ -243,7 +243,7 @@ class SlabTier(Tier):
         owner = self._groups[group]
         is_grown = owner.size_bytes >= self._slab_bytes or self._first_bytes >= self._slab_bytes
         while is_grown and len(owner.vacant) < count:
-            has_bytes = self._has_warm(owner) or self._take_over(owner) or self._unassigned_bytes >= self._wanted_bytes(owner)
+            has_bytes = self._has_warm(owner) or self._reclaim_own_vacant(owner) or self._unassigned_bytes >= self._wanted_bytes(owner)
             if not has_bytes or self._new_slab(owner) is None:
                 break
         return list(islice(owner.vacant, count))
@@ -278,13 +278,13 @@ class SlabTier(Tier):
             assert group.size_bytes == sum(slab.size_bytes for slab in slabs if slab.group is group)
             assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
-    def _withdraw(self, slab: Slab, position: int) -> None:
+    def _clear_position(self, slab: Slab, position: int) -> None:
         slab.generations[position] = 0
         slab.used -= 1
         slab.group.used -= 1
         self.used_bytes -= slab.group.slot_bytes
 
-    def _give_back(self, slab: Slab, positions: Sequence[int]) -> None:
+    def _return_positions(self, slab: Slab, positions: Sequence[int]) -> None:
         slab.returned += positions
         group = slab.group
         left_bytes = self.tenant_bytes[group.tenant] - len(positions) * group.slot_bytes
@@ -296,12 +296,12 @@ class SlabTier(Tier):
             slab.is_closed = False
             group.open.pop(slab.number, None)
             group.vacant[slab.number] = self._vacant[slab.number] = slab
-            self._count_slab(group.tenant, -1)
+            self._count_occupied_slab(group.tenant, -1)
         elif not slab.is_closed:
             group.open[slab.number] = slab
 
     def _classified_group(self, size_bytes: int, tenant: str) -> SlabGroup:
-        slot_bytes = self._chosen_slot_bytes(size_bytes, tenant)
+        slot_bytes = self._slot_bytes_of(size_bytes, tenant)
         group = self._group_of.get((tenant, slot_bytes))
         if group is None:
             group = SlabGroup(len(self._groups), tenant, slot_bytes)
@@ -309,7 +309,7 @@ class SlabTier(Tier):
             self._group_of[tenant, slot_bytes] = group
         return group
 
-    def _chosen_slot_bytes(self, size_bytes: int, tenant: str) -> int:
+    def _slot_bytes_of(self, size_bytes: int, tenant: str) -> int:
         """The slot size for a value; once given, always the same. Raises InvalidArgument when no such value can ever be held."""
         if not 1 <= size_bytes <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
@@ -345,11 +345,11 @@ class SlabTier(Tier):
         group = slab.group
         del group.vacant[slab.number], self._vacant[slab.number]
         group.open[slab.number] = slab
-        self._count_slab(group.tenant, 1)
+        self._count_occupied_slab(group.tenant, 1)
 
-    def _count_slab(self, tenant: str, times: int) -> None:
+    def _count_occupied_slab(self, tenant: str, change: int) -> None:
         """The tenant has a slot in one more slab (1), or in one less (-1)."""
-        left = self.tenant_slabs.get(tenant, 0) + times
+        left = self.tenant_slabs.get(tenant, 0) + change
         if left:
             self.tenant_slabs[tenant] = left
         else:
@@ -384,7 +384,7 @@ class SlabTier(Tier):
         count = wanted_bytes // group.slot_bytes
         return self._unassigned_bytes >= wanted_bytes and self._backing.has_warm(group.slot_bytes, count, group.tenant)
 
-    def _take_over(self, group: SlabGroup) -> bool:
+    def _reclaim_own_vacant(self, group: SlabGroup) -> bool:
         """Make vacant slabs of the group's tenant unassigned until there are bytes for another slab of the group: those vacant for longest
         first, but none that was made ahead of need itself, or two groups would take each other's in turn. False: there are too few."""
         old = [slab for slab in self._vacant.values() if slab.group is not group and slab.group.tenant == group.tenant and slab.touched]

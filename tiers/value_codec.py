@@ -73,10 +73,10 @@ class ValueCodec:
         data = transcode(value, self._scheme)
         if data is None:
             return None
-        back = memoryview(bytearray(value.nbytes))
-        if (wrong := decode_into(data, back)) is not None:
-            raise wrong
-        return Encoded(data, xxhash.xxh3_64_intdigest(data), xxhash.xxh3_64_intdigest(back))
+        decoded = memoryview(bytearray(value.nbytes))
+        if (error := decode_into(data, decoded)) is not None:
+            raise error
+        return Encoded(data, xxhash.xxh3_64_intdigest(data), xxhash.xxh3_64_intdigest(decoded))
 
 
 def make_codec(name: str) -> ValueCodec | None:
@@ -94,9 +94,9 @@ def decode_into(data: Buffer, destination: memoryview) -> Corrupt | None:
     raw = replace(header, scheme=NONE) if header is not None else None
     if header is None or raw is None or (header.value_bytes, raw.value_bytes) != (len(data), destination.nbytes):
         return Corrupt(f"{len(data)} bytes are not the encoded form of a tensor value of {destination.nbytes} bytes")
-    room = destination.cast("B")
-    room[:HEADER_BYTES] = raw.pack()
-    decode_value(data, _tensor(raw, room[HEADER_BYTES:]))
+    target = destination.cast("B")
+    target[:HEADER_BYTES] = raw.pack()
+    decode_value(data, _tensor(raw, target[HEADER_BYTES:]))
     return None
 
 
@@ -122,8 +122,8 @@ def _raw_header(head: bytes, size_bytes: int) -> TensorHeader | None:
     return header if header is not None and header.scheme == NONE and header.value_bytes == size_bytes else None
 
 
-def _tensor(raw: TensorHeader, room: memoryview) -> Any:
+def _tensor(raw: TensorHeader, target: memoryview) -> Any:
     """The memory of a raw value behind its header as a torch tensor."""
     import torch
 
-    return torch.frombuffer(room, dtype=getattr(torch, raw.dtype)).view(raw.shape)
+    return torch.frombuffer(target, dtype=getattr(torch, raw.dtype)).view(raw.shape)

@@ -119,7 +119,7 @@ class ValueFile:
         except OSError as error:
             with suppress(OSError):  # a device that fails may refuse this, too
                 os.ftruncate(self._cached, before_bytes)
-            raise self._translated("cannot grow", error) from error
+            raise self._translate("cannot grow", error) from error
 
     def shrink(self, pages: int) -> None:
         """Give back what lies behind `pages`, where no value is. Without success the file is longer than it need be."""
@@ -138,12 +138,12 @@ class ValueFile:
         try:
             if not self._goes_direct(piece):
                 return os.preadv(self._cached, (piece.buffer,), piece.offset_bytes) == len(piece.buffer)
-            with self._direct_parts(piece) as (parts, rest, bounce):
+            with self._direct_parts(piece) as (parts, tail, bounce):
                 count = os.preadv(self._direct, parts, piece.offset_bytes)
-                copy(bounce[: len(rest)], rest)
+                copy(bounce[: len(tail)], tail)
                 return count >= len(piece.buffer)
         except OSError as error:
-            raise self._translated("cannot be read", error) from error
+            raise self._translate("cannot be read", error) from error
 
     def write(self, group: Sequence[FilePiece]) -> None:
         """Write a group of `joined`, padded with zeros. Raises TierFull, TierFailed."""
@@ -151,7 +151,7 @@ class ValueFile:
         try:
             count = self._write_direct(group[0]) if self._goes_direct(group[0]) else self._write_cached(group)
         except OSError as error:
-            raise self._translated("cannot be written", error) from error
+            raise self._translate("cannot be written", error) from error
         with self._counting:
             self.written_bytes += count
         if count < end - begin:
@@ -162,7 +162,7 @@ class ValueFile:
         try:
             os.fdatasync(self._cached)
         except OSError as error:
-            raise self._translated("cannot be synced", error) from error
+            raise self._translate("cannot be synced", error) from error
 
     def drop_cached(self, groups: Sequence[Sequence[FilePiece]]) -> None:
         """Give back the page cache of large values that went through it: they are read from DRAM, if soon."""
@@ -203,10 +203,10 @@ class ValueFile:
         return os.pwritev(self._cached, parts, group[0].offset_bytes)
 
     def _write_direct(self, piece: FilePiece) -> int:
-        with self._direct_parts(piece) as (parts, rest, bounce):
-            copy(rest, bounce[: len(rest)])
-            padding = -len(rest) % PAGE_BYTES
-            bounce[len(rest) : len(rest) + padding] = _ZEROS[:padding]
+        with self._direct_parts(piece) as (parts, tail, bounce):
+            copy(tail, bounce[: len(tail)])
+            padding = -len(tail) % PAGE_BYTES
+            bounce[len(tail) : len(tail) + padding] = _ZEROS[:padding]
             return os.pwritev(self._direct, parts, piece.offset_bytes)
 
     @contextmanager
@@ -214,17 +214,17 @@ class ValueFile:
         """Memory for one direct read or write, the part of the piece that is copied, and the bounce buffer that it is copied from or to:
         all of a piece that is not aligned, else what follows its last whole page."""
         whole_bytes = len(piece.buffer) // PAGE_BYTES * PAGE_BYTES if address_of(piece.buffer) % PAGE_BYTES == 0 else 0
-        whole, rest = piece.buffer[:whole_bytes], piece.buffer[whole_bytes:]
-        if not rest:
-            yield [whole], rest, memoryview(bytearray())
+        whole, tail = piece.buffer[:whole_bytes], piece.buffer[whole_bytes:]
+        if not tail:
+            yield [whole], tail, memoryview(bytearray())
             return
         with self._buffers.lease() as bounce:
             copied = bounce[: piece.end_bytes - piece.offset_bytes - whole_bytes]
-            yield [whole, copied] if whole_bytes else [copied], rest, bounce
+            yield [whole, copied] if whole_bytes else [copied], tail, bounce
 
-    def _translated(self, what: str, error: OSError) -> Exception:
+    def _translate(self, failed_action: str, error: OSError) -> Exception:
         kind = TierFull if error.errno in DEVICE_FULL else TierFailed
-        return kind(f"{self._path} {what}: {error.strerror}")
+        return kind(f"{self._path} {failed_action}: {error.strerror}")
 
 
 def pieces_of(runs: Runs, value: memoryview) -> list[FilePiece]:

@@ -82,22 +82,22 @@ class IoThreads:
 
 
 class ExtentRead:
-    """One value to be read into `buffer`, which has its size. `answer`: why it is not there, or not what was written."""
+    """One value to be read into `buffer`, which has its size. `error`: why it is not there, or not what was written."""
 
-    __slots__ = ("_checksum", "_done", "answer", "buffer", "pieces")
+    __slots__ = ("_checksum", "_done", "buffer", "error", "pieces")
 
     def __init__(self, placement: Placement, buffer: memoryview) -> None:
         self.buffer = buffer
         self.pieces = pieces_of(placement.runs, buffer)
-        self.answer: Exception | None = None
+        self.error: Exception | None = None
         self._checksum = placement.checksum
         self._done = itertools.count(1)
         """Counts without a lock: one step of it is one of the interpreter."""
 
     def finish_piece(self) -> None:
         """One more piece was read, or not: the thread that reads the last one verifies the value."""
-        if next(self._done) == len(self.pieces) and self.answer is None and xxhash.xxh3_64_intdigest(self.buffer) != self._checksum:
-            self.answer = ChecksumMismatch("the value file does not hold the bytes that were written")
+        if next(self._done) == len(self.pieces) and self.error is None and xxhash.xxh3_64_intdigest(self.buffer) != self._checksum:
+            self.error = ChecksumMismatch("the value file does not hold the bytes that were written")
 
 
 class ValueStore:
@@ -144,7 +144,7 @@ class ValueStore:
         placed: list[Runs] = []
         try:
             for size_bytes in sizes:
-                placed.append(self._place(pages_of(size_bytes), flush))  # noqa: PERF401 - those so far outlive an exception
+                placed.append(self._place_one(pages_of(size_bytes), flush))  # noqa: PERF401 - those so far outlive an exception
         except BaseException:
             self.discard(placed)
             raise
@@ -166,7 +166,7 @@ class ValueStore:
         groups = joined(sorted(pieces, key=itemgetter(0)))
         for attempt in range(WRITE_ATTEMPTS):
             try:
-                self._write(groups, at_once=attempt == 0)
+                self._write(groups, concurrently=attempt == 0)
                 return
             except TierFailed as error:
                 failed = error
@@ -191,7 +191,7 @@ class ValueStore:
             self._threads.close()
             self._file.close()
 
-    def _place(self, pages: int, flush: Callable[[], None]) -> Runs:
+    def _place_one(self, pages: int, flush: Callable[[], None]) -> Runs:
         """One run if there is one or the file can grow; else in pieces. Reads of freed extents are waited for last."""
         take = partial(self.placements.take, pages)
         if (runs := take(in_pieces=False)) or (self._grow(pages) and (runs := take(in_pieces=False))):
@@ -221,12 +221,12 @@ class ValueStore:
     def _read_piece(self, piece: FilePiece, read: ExtentRead) -> None:
         try:
             if not self._file.read(piece):
-                read.answer = ChecksumMismatch("the value file ends within the value")
+                read.error = ChecksumMismatch("the value file ends within the value")
         except Exception as error:
-            read.answer = error
+            read.error = error
         read.finish_piece()
 
-    def _write(self, groups: Sequence[Sequence[FilePiece]], *, at_once: bool) -> None:
+    def _write(self, groups: Sequence[Sequence[FilePiece]], *, concurrently: bool) -> None:
         failures: list[Exception] = []
 
         def write(group: Sequence[FilePiece]) -> None:
@@ -237,7 +237,7 @@ class ValueStore:
                 failures.append(error)
 
         jobs = [partial(write, group) for group in groups]
-        if at_once:
+        if concurrently:
             self._threads.run(jobs)
         else:
             for job in jobs:

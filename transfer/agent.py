@@ -175,7 +175,7 @@ class TransferAgent(ABC):
     def load_remote(self, metadata: bytes) -> Remote:
         """The peer that described itself so. Does no I/O. Raises ProtocolError for bytes that no agent of this kind made."""
 
-    def trust(self, remote: Remote, secret: bytes) -> None:
+    def set_secret(self, remote: Remote, secret: bytes) -> None:
         """What the peer's engine lets in those by who show it, as its description says; b"" for one that asks for nothing. The default
         leaves it: for transports that do without."""
 

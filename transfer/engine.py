@@ -70,7 +70,7 @@ class TransferEngine:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
         self._process_id = os.getpid()
         self.settings = settings or TransferSettings()
-        self.topology = topology or Discovery.configured(self.settings).look()
+        self.topology = topology or Discovery.configured(self.settings).read_topology()
         self._clock_ns = clock_ns
         self._dispatcher = SliceDispatcher(self.settings, clock_ns)
         self._lock = self._dispatcher.lock
@@ -147,7 +147,7 @@ class TransferEngine:
                 theirs = sorted({agent.transport for agent in info.agents})
                 raise Unreachable(f"no way to {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}")
             if peer is None:
-                peer = Peer(info, self.settings, self._random, self._near_rails, owner=self)
+                peer = Peer(info, self.settings, self._random, self._preferred_rails, owner=self)
             with self._lock:
                 gone = peer.set_routes(info, routes)
                 peer.used_ns = self._clock_ns()
@@ -155,7 +155,7 @@ class TransferEngine:
         unload(gone)
         return peer
 
-    def _near_rails(self, location: str) -> Collection[str]:
+    def _preferred_rails(self, location: str) -> Collection[str]:
         return self.topology.preferred(location).preferred
 
     def import_region(self, peer: Peer, description: bytes) -> PeerRegion:
@@ -251,7 +251,7 @@ class TransferEngine:
                     with contextlib.suppress(RuntimeError):  # no thread is to be had: it ends by its deadline
                         begin_thread(transfer.cancel)
             finally:
-                gate.shut()
+                gate.close_and_wait()
             raise
         return transfer
 
@@ -259,7 +259,7 @@ class TransferEngine:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
             transfer = begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, waits=True)
-            transfer.wait_behind(shield)
+            transfer.wait_with(shield)
 
     async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """As `transfer`, for a task. When the task is cancelled, the transfer is, and the task goes on once no byte of it moves."""
@@ -292,7 +292,9 @@ class TransferEngine:
         """
         deadline = self._deadline(deadline_s)
         with self._lock:
-            routes = sorted(peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].resting_until_ns))
+            routes = sorted(
+                peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].cooldown_until_ns)
+            )
         if not peer.is_connected:
             raise Unreachable(f"{peer.name} was disconnected")
         for number, (_, route) in enumerate(routes):

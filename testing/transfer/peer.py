@@ -86,11 +86,11 @@ class PeerProcess:
             [*command, str(region_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
         )
         assert self._process.stdout is not None
-        told = json.loads(self._process.stdout.readline() or "null")
-        assert told is not None, "the process of the peer failed: see its standard error"
-        self.metadata = bytes.fromhex(told["metadata"])
-        descriptors = {transport: bytes.fromhex(text) for transport, text in told["descriptors"].items()}
-        self.region = RemoteRegion(told["region_id"], region_bytes, told["key"], descriptors)
+        description = json.loads(self._process.stdout.readline() or "null")
+        assert description is not None, "the process of the peer failed: see its standard error"
+        self.metadata = bytes.fromhex(description["metadata"])
+        descriptors = {transport: bytes.fromhex(text) for transport, text in description["descriptors"].items()}
+        self.region = RemoteRegion(description["region_id"], region_bytes, description["key"], descriptors)
         self.content = pattern(0, region_bytes)
 
     @contextmanager
@@ -128,8 +128,8 @@ def serve() -> None:
         region = memory.allocate(int(region_bytes), pattern(0, int(region_bytes)))
         remote = remote_region(agent, region)
         descriptors = {transport: descriptor.hex() for transport, descriptor in remote.descriptors.items()}
-        told = {"metadata": agent.metadata().hex(), "region_id": remote.region_id, "key": remote.key, "descriptors": descriptors}
-        print(json.dumps(told), flush=True)
+        description = {"metadata": agent.metadata().hex(), "region_id": remote.region_id, "key": remote.key, "descriptors": descriptors}
+        print(json.dumps(description), flush=True)
         sys.stdin.read()  # ends with the process that started this one
 
 

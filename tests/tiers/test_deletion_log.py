@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, TierFailed
-from kvstore.tiers.deletion_log import MAX_TOMBSTONES, RECORD_BYTES, DeletionLog
+from kvstore.tiers.deletion_log import MAX_LOGGED_DELETIONS, RECORD_BYTES, DeletionLog
 from kvstore.tiers.tier import TierFull
 
 
@@ -65,12 +65,12 @@ def test_what_was_added_is_there_after_re_opening_until_it_is_cleared(open_file:
 
 def test_it_takes_its_room_at_once_and_no_more_than_that(open_file: Callable[..., DeletionLog], path: Path) -> None:
     file = open_file(sync=False)
-    assert path.stat().st_size == MAX_TOMBSTONES * RECORD_BYTES <= path.stat().st_blocks * 512
-    file.add(ids(*range(MAX_TOMBSTONES)))
+    assert path.stat().st_size == MAX_LOGGED_DELETIONS * RECORD_BYTES <= path.stat().st_blocks * 512
+    file.add(ids(*range(MAX_LOGGED_DELETIONS)))
     with pytest.raises(TierFull, match="wait for the disk already"):
-        file.add(ids(MAX_TOMBSTONES))
+        file.add(ids(MAX_LOGGED_DELETIONS))
     file.add(ids(5))
-    assert len(open_file().ids) == MAX_TOMBSTONES
+    assert len(open_file().ids) == MAX_LOGGED_DELETIONS
 
 
 def test_a_record_that_was_torn_is_none_and_its_neighbours_are(open_file: Callable[..., DeletionLog], path: Path) -> None:

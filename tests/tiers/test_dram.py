@@ -105,11 +105,11 @@ def test_a_slab_is_there_until_its_memory_goes_to_another_tenant(tier: DramTier)
     slots = put(tier, [value(number, PAGE) for number in range(8)])
     slab_id, _ = tier.locate(slots[0])
     assert tier.has_slab(slab_id)
-    before = tier.slabs_gone
+    before = tier.slabs_released
     tier.free_batch(slot for slot in slots if tier.locate(slot)[0] == slab_id)
     tier.allocate(PAGE, tenant="blue")
     assert not tier.has_slab(slab_id)
-    assert tier.slabs_gone > before
+    assert tier.slabs_released > before
 
 
 def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier) -> None:

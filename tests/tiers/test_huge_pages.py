@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_asking, policy, shared_huge_bytes, why_none
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_with_huge_pages, policy, shared_huge_bytes, unavailable_reason
 
 PMD_MAPPED = """559d5e400000-7fff9e1c1000 ---p 00000000 00:00 0                          [rollup]
 Rss:              309892 kB
@@ -36,7 +36,7 @@ def write(path: Path, text: str) -> None:
 )
 def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Path, text: str, word: str, reason: str) -> None:
     write(tmp_path / SHMEM_ENABLED, f"{text}\n")
-    assert (policy(tmp_path), why_none(tmp_path)) == (word, reason)
+    assert (policy(tmp_path), unavailable_reason(tmp_path)) == (word, reason)
 
 
 def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_memory_that_the_system_does_not_map_is_refused_and_leaves_nothing() -> 
     fd, pipe = os.memfd_create("asking"), os.pipe()
     maps = len(Path("/proc/self/maps").read_text().splitlines())
     with pytest.raises(OSError, match="no more memory") as refused:
-        map_asking(pipe[1], HUGE_PAGE_BYTES)
+        map_with_huge_pages(pipe[1], HUGE_PAGE_BYTES)
     assert refused.value.errno in (errno.EACCES, errno.ENODEV)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (64 << 20), hard))
     try:
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            map_asking(fd, 256 << 20)
+            map_with_huge_pages(fd, 256 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     for number in (fd, *pipe):

@@ -65,7 +65,7 @@ def test_a_smaller_size_gives_pages_back_and_keeps_the_rest(memory: Memfd) -> No
     memory.resize(PAGE_BYTES + 1)
     assert memory.size_bytes == PAGE_BYTES + 1
     assert pages_of(memory) == 4
-    memory.give_back()
+    memory.trim()
     assert pages_of(memory) == 2
     memory.resize(PAGE_BYTES + 1)
     assert (memory.bytes == 7).all()
@@ -76,7 +76,7 @@ def test_pages_given_back_are_zeros_for_whoever_maps_them(memory: Memfd) -> None
     memory.bytes[:] = 7
     with descriptor(memory, writable=False) as number, mmap.mmap(number, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
         memory.resize(PAGE_BYTES)
-        memory.give_back()
+        memory.trim()
         assert mapped[:PAGE_BYTES] == b"\7" * PAGE_BYTES
         assert mapped[PAGE_BYTES:] == bytes(3 * PAGE_BYTES)
 
@@ -122,12 +122,12 @@ def test_prefaulting_makes_pages_present_and_changes_no_byte(memory: Memfd, monk
 def test_touching_ends_where_memory_was_made_smaller_or_closed(memory: Memfd) -> None:
     memory.touch(4 * PAGE_BYTES)
     memory.resize(PAGE_BYTES)
-    memory.give_back()
+    memory.trim()
     assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (0, 1)
     memory.resize(2 * PAGE_BYTES)
     assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (PAGE_BYTES, 2)
     memory.close()
-    memory.give_back()
+    memory.trim()
     assert memory.touch(PAGE_BYTES) == 0
 
 
@@ -227,21 +227,21 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     pool.prefault_step(8 * HUGE_PAGE_BYTES)
     pool.acquire(0, 3 << 19, 1, "")
     assert pages_of(pool.memory(0)) * PAGE_BYTES == HUGE_PAGE_BYTES
-    assert pool.memory(0).most_bytes == HUGE_PAGE_BYTES, "what was given back may be another's"
+    assert pool.memory(0).max_bytes_of == HUGE_PAGE_BYTES, "what was given back may be another's"
     pool.close()
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
-    memory = Memfd(4 * HUGE_PAGE_BYTES, asks=asks)
+@pytest.mark.parametrize("transparent_hugepages", [True, False])
+def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(transparent_hugepages: bool) -> None:
+    memory = Memfd(4 * HUGE_PAGE_BYTES, transparent_hugepages=transparent_hugepages)
     memory.resize(3 * HUGE_PAGE_BYTES + 1)
     with descriptor(memory, writable=True) as writer:
         os.pwrite(writer, b"*", 3 * HUGE_PAGE_BYTES)
     assert (memory.size_bytes, memory.bytes[-1]) == (3 * HUGE_PAGE_BYTES + 1, ord("*"))
-    assert is_asking(memory) is asks
-    assert memory.bytes.ctypes.data % HUGE_PAGE_BYTES == 0 or not asks
+    assert is_asking(memory) is transparent_hugepages
+    assert memory.bytes.ctypes.data % HUGE_PAGE_BYTES == 0 or not transparent_hugepages
     memory.close()
-    small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, asks=asks)
+    small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, transparent_hugepages=transparent_hugepages)
     assert not is_asking(small)
     small.close()
 

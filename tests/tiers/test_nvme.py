@@ -230,9 +230,9 @@ def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
                 file.write(bytes([content[found + within] ^ bit]))
             file.flush()
             assert isinstance(read(tier, slots[number]), ChecksumMismatch)
-    answers = [read(tier, slot) for slot in slots]
-    assert sum(isinstance(answer, ChecksumMismatch) for answer in answers) == 20
-    assert get(tier, [slot for slot, answer in zip(slots, answers, strict=True) if answer is None])
+    errors = [read(tier, slot) for slot in slots]
+    assert sum(isinstance(error, ChecksumMismatch) for error in errors) == 20
+    assert get(tier, [slot for slot, error in zip(slots, errors, strict=True) if error is None])
 
 
 def test_a_read_that_the_device_refuses_fails_its_slot_and_not_the_neighbours(
@@ -242,8 +242,8 @@ def test_a_read_that_the_device_refuses_fails_its_slot_and_not_the_neighbours(
     slots = put(tier, [value(1), value(2), value(3, DIRECT_BYTES), value(4, DIRECT_BYTES), value(5, 10)])
     bad = {place_of(tier, slots[0]), place_of(tier, slots[2])}
     refuse(monkeypatch, "preadv", errno.EIO, lambda _file, _parts, offset: offset in bad)
-    answers = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
-    assert [type(answer) for answer in answers] == [TierFailed, type(None), TierFailed, type(None), type(None)]
+    errors = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
+    assert [type(error) for error in errors] == [TierFailed, type(None), TierFailed, type(None), type(None)]
     assert tier.health == "ok"
 
 
@@ -251,7 +251,7 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
     """LMDB gives up; what lies in the value file can still be read."""
     faults = Faults()
     tier = open_tier(begin=faults)
-    small, slot = put(tier, [value(1, 10), value(2)])
+    lmdb_errors, slot = put(tier, [value(1, 10), value(2)])
     late = tier.allocate(4096)
     faults.errors = [(True, lmdb.Error("Input/output error")), (True, lmdb.Error("Input/output error"))]
     with pytest.raises(TierFailed):
@@ -259,7 +259,7 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
     assert "Input/output error" in tier.health
     with pytest.raises(TierFailed):
         tier.allocate(10)
-    assert isinstance(read(tier, small), TierFailed)
+    assert isinstance(read(tier, lmdb_errors), TierFailed)
     assert get(tier, [slot]) == [value(2)]
     tier.free(slot)
     with file_size_limit(0), pytest.raises(TierFailed):
@@ -652,10 +652,10 @@ def test_a_power_cut_loses_nothing_acknowledged_and_gives_no_wrong_bytes(tmp_pat
         after.check_integrity()
         for tag, slot in found.items():
             buffer = bytearray(slot.size_bytes)
-            [answer] = after.read_batch_into([slot], [memoryview(buffer)])
-            lost += answer is not None
-            assert answer is None or (isinstance(answer, ChecksumMismatch) and not sync)
-            assert answer is not None or buffer == value(int(tag), slot.size_bytes)
+            [error] = after.read_batch_into([slot], [memoryview(buffer)])
+            lost += error is not None
+            assert error is None or (isinstance(error, ChecksumMismatch) and not sync)
+            assert error is not None or buffer == value(int(tag), slot.size_bytes)
         assert not sync or set(acknowledged) <= set(found)
         after.close()
         shutil.rmtree(tmp_path / "after")

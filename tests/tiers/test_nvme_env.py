@@ -283,7 +283,7 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
     def read() -> None:
         with environment.read():
             is_inside.set()
-            eventually(lambda: environment._gate._closed or is_over.is_set(), "the writer waits for readers, or is over")
+            eventually(lambda: environment._map_lock._is_exclusive or is_over.is_set(), "the writer waits for readers, or is over")
             is_open.append(environment._environment is not None)
 
     def write() -> None:

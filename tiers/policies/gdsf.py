@@ -34,14 +34,14 @@ class GDSF(EvictionPolicy[K]):
             self.touch(key)
             return
         self._uses[key] = 1
-        self._order.add(key, self._next_rank(1))
+        self._order.add(key, self._rank_of_use(1))
 
     def touch(self, key: K) -> None:
         if key in self._uses:
             uses = self._uses[key] = self._uses[key] + 1
-            self._order.raise_to(key, self._next_rank(uses))
+            self._order.raise_to(key, self._rank_of_use(uses))
 
-    def _next_rank(self, uses: int) -> int:
+    def _rank_of_use(self, uses: int) -> int:
         self._clock += 1
         return (self._age + uses) << ORDER_BITS | self._clock
 

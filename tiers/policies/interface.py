@@ -81,7 +81,7 @@ class EvictionPolicy(ABC, Generic[K]):
     _keys: Collection[K]
     """The keys that are there."""
 
-    def keep_in(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
+    def use_states(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
         """Keep what is known of each key here, instead of in a dict: to be called before anything else. Most policies leave it empty."""
 
     @abstractmethod
@@ -110,13 +110,13 @@ class EvictionPolicy(ABC, Generic[K]):
         The key stays until `remove`: the caller may yet decide otherwise. Looks at no more than MAX_SCAN keys.
         """
 
-    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
         """Up to `count` keys as `victim` and `remove` give them one after the other, removed; no more from the first on that may not go,
         which stays."""
         found: list[K] = []
         while len(found) < count:
             key = self.victim(evictable)
-            if key is None or not may_go(key):
+            if key is None or not may_evict(key):
                 break
             self.remove(key)
             found.append(key)

@@ -53,7 +53,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._advanced_s = clock()
         self._learn(self._advanced_s)
 
-    def keep_in(self, states: States[K, Any]) -> None:
+    def use_states(self, states: States[K, Any]) -> None:
         self._nodes = states
 
     # --- what happens to blocks ---
@@ -65,13 +65,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         if parent is not None and (parent == key or self._closes_cycle(key, parent)):
             parent = None
         now_s = self._clock()
-        above = self._find(parent) if parent is not None else None
+        parent_node = self._find(parent) if parent is not None else None
         ghost = self._ghosts.pop(key, None)
         visit = self._visit
         if visit is None or parent is None or visit.tip != parent:
             visit = self._begin_visit(now_s)
-            if ghost is None and above is not None:
-                visit.follow(above.visit, parent, above.birth_turn, above.forks)
+            if ghost is None and parent_node is not None:
+                visit.follow(parent_node.visit, parent, parent_node.birth_turn, parent_node.forks)
         if ghost is None:
             visit.new_blocks += 1
             node = PrefixNode(parent, visit, visit.turn, 0)
@@ -88,14 +88,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._adopt_all(key, node)
         visit.tip = key
         visit.blocks += 1
-        if above is not None:
-            if above.home is not None:
-                self._unfile(parent, above)  # type: ignore[arg-type]
-            if above.child is None:
-                above.child = key
+        if parent_node is not None:
+            if parent_node.home is not None:
+                self._unfile(parent, parent_node)  # type: ignore[arg-type]
+            if parent_node.child is None:
+                parent_node.child = key
             else:
-                above.siblings = with_child(above.siblings, key)
-            above.forks += ghost is None
+                parent_node.siblings = with_child(parent_node.siblings, key)
+            parent_node.forks += ghost is None
         elif parent is not None:
             self._parentless[parent] = with_child(self._parentless.get(parent, ()), key)
             if parent in self._ghosts and node.child is None:
@@ -123,7 +123,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = None
         cohort = self._log.end_alone(len(inner), now_s)
         self._nodes.set_all(inner, self._file_alone(inner, cohort))
-        self._have_seen(len(inner), len(inner), now_s)
+        self._count_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1])
 
     def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
@@ -138,12 +138,12 @@ class PrefixPolicy(EvictionPolicy[K]):
         if isinstance(node, VisitRun):
             run, node = node, alone(key, node.home)
             self._nodes[key] = node
-            self._have_left(run, 1)
+            self._remove_from_run(run, 1)
         return node
 
-    def _have_left(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
+    def _remove_from_run(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
         """So many blocks of the run are filed with it no more."""
-        run.has_lost(count)
+        run.remove_keys(count)
         if not run.left:
             leaves = run.home.leaves[True]
             del leaves[run]
@@ -186,37 +186,37 @@ class PrefixPolicy(EvictionPolicy[K]):
         parent = node.parent
         if parent is None:
             return
-        above = self._nodes.get(parent)
-        assert not isinstance(above, VisitRun), "a block that has had a child is not alone"
-        if above is None:
+        parent_node = self._nodes.get(parent)
+        assert not isinstance(parent_node, VisitRun), "a block that has had a child is not alone"
+        if parent_node is None:
             self._forget_parentless(parent, key)
             return
-        if node.forks > above.forks:
+        if node.forks > parent_node.forks:
             # A prefix that many share does so in all of its blocks, though only the last one has many children.
-            above.forks = node.forks
-        if above.child != key or above.siblings:
-            above.lose_child(key)
+            parent_node.forks = node.forks
+        if parent_node.child != key or parent_node.siblings:
+            parent_node.lose_child(key)
             return
-        above.child = None
+        parent_node.child = None
         # In front: what has begun to shrink goes on to, and others stay whole.
-        self._file_by_visit(parent, above, in_front=True)
+        self._file_by_visit(parent, parent_node, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         first = self._order.first()
         if first is None:
-            return next(filter(evictable, islice(self._all(), self.max_scan)), None)
-        return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self.max_scan)), None)
+            return next(filter(evictable, islice(self._eviction_order(), self.max_scan)), None)
+        return first if evictable(first) else next(filter(evictable, islice(self._eviction_order(), 1, self.max_scan)), None)
 
-    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
         found: list[K] = []
         while len(found) < count:
-            more = self._take_alone(count - len(found), evictable, may_go) or super().take_victims(1, evictable, may_go)
+            more = self._take_alone(count - len(found), evictable, may_evict) or super().take_victims(1, evictable, may_evict)
             if not more:
                 break
             found += more
         return found
 
-    def _take_alone(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+    def _take_alone(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
         """The next victims, as far as they were stored alone and together: nothing but a ghost is left of each. None where the first is
         not, or stays."""
         nodes, first = self._nodes, self._order.first()
@@ -225,14 +225,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             return []
         found = list[K]()
         for key in islice(run, count):
-            if not (evictable(key) and may_go(key)):
+            if not (evictable(key) and may_evict(key)):
                 break
             found.append(key)
         for key in found:
             del nodes[key]
             self._remember(key, run.home)
         if found:
-            self._have_left(run, len(found))
+            self._remove_from_run(run, len(found))
         return found
 
     def _remember(self, key: K, ghost: tuple[Visit[K], int, int] | Cohort[K]) -> None:
@@ -283,9 +283,9 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._nodes[key] = self._file_alone((key,), cohort)
             else:
                 self._file(key, node, cohort, is_tip=not visit.forks)
-        self._have_seen(visit.blocks, 1, now_s)
+        self._count_seen(visit.blocks, 1, now_s)
 
-    def _have_seen(self, blocks: int, visits: int, now_s: float) -> None:
+    def _count_seen(self, blocks: int, visits: int, now_s: float) -> None:
         """So many blocks, in visits that have ended: what is due now and then."""
         self._seen_blocks += blocks
         self._seen_visits += visits
@@ -374,14 +374,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._order.leave(home, node.is_tip)
         node.home = None
 
-    def _all(self) -> Iterator[K]:
+    def _eviction_order(self) -> Iterator[K]:
         """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
         others, for when every leaf is leased or pinned."""
         yield from self._order
-        growing = self._visit.tip if self._visit is not None else None
-        node = self._nodes.get(growing) if growing is not None else None
-        if growing is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
-            yield growing
+        current_tip = self._visit.tip if self._visit is not None else None
+        node = self._nodes.get(current_tip) if current_tip is not None else None
+        if current_tip is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
+            yield current_tip
         for key, node in self._nodes.scan(MAX_PASSED):  # past the leaves, of which there are few where one comes to this
             if isinstance(node, PrefixNode) and node.child is not None:
                 yield key
@@ -393,14 +393,14 @@ class PrefixPolicy(EvictionPolicy[K]):
         assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
         runs = Counter(run for _, run in self._nodes.items() if isinstance(run, VisitRun))
         assert all(run.left == count for run, count in runs.items())
-        growing = self._visit.tip if self._visit is not None else None
+        current_tip = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():
             is_filed, is_leaf = node.home is not None, node.child is None
-            assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
+            assert is_filed <= is_leaf <= (is_filed or key == current_tip), f"{key}: leaves are filed, others are not"
             assert is_leaf or all(nodes[child].parent == key for child in node.children)
             if node.parent is not None:
-                above = nodes.get(node.parent)
-                siblings = above.children if above is not None else self._parentless[node.parent]
+                parent_node = nodes.get(node.parent)
+                siblings = parent_node.children if parent_node is not None else self._parentless[node.parent]
                 assert siblings is not None
                 assert key in siblings
         for parent, children in self._parentless.items():

@@ -31,7 +31,7 @@ class S3FIFO(EvictionPolicy[K]):
         self._main: OrderedDict[K, None] = OrderedDict()
         self._ghosts: OrderedDict[K, None] = OrderedDict()
         self._capacity = ObservedCapacity()
-        self._named: K | None = None
+        self._last_victim: K | None = None
         """The last victim. Looking for it moves keys, after which the other queue's turn may have come: it is named again all the same."""
 
     def insert(self, key: K, parent: K | None = None) -> None:
@@ -64,17 +64,17 @@ class S3FIFO(EvictionPolicy[K]):
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         capacity = self._capacity.observe(len(self._uses))
-        named = self._named
-        if named is not None and named in self._uses and not self._is_popular(named) and evictable(named):
-            return named
+        last_victim = self._last_victim
+        if last_victim is not None and last_victim in self._uses and not self._is_popular(last_victim) and evictable(last_victim):
+            return last_victim
         is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
         asked = 0
         for queue in (self._main, self._small) if is_main_full else (self._small, self._main):
-            self._named, refusals = self._first(queue, evictable, self.max_scan - asked)
+            self._last_victim, refusals = self._first(queue, evictable, self.max_scan - asked)
             asked += refusals
-            if self._named is not None:
+            if self._last_victim is not None:
                 break
-        return self._named
+        return self._last_victim
 
     def _first(self, queue: OrderedDict[K, None], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
         """The queue's first key that is not popular and may leave, and how many were refused. Those keep their places."""
@@ -83,7 +83,7 @@ class S3FIFO(EvictionPolicy[K]):
         while queue and len(refused) < max_scan:
             key = next(iter(queue))
             if self._is_popular(key):
-                self._give_another_round(key)
+                self._reinsert(key)
             elif evictable(key):
                 found = key
                 break
@@ -98,7 +98,7 @@ class S3FIFO(EvictionPolicy[K]):
     def _is_popular(self, key: K) -> bool:
         return self._uses[key] >= (PROMOTE_AT_USES if key in self._small else 1)
 
-    def _give_another_round(self, key: K) -> None:
+    def _reinsert(self, key: K) -> None:
         if key in self._small:
             del self._small[key]
             self._main[key] = None

@@ -89,7 +89,7 @@ class VisitRun(Generic[K, H]):
         self._keys.extend(keys)
         self.left += len(keys)
 
-    def has_lost(self, count: int) -> None:
+    def remove_keys(self, count: int) -> None:
         """So many of them have gone."""
         self.left -= count
         if 2 * self.left < len(self._keys):  # nobody else keeps the keys of what has gone
@@ -99,7 +99,7 @@ class VisitRun(Generic[K, H]):
 class Cohort(Generic[K]):
     """Visits of one class that ended at one tick. `leaves` are the blocks of theirs that may be evicted: ends of prompts, and others."""
 
-    __slots__ = ("bucket", "is_watched", "klass", "leaves", "takes_in", "time_s", "unread")
+    __slots__ = ("bucket", "is_open", "is_watched", "klass", "leaves", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
         self.klass = klass
@@ -108,7 +108,7 @@ class Cohort(Generic[K]):
         self.unread = 0.0
         """Visits' worth of blocks that have not been visited since."""
         self.is_watched = True
-        self.takes_in = True
+        self.is_open = True
         """Until it has grown older or is forgotten."""
         self.leaves: tuple[OrderedDict[Leaf[K], None], OrderedDict[Leaf[K], None]] = (OrderedDict(), OrderedDict())
         """Not the last block of its prompt; the last block. Blocks that were stored alone one after the other are one entry: their run."""
@@ -171,20 +171,20 @@ class VisitLog(Generic[K]):
     def cohort(self, klass: int, now_s: float) -> Cohort[K]:
         """The cohort of what ends now."""
         newest = self._newest[klass]
-        if newest is not None and newest.takes_in and now_s - newest.time_s < TICK_S:
+        if newest is not None and newest.is_open and now_s - newest.time_s < TICK_S:
             return newest
         newest = self._newest[klass] = Cohort(klass, now_s)
         self._by_bucket[0].append(newest)
         self._count += 1
         if self._count > MAX_COHORTS:
-            self._forget_oldest(now_s)
+            self._drop_oldest(now_s)
         return newest
 
     def end(self, visit: Visit[K], now_s: float) -> Cohort[K]:
         """The visit is over: its class is final, its blocks grow older from now on."""
         klass = visit.classify()
         cohort = self._newest[klass]
-        if cohort is None or not cohort.takes_in or now_s - cohort.time_s >= TICK_S:
+        if cohort is None or not cohort.is_open or now_s - cohort.time_s >= TICK_S:
             cohort = self.cohort(klass, now_s)
         visit.cohort = cohort
         cohort.unread += 1
@@ -221,14 +221,14 @@ class VisitLog(Generic[K]):
                 older = bucket_of(now_s - cohort.time_s)
                 self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
                 self._on_older(cohort, older)
-                cohort.bucket, cohort.takes_in = older, False
+                cohort.bucket, cohort.is_open = older, False
                 self._by_bucket[older].append(cohort)
 
-    def _forget_oldest(self, now_s: float) -> None:
+    def _drop_oldest(self, now_s: float) -> None:
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
         self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
-        oldest.is_watched = oldest.takes_in = False
+        oldest.is_watched = oldest.is_open = False
         self._count -= 1
 
     def __len__(self) -> int:

@@ -50,8 +50,8 @@ class MappedSlab:
         return self.memory[offset_bytes : offset_bytes + size_bytes]
 
 
-def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, populated: bool = True) -> MappedSlab:
-    """Map the shared memory of `fd`, all pages present, and close `fd`. With `asks`, pages that are made for it are huge where the host
+def map_slab(fd: int, size_bytes: int, *, writable: bool, transparent_hugepages: bool = False, populated: bool = True) -> MappedSlab:
+    """Map the shared memory of `fd`, all pages present, and close `fd`. With `transparent_hugepages`, pages that are made for it are huge where the host
     gives any. Not `populated`: pages come with their first use, and those that nobody uses take no memory. Raises Broken, also when there
     is less memory than said: to touch a page behind its end would kill this process.
 
@@ -73,7 +73,7 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, po
             raise Broken(f"cannot map a slab of {format_size(size_bytes)}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)
-    if asks:  # whose mapping touches a page first decides of which size it is
+    if transparent_hugepages:  # whose mapping touches a page first decides of which size it is
         _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
     if populated:  # kernels before 5.14 refuse it: pages then come with their first use
         _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
@@ -81,7 +81,7 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, po
     return MappedSlab(view if writable else view.toreadonly())
 
 
-def give_back_pages(memory: memoryview) -> None:
+def free_pages(memory: memoryview) -> None:
     """Have whole pages of a mapping of shared memory be zeros that take no memory, for whoever maps them. Nothing where the kernel does not
     do it."""
     begin = np.frombuffer(memory, np.uint8).ctypes.data

@@ -49,7 +49,7 @@ Scatter = tuple[memoryview, Sequence[memoryview]]
 class CopyWork(Protocol[C_contra, R_co]):
     """What is done with some pairs in one thread."""
 
-    def __call__(self, pairs: Sequence[C_contra], way: CopyMode = ..., /) -> R_co: ...
+    def __call__(self, pairs: Sequence[C_contra], mode: CopyMode = ..., /) -> R_co: ...
 
 
 COPY_BYTES: Final = 64 << 10
@@ -74,7 +74,7 @@ class MemcpyPool:
         self._helpers = _Helpers(self._threads - 1)
         self.gil = GilContention()
         """What copies find out of other threads that compute."""
-        weakref.finalize(self, self._helpers.dismiss).atexit = False
+        weakref.finalize(self, self._helpers.stop).atexit = False
 
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Copy every source to its destination."""
@@ -95,19 +95,19 @@ class MemcpyPool:
     def _spread(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
         if len(parts) == 1:
-            return [self._alone(work, pairs)]
+            return [self._run_alone(work, pairs)]
         shared = _Shared(work, parts)
         try:
             self._helpers.call(shared, len(parts) - 1)
             shared.take_parts()
         finally:
             try:
-                shared.gate.shut()
+                shared.gate.close_and_wait()
             finally:
                 shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
         return shared.outcome()
 
-    def _alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
+    def _run_alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
         """In this thread: with the GIL where another one computes, as far as it is not much."""
         size_bytes = sum(len(destination) for destination, _ in pairs)
         if size_bytes < COPY_BYTES:
@@ -121,7 +121,7 @@ class MemcpyPool:
 
     def close(self) -> None:
         """End the threads; later copies are the caller's alone. A second close is a no-op."""
-        self._helpers.dismiss()
+        self._helpers.stop()
 
 
 class _Shared(Generic[C, R]):
@@ -165,11 +165,11 @@ class _Helpers:
         self._calls: SimpleQueue[_Shared[Any, Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._running = 0
-        self._is_dismissed = False
+        self._is_stopped = False
 
     def call(self, shared: "_Shared[Any, Any]", count: int) -> None:
         """Have up to `count` of them help. Nobody needs to come: the caller takes all parts that nobody takes."""
-        if self._is_dismissed:
+        if self._is_stopped:
             return
         helpers = self._running
         for _ in range(self._running, self._limit):
@@ -187,13 +187,13 @@ class _Helpers:
                 return
             self._running += 1
         while (shared := self._calls.get()) is not None:
-            shared.gate.pass_through(shared.help)
+            shared.gate.run_inside(shared.help)
             del shared  # with it go the caller's buffers
         self._calls.put(None)  # for the next one
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End the threads, each after what it is at."""
-        self._is_dismissed = True
+        self._is_stopped = True
         self._calls.put(None)
 
 
@@ -229,65 +229,65 @@ HELD: Final = CopyMode(_copy_held, _checksum_held, _update_held)
 HASH_HELD: Final = CopyMode(copy, _checksum_held, _update_held)
 
 
-def copy_all(pairs: Sequence[Pair], way: CopyMode = FREE) -> None:
+def copy_all(pairs: Sequence[Pair], mode: CopyMode = FREE) -> None:
     for destination, source in pairs:
-        way.copy(destination, source)
+        mode.copy(destination, source)
 
 
-def scatter_all(scatters: Sequence[Scatter], way: CopyMode = FREE) -> None:
+def scatter_all(scatters: Sequence[Scatter], mode: CopyMode = FREE) -> None:
     for source, destinations in scatters:
         if len(destinations) == 1:
-            way.copy(destinations[0], source)
+            mode.copy(destinations[0], source)
             continue
         at = 0
         for destination in destinations:
-            _copy_part(destination, source[at : at + len(destination)], way)
+            _copy_part(destination, source[at : at + len(destination)], mode)
             at += len(destination)
 
 
-def gather_and_sum_all(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
+def gather_and_sum_all(gathers: Sequence[Gather], mode: CopyMode = FREE) -> list[int]:
     """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
     sums = []
     for destination, sources in gathers:
         if len(sources) == 1:
-            way.copy(destination, sources[0])
-            sums.append(way.checksum(sources[0]))
+            mode.copy(destination, sources[0])
+            sums.append(mode.checksum(sources[0]))
         else:
-            sums.append(_gather_and_sum(destination, sources, way))
+            sums.append(_gather_and_sum(destination, sources, mode))
     return sums
 
 
-def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way: CopyMode) -> int:
+def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], mode: CopyMode) -> int:
     digest, at = xxhash.xxh3_64(), 0
     for source in sources:
-        _copy_part(destination[at : at + len(source)], source, way)
-        way.update(digest, source)
+        _copy_part(destination[at : at + len(source)], source, mode)
+        mode.update(digest, source)
         at += len(source)
     return digest.intdigest()
 
 
-def _copy_part(destination: memoryview, source: memoryview, way: CopyMode) -> None:
+def _copy_part(destination: memoryview, source: memoryview, mode: CopyMode) -> None:
     if len(source) < PART_BYTES:
         destination[:] = source
     else:
-        way.copy(destination, source)
+        mode.copy(destination, source)
 
 
-def copy_and_sum_all_rows(pairs: Sequence[Pair], way: CopyMode = FREE, *, row_bytes: int) -> list[int]:
+def copy_and_sum_all_rows(pairs: Sequence[Pair], mode: CopyMode = FREE, *, row_bytes: int) -> list[int]:
     sums: list[int] = []
     for destination, source in pairs:
-        way.copy(destination, source)
+        mode.copy(destination, source)
         rows: Any = np.frombuffer(source, np.uint8).reshape(-1, row_bytes)
-        sums += map(way.checksum, rows)
+        sums += map(mode.checksum, rows)
     return sums
 
 
-def _cut(pairs: Sequence[C], most: int) -> list[Sequence[C]]:
-    """At most `most` runs of about as many bytes each, in order; one for what is not worth sharing."""
+def _cut(pairs: Sequence[C], max_parts: int) -> list[Sequence[C]]:
+    """At most `max_parts` runs of about as many bytes each, in order; one for what is not worth sharing."""
     total = sum(len(destination) for destination, _ in pairs)
     if total < PARALLEL_BYTES or len(pairs) < 2:
         return [pairs]
-    share, begin, filled = -(-total // most), 0, 0
+    share, begin, filled = -(-total // max_parts), 0, 0
     parts: list[Sequence[C]] = []
     for index, (destination, _) in enumerate(pairs):
         filled += len(destination)

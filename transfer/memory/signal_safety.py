@@ -7,7 +7,7 @@ touches the caller's memory, and no change of shared state is cut in two. Three 
 - `Shield` covers a whole call, locks and state too. Each handler runs as promptly as ever, but inside one of ours, which keeps its
   exception and raises it when the shield goes down. It cannot wait for what goes on after its end.
 - `Gate` waits, without a limit, until all threads inside have left. It holds nothing back and can stand in a coroutine.
-- `Latch` waits until another thread opens it, with a limit. It holds also where the caller is struck on the way out of the call that has
+- `UninterruptibleEvent` waits until another thread opens it, with a limit. It holds also where the caller is struck on the way out of the call that has
   begun a request.
 
 The waits of a gate and a latch are one call of the C library, which no signal ends. First in a `finally` they cannot be missed: CPython
@@ -45,27 +45,27 @@ T = TypeVar("T")
 _SIGNALS: Final = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _handler_of: Final = _signal.getsignal
 """Without the look-up of an enum that makes `signal.getsignal` twenty times slower: each shield asks for every signal."""
-_IS_STEADY: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
+_HAS_CLOCKWRLOCK: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
 """The C library waits by a clock that nobody sets: glibc from 2.30 on. Elsewhere a step of the wall clock ends or prolongs a wait."""
-_LATEST_S: Final = float(1 << 40)
+_MAX_END_S: Final = float(1 << 40)
 """The end of a latch without a limit: 34,000 years."""
 
 
 class Gate:
     """A reader-writer lock: readers are the threads inside, and the one write lock, never given back, shuts it.
 
-    `shut()` waits, uninterruptibly and without the GIL, until all who entered have left; nobody enters afterwards. Once only, and from
+    `close_and_wait()` waits, uninterruptibly and without the GIL, until all who entered have left; nobody enters afterwards. Once only, and from
     one thread. To hold whatever is raised it must be the first thing in a `finally`.
     """
 
-    __slots__ = ("_address", "_lock", "shut")
+    __slots__ = ("_address", "_lock", "close_and_wait")
 
     def __init__(self) -> None:
         self._lock = _Lock()
         self._address = ctypes.addressof(self._lock)
         _init(self._address, None)
         # A partial, since a method would be a function, at whose beginning a signal handler may raise.
-        self.shut: Callable[[], object] = partial(_shut, self._address)
+        self.close_and_wait: Callable[[], object] = partial(_shut, self._address)
 
     def enter(self) -> bool:
         """Go inside; False if the gate is shut. It is left by one `leave`, in whichever thread: readers are counted, not known by theirs,
@@ -75,7 +75,7 @@ class Gate:
     def leave(self) -> None:
         _leave(self._address)
 
-    def pass_through(self, work: Callable[[], None]) -> bool:
+    def run_inside(self, work: Callable[[], None]) -> bool:
         """Do `work` inside; False, and nothing is done, if the gate is shut. For threads that see no signals: any but the main one."""
         if not self.enter():
             return False
@@ -119,9 +119,9 @@ class Shield:
             try:
                 for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):  # in C: a loop takes twice as long
                     if callable(handler := _handler_of(number)):  # still: another handler may just have run
-                        _keep_of(number, handler)
+                        _defer_signal(number, handler)
             except BaseException:
-                _give_back_all()
+                _restore_handlers()
                 raise
         self.thread_id = thread_id
         Shield._innermost = self  # last: what a handler of ours raises while no shield is up goes through
@@ -134,7 +134,7 @@ class Shield:
             Shield._innermost = self._outer
             self.thread_id = 0
             if self._outer is None:
-                _give_back_all()
+                _restore_handlers()
         finally:
             raised, self.raised = self.raised, None
             if raised is not None:
@@ -149,7 +149,7 @@ class Shield:
         if self.raised is not None:
             cancel()
 
-    def keep(self, error: BaseException) -> None:
+    def defer(self, error: BaseException) -> None:
         """For handlers of ours: this was raised."""
         if self.raised is None:
             self.raised = error
@@ -159,7 +159,7 @@ class Shield:
                     _thread.start_new_thread(self._cancel, ())
 
 
-class _Keeper:
+class _DeferringHandler:
     """In place of a program's handler: calls it, and keeps for the innermost shield what it raises."""
 
     __slots__ = ("handler",)
@@ -174,28 +174,28 @@ class _Keeper:
             shield = Shield._innermost
             if shield is None:  # one of ours outlived its shield, which was itself cut off when it went up or down
                 raise
-            shield.keep(error)
+            shield.defer(error)
         handler = _handler_of(number)
         if Shield._innermost is not None and callable(handler):  # it may have chosen its successor
-            _keep_of(number, handler)
+            _defer_signal(number, handler)
 
 
-_kept: Final[list[int]] = []
+_replaced: Final[list[int]] = []
 """Signals that may have a handler of ours."""
 
 
-def _keep_of(number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
-    if not isinstance(handler, _Keeper):
-        _kept.append(number)
-        _signal.signal(number, _Keeper(handler))
+def _defer_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+    if not isinstance(handler, _DeferringHandler):
+        _replaced.append(number)
+        _signal.signal(number, _DeferringHandler(handler))
 
 
-def _give_back_all() -> None:
-    while _kept:
-        handler = _handler_of(_kept[-1])
-        if isinstance(handler, _Keeper):
-            _signal.signal(_kept[-1], handler.handler)
-        _kept.pop()
+def _restore_handlers() -> None:
+    while _replaced:
+        handler = _handler_of(_replaced[-1])
+        if isinstance(handler, _DeferringHandler):
+            _signal.signal(_replaced[-1], handler.handler)
+        _replaced.pop()
 
 
 def _after_fork() -> None:
@@ -203,7 +203,7 @@ def _after_fork() -> None:
     shield = Shield._innermost
     if shield is not None and shield.thread_id != threading.get_ident():
         Shield._innermost = None
-        _give_back_all()
+        _restore_handlers()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -220,21 +220,21 @@ def shielded(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-class _Time(ctypes.Structure):
+class _Timespec(ctypes.Structure):
     """struct timespec."""
 
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Latch:
+class UninterruptibleEvent:
     """See the module. Thread-safe. It is made shut, and opened once.
 
-    `sit_out()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
+    `wait_uninterruptibly()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
     struck while he waited. First in a `finally` it cannot be missed: CPython looks for signals after calls, at jumps back and at the
     beginning of functions, and none of these lies before it.
     """
 
-    __slots__ = ("_end", "_lock", "_waiting", "is_open", "sit_out")
+    __slots__ = ("_end", "_lock", "_waiting", "is_open", "wait_uninterruptibly")
 
     def __init__(self, limit_s: float) -> None:
         self.is_open = False
@@ -244,15 +244,15 @@ class Latch:
         address = ctypes.addressof(self._lock)
         _init(address, None)
         _enter(address)
-        if _IS_STEADY:
+        if _HAS_CLOCKWRLOCK:
             now_s, wait = time.monotonic(), partial(_libc.pthread_rwlock_clockwrlock, ctypes.c_void_p(address), time.CLOCK_MONOTONIC)
         else:
             now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
-        parts_s, whole_s = math.modf(min(now_s + limit_s, _LATEST_S))
-        self._end = _Time(int(whole_s), int(parts_s * 1e9))
+        parts_s, whole_s = math.modf(min(now_s + limit_s, _MAX_END_S))
+        self._end = _Timespec(int(whole_s), int(parts_s * 1e9))
         # A partial, since a method would be a function, at whose beginning a handler may raise.
-        self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
-        vars(self.sit_out)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
+        self.wait_uninterruptibly: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
+        vars(self.wait_uninterruptibly)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
 
     def open(self) -> None:
         """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""

@@ -104,12 +104,12 @@ def descriptor_rows(direction: Direction, pieces: Pieces) -> tuple[list[Exported
     if not pieces:
         return [], np.empty((0, 3), np.uint64), np.empty((0, 3), np.uint64)
     table = table_of(pieces)
-    exported = [unpack_region(region, direction) for region in table.there]
-    regions: list[Region | ExportedRegion] = [*table.here, *exported]
+    exported = [unpack_region(region, direction) for region in table.remote]
+    regions: list[Region | ExportedRegion] = [*table.local, *exported]
     known = np.array([(region.address, region.size_bytes, region.region_id) for region in regions], np.int64)
     # Both sides in one array: calls of numpy are what a small request costs.
-    index = np.stack((table.here_index, table.there_index + len(table.here)))
-    rows = _rows(known[index], np.stack((table.here_offset, table.there_offset)), table.length)
+    index = np.stack((table.local_index, table.remote_index + len(table.local)))
+    rows = _rows(known[index], np.stack((table.local_offset, table.remote_offset)), table.length)
     return exported, rows[0], rows[1]
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, regions_here, table_of_used, total_bytes
+from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, local_regions, table_of_used, total_bytes
 from kvstore.transfer.memory.region import Piece, PlainRegion, Region
 from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Slice
@@ -118,8 +118,8 @@ def piece_of(copy: Copy) -> tuple[Peer, Direction, Piece]:
         raise InvalidArgument(f"a copy is (source, destination, length), not {copy!r:.100}") from None
     if not isinstance(length, int) or not 0 <= length <= MAX_COPY_BYTES:
         raise InvalidArgument(f"a length is a number of bytes up to {MAX_COPY_BYTES}, not {length!r}")
-    one, one_offset = _place(source)
-    other, other_offset = _place(destination)
+    one, one_offset = _resolve(source)
+    other, other_offset = _resolve(destination)
     if isinstance(one, PeerRegion) == isinstance(other, PeerRegion):
         both = isinstance(one, PeerRegion)
         raise InvalidArgument(f"of source and destination exactly one is a peer's; here {'both are' if both else 'none is'}")
@@ -140,7 +140,7 @@ def piece_of(copy: Copy) -> tuple[Peer, Direction, Piece]:
     return peer, direction, piece
 
 
-def _place(end: End) -> tuple[Region | PeerRegion, int]:
+def _resolve(end: End) -> tuple[Region | PeerRegion, int]:
     offset = 0
     if isinstance(end, Span):
         end, offset = end
@@ -179,7 +179,7 @@ def begin_transfer(
         if peer.owner is not owner:
             raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
     regions = _hold(_used_in(groups))
-    transfer = Transfer(deadline, priority, regions, dispatcher.abort, dispatcher.help, on_done)
+    transfer = Transfer(deadline, priority, regions, dispatcher.abort, dispatcher.assist, on_done)
     parts: dict[Peer, list[Slice]] = {}
     for peer, direction, pieces in groups:
         for cut_pieces in cut(pieces, peer.slice_bytes):
@@ -188,7 +188,7 @@ def begin_transfer(
             transfer.size_bytes += part.size_bytes
             transfer.slices_left += 1
     if gate is not None:
-        transfer.stays_in(gate)
+        transfer.hold_gate(gate)
     try:
         dispatcher.begin(parts, transfer if waits else None)
     except KVStoreError:
@@ -205,8 +205,8 @@ def begin_transfer(
 def _used_in(groups: Sequence[Group]) -> Collection[Region]:
     """Each region of this process that a batch uses, once."""
     if len(groups) == 1:
-        return regions_here(groups[0][2])
-    return {id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()
+        return local_regions(groups[0][2])
+    return {id(region): region for _, _, pieces in groups for region in local_regions(pieces)}.values()
 
 
 def _hold(regions: Collection[Region]) -> Collection[Region]:

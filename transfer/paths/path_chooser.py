@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kvstore.transfer.config import TransferSettings
 
-MEMORY_NS: Final = 250_000_000
+AVERAGING_NS: Final = 250_000_000
 """A measurement counts for 1/e of itself after this long: a change of rate is followed within about a second (four times this)."""
 SAMPLE_BYTES: Final = 256 << 10
 """Less than this between two idle times says little of the rate: it took mostly latency."""
@@ -73,7 +73,7 @@ class Bandwidth:
         # A few bytes alone show that the path is at least this fast, not that it is no faster.
         if self._sample_bytes >= SAMPLE_BYTES or self._sample_bytes * self._busy_ns > self._bytes * took_ns:
             # Time passes for old measurements while the path is idle, too: then a single probe can outweigh them.
-            kept = math.exp((self.measured_ns - now_ns) / MEMORY_NS) if self.measured_ns >= 0 else 0.0
+            kept = math.exp((self.measured_ns - now_ns) / AVERAGING_NS) if self.measured_ns >= 0 else 0.0
             self._bytes = self._bytes * kept + self._sample_bytes
             self._busy_ns = self._busy_ns * kept + took_ns
             self.measured_ns = now_ns
@@ -117,15 +117,15 @@ class PathState:
     consecutive_failures: int = 0
     """Cool-downs since it last delivered; while there is one, it is resting or being probed."""
     failed_ns: int = 0
-    resting_until_ns: int = 0
+    cooldown_until_ns: int = 0
     is_present: bool = True
     """False: removed, and forgotten when nothing is in flight on it any more."""
-    turn: int = 0
+    last_chosen: int = 0
     """When it was last chosen, counted in choices."""
 
     def is_usable(self, now_ns: int) -> bool:
         """Neither resting nor, after a rest, busy with the one slice that probes it."""
-        return not self.consecutive_failures or (now_ns >= self.resting_until_ns and not self.in_flight_slices)
+        return not self.consecutive_failures or (now_ns >= self.cooldown_until_ns and not self.in_flight_slices)
 
 
 class PathChooser:
@@ -139,7 +139,7 @@ class PathChooser:
         self._random = random
         self._states: dict[Path, PathState] = {}
         self._present: list[PathState] = []
-        self._turns = itertools.count(1)
+        self._choices = itertools.count(1)
         self.bandwidth = Bandwidth(UNKNOWN_SPEED_BYTES_S)
         """Of all paths together. Not the sum of theirs: two paths may share a rail at the far end, and each has had it for itself."""
         self._in_flight_slices = 0
@@ -177,7 +177,7 @@ class PathChooser:
     # --- choosing ---
 
     def choose(
-        self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), far_ends: Mapping[Path, int] | None = None
+        self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), unpreferred_ends: Mapping[Path, int] | None = None
     ) -> Path | None:
         """The way for a slice of this size; None when no path is usable now (see `next_wakeup_ns`).
 
@@ -187,13 +187,13 @@ class PathChooser:
         candidates = self._candidates(now_ns, excluding)
         if not candidates:
             return None
-        far_ends = far_ends or {}
-        chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, far_ends.get(state.path, 0)))
+        unpreferred_ends = unpreferred_ends or {}
+        chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, unpreferred_ends.get(state.path, 0)))
         if len(candidates) > 1 and not chosen.consecutive_failures and self._random.random() < self._settings.probe_share:
             # What has something in flight is being measured; if it has stalled, probes must not pile up on it until that is noticed.
             others = [state for state in candidates if state is not chosen and not state.in_flight_slices]
-            chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.turn), default=chosen)
-        chosen.turn = next(self._turns)
+            chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.last_chosen), default=chosen)
+        chosen.last_chosen = next(self._choices)
         return chosen.path
 
     def _candidates(self, now_ns: int, excluding: Collection[Path]) -> list[PathState]:
@@ -205,15 +205,15 @@ class PathChooser:
                 found.append(state)
         return found
 
-    def _rank(self, state: PathState, size_bytes: int, far_ends: int) -> tuple[bool, float, int]:
-        penalty = self._settings.numa_penalty**far_ends
+    def _rank(self, state: PathState, size_bytes: int, unpreferred_ends: int) -> tuple[bool, float, int]:
+        penalty = self._settings.numa_penalty**unpreferred_ends
         seconds = (state.in_flight_bytes + size_bytes) / state.bandwidth.bytes_s * penalty
-        return (not state.consecutive_failures, seconds, state.turn)
+        return (not state.consecutive_failures, seconds, state.last_chosen)
 
     def next_wakeup_ns(self) -> int | None:
         """When the first resting path may be tried, possibly in the past; None when none rests."""
-        resting = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
-        return min((state.resting_until_ns for state in resting), default=None)
+        cooling_down = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
+        return min((state.cooldown_until_ns for state in cooling_down), default=None)
 
     # --- what became of it ---
 
@@ -247,15 +247,15 @@ class PathChooser:
         state.bandwidth.restart(now_ns)
         self.bandwidth.restart(now_ns)
         state.failed_slices += 1
-        begins_to_rest = not state.consecutive_failures or now_ns >= state.resting_until_ns
-        if begins_to_rest:
+        enters_cooldown = not state.consecutive_failures or now_ns >= state.cooldown_until_ns
+        if enters_cooldown:
             factor = 2.0 ** min(state.consecutive_failures, 63)
-            rest_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
+            cooldown_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
             state.consecutive_failures += 1
             state.failed_ns = now_ns
-            state.resting_until_ns = now_ns + int(rest_s * 1e9)
+            state.cooldown_until_ns = now_ns + int(cooldown_s * 1e9)
         self._forget(state)
-        return begins_to_rest
+        return enters_cooldown
 
     def cancelled(self, path: Path, size_bytes: int) -> None:
         """A slice was given up for a reason that says nothing of the path."""

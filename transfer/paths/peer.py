@@ -12,12 +12,12 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.transfer.agent import Direction, Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
-from kvstore.transfer.memory.pieces import Pieces, regions_there
+from kvstore.transfer.memory.pieces import Pieces, remote_regions
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.paths.path_chooser import Path, PathChooser, PathFacts
 from kvstore.transfer.paths.transfers import Transfer
 
-TRIES_A_PATH: Final = 2
+MAX_TRIES_PER_PATH: Final = 2
 """A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
 
 
@@ -56,11 +56,11 @@ class Peer:
         info: EngineInfo,
         settings: TransferSettings,
         random: random.Random,
-        near_rails: Callable[[str], Collection[str]],
+        preferred_rails: Callable[[str], Collection[str]],
         *,
         owner: object = None,
     ) -> None:
-        """`near_rails` names the rails of this side that are preferred for memory at a location; `owner` is the engine that made it,
+        """`preferred_rails` names the rails of this side that are preferred for memory at a location; `owner` is the engine that made it,
         and the only one that may use it."""
         self.owner = owner
         self.name = info.name
@@ -70,8 +70,8 @@ class Peer:
         self.slice_bytes = settings.slice_bytes_of("")
         """As the transport says that slices go by first."""
         self._settings = settings
-        self._near_rails = near_rails
-        self._far: dict[tuple[str, str], dict[Path, int]] = {}
+        self._preferred_rails = preferred_rails
+        self._unpreferred_by_location: dict[tuple[str, str], dict[Path, int]] = {}
         self._queue: list[tuple[int, int, Slice]] = []
         self._serial = itertools.count()
         self.is_connected = True
@@ -88,7 +88,7 @@ class Peer:
         gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
         self.info = info
         self.routes = dict(routes)
-        self._far.clear()
+        self._unpreferred_by_location.clear()
         if routes:
             first = min(routes, key=lambda path: routes[path].facts.preference)
             self.slice_bytes = self._settings.slice_bytes_of(first.transport)
@@ -119,35 +119,36 @@ class Peer:
         None when every path that may take it has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
         failed it less often go first.
         """
-        regions = regions_there(part.pieces)
+        regions = remote_regions(part.pieces)
         reaching = [path for path in self.routes if _is_reached(regions, path)]
         if part.fences:  # late bytes of an earlier attempt could land over what another agent writes, or what is written after it
             reaching = [path for path in reaching if self.routes[path].agent.honours_fences]
         if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
             attempts = Counter(path.transport for path in part.tried)
             reaching = [path for path in reaching if attempts[path.transport] < self._settings.max_attempts]
-        fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
-        if fewest >= TRIES_A_PATH:
+        fewest = min(map(part.tried.count, reaching), default=MAX_TRIES_PER_PATH)
+        if fewest >= MAX_TRIES_PER_PATH:
             return None
         usable = [path for path in reaching if part.tried.count(path) == fewest]
         excluded = [path for path in self.routes if path not in usable] if len(usable) < len(self.routes) else ()
         states = self.chooser.states
         first = part.pieces[0]
-        far_ends = self._far_ends(first.local.location, first.remote.location)
-        return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, far_ends=far_ends) or min(
-            usable, key=lambda path: (states[path].resting_until_ns, states[path].in_flight_bytes)
+        unpreferred_ends = self._unpreferred_ends(first.local.location, first.remote.location)
+        return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, unpreferred_ends=unpreferred_ends) or min(
+            usable, key=lambda path: (states[path].cooldown_until_ns, states[path].in_flight_bytes)
         )
 
-    def _far_ends(self, local: str, remote: str) -> Mapping[Path, int]:
+    def _unpreferred_ends(self, local: str, remote: str) -> Mapping[Path, int]:
         """For memory at these two places: at how many of its ends a path's rail is not among the preferred ones."""
-        found = self._far.get((local, remote))
+        found = self._unpreferred_by_location.get((local, remote))
         if found is None:
-            near, near_peer = self._near_rails(local), self.info.matrix.get(remote, ((), ()))[0]
+            local_preferred, remote_preferred = self._preferred_rails(local), self.info.matrix.get(remote, ((), ()))[0]
             found = {
-                path: bool(near and path.local_rail not in near) + bool(near_peer and path.remote_rail not in near_peer)
+                path: bool(local_preferred and path.local_rail not in local_preferred)
+                + bool(remote_preferred and path.remote_rail not in remote_preferred)
                 for path in self.routes
             }
-            self._far[local, remote] = found
+            self._unpreferred_by_location[local, remote] = found
         return found
 
     def close(self) -> list[Slice]:

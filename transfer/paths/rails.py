@@ -33,7 +33,7 @@ from kvstore.transfer.topology.model import LOOPBACK, RDMA_KINDS, Nic, Topology
 
 NAMES: Final = ("shm", "tcp", "ucx", "nixl")
 MAX_PORT: Final = 65_535
-Place = tuple[str, str, str]
+AgentKey = tuple[str, str, str]
 """Where an agent belongs: its transport as the settings name it, its rail's device and address. That a link's speed is another does
 not make it another place."""
 log = logging.getLogger("kvstore.transfer")
@@ -208,9 +208,9 @@ def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls:
 class RailAgents:
     """See the module. Owns the agents."""
 
-    def __init__(self, maker: AgentFactory) -> None:
-        self._maker = maker
-        self._agents: dict[Place, TransferAgent] = {}
+    def __init__(self, factory: AgentFactory) -> None:
+        self._factory = factory
+        self._agents: dict[AgentKey, TransferAgent] = {}
         self._preference: dict[str, int] = {}
 
     @property
@@ -220,9 +220,9 @@ class RailAgents:
 
     def open(self, topology: Topology) -> None:
         """Make the agents. Raises ConfigError; those that were made are closed by `close`."""
-        for place, rail in self._places(topology).items():
-            self._agents[place] = self._maker.make(place[0], rail)
-        self._prefer()
+        for key, rail in self._wanted_rails(topology).items():
+            self._agents[key] = self._factory.make(key[0], rail)
+        self._rank_transports()
 
     def change(self, topology: Topology) -> tuple[list[TransferAgent], bool]:
         """Have agents for these links; returns those that are no longer used, for the caller to close, and whether there are new ones.
@@ -230,12 +230,12 @@ class RailAgents:
         A new rail that cannot be used is logged, and tried again with the next change. Raises ConfigError (nothing has changed): the
         settings name a rail that is not there.
         """
-        wanted = self._places(topology)
-        gone = [agent for place, agent in self._agents.items() if place not in wanted]
-        fresh = {place: agent for place, rail in wanted.items() if place not in self._agents and (agent := self._try(place, rail))}
+        wanted = self._wanted_rails(topology)
+        gone = [agent for key, agent in self._agents.items() if key not in wanted]
+        fresh = {key: agent for key, rail in wanted.items() if key not in self._agents and (agent := self._try(key, rail))}
         have = self._agents | fresh
-        self._agents = {place: have[place] for place in wanted if place in have}
-        self._prefer()
+        self._agents = {key: have[key] for key in wanted if key in have}
+        self._rank_transports()
         return gone, bool(fresh)
 
     def export(self, region: Region) -> dict[str, bytes]:
@@ -244,28 +244,28 @@ class RailAgents:
         for agent in self.agents:
             found.setdefault(agent.transport, {})[agent.rail.device] = agent.export(region)
         descriptors: dict[str, bytes] = {}
-        for transport, said in found.items():
-            alike = len(set(said.values())) == 1
-            for rail, descriptor in said.items():
+        for transport, exported_by_rail in found.items():
+            is_same = len(set(exported_by_rail.values())) == 1
+            for rail, descriptor in exported_by_rail.items():
                 if descriptor is not None:
-                    descriptors[transport if alike else on_rail(transport, rail)] = descriptor
+                    descriptors[transport if is_same else on_rail(transport, rail)] = descriptor
         return descriptors
 
-    def _places(self, topology: Topology) -> dict[Place, Rail]:
+    def _wanted_rails(self, topology: Topology) -> dict[AgentKey, Rail]:
         return {
             (transport, rail.device, rail.address): rail
-            for transport in self._maker.transports(topology)
-            for rail in self._maker.rails(transport, topology)
+            for transport in self._factory.transports(topology)
+            for rail in self._factory.rails(transport, topology)
         }
 
-    def _try(self, place: Place, rail: Rail) -> TransferAgent | None:
+    def _try(self, key: AgentKey, rail: Rail) -> TransferAgent | None:
         try:
-            return self._maker.make(place[0], rail)
+            return self._factory.make(key[0], rail)
         except KVStoreError as error:
-            log.warning("rail %s cannot be used by %s: %s", rail.device or "(any)", place[0], error)
+            log.warning("rail %s cannot be used by %s: %s", rail.device or "(any)", key[0], error)
             return None
 
-    def _prefer(self) -> None:
+    def _rank_transports(self) -> None:
         self._preference = {name: number for number, name in enumerate(dict.fromkeys(agent.transport for agent in self.agents))}
 
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, PathRoute]:
@@ -289,7 +289,7 @@ class RailAgents:
                 continue
             try:
                 remote = agent.load_remote(entry.metadata)
-                agent.trust(remote, info.secret)
+                agent.set_secret(remote, info.secret)
                 routes[path] = PathRoute(agent, remote, self._facts(agent, entry))
             except Unreachable:
                 continue

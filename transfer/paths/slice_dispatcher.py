@@ -19,7 +19,7 @@ from kvstore.transfer.memory.pieces import by_rail
 from kvstore.transfer.paths.peer import Peer, Slice
 from kvstore.transfer.paths.transfers import Transfer
 
-After = list[Callable[[], None]]
+DeferredCalls = list[Callable[[], None]]
 """What is to be done once the lock is released: calls of agents and callers, which may call back."""
 log = logging.getLogger("kvstore.transfer")
 
@@ -36,7 +36,7 @@ class RailCount:
 
 
 class _Thread(threading.local):
-    """Of one thread: the peers that it has to pump before it leaves `pump`; None outside."""
+    """Of one thread: the peers that it has to pump before it leaves `dispatch`; None outside."""
 
     peers: dict[Peer, None] | None = None
 
@@ -64,18 +64,18 @@ class SliceDispatcher:
             for peer, slices in parts.items():
                 peer.push(slices)
         for peer in parts:
-            self.pump(peer, caller)
+            self.dispatch(peer, caller)
             caller = None
 
     def end(self, peer: Peer, error: KVStoreError) -> None:
         """Nothing goes to this peer any more: what waits for it fails."""
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
             for part in peer.close():
-                self._fail(part.transfer, error, after)
-        _run(after)
+                self._fail(part.transfer, error, deferred)
+        _run(deferred)
 
-    def pump(self, peer: Peer, caller: Transfer | None = None) -> None:
+    def dispatch(self, peer: Peer, caller: Transfer | None = None) -> None:
         """Begin as many slices as the peer's paths take now. The first of the `caller`'s is left for its own thread to run, in `wait`.
 
         Agents may end a request before `submit` returns, which leads here again: that is noted and done afterwards, for slices that end
@@ -87,16 +87,16 @@ class SliceDispatcher:
         waiting = self._thread.peers = {peer: None}
         try:
             while waiting:
-                self._pump_once(waiting.popitem()[0], caller)
+                self._dispatch_once(waiting.popitem()[0], caller)
                 caller = None
         finally:
             self._thread.peers = None
 
-    def _pump_once(self, peer: Peer, caller: Transfer | None) -> None:
+    def _dispatch_once(self, peer: Peer, caller: Transfer | None) -> None:
         begun: list[tuple[TransferAgent, AgentRequest]] = []
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
-            while (next_one := self._next(peer, after)) is not None:
+            while (next_one := self._next(peer, deferred)) is not None:
                 begun.append(next_one)
         if caller is not None and begun:
             begun[0][1].caller_runs = begun[0][1].context.transfer is caller
@@ -105,27 +105,27 @@ class SliceDispatcher:
         if begun:
             with self.lock:
                 for agent, request in begun:
-                    self._submitted(agent, request, after)
-        _run(after)
+                    self._submitted(agent, request, deferred)
+        _run(deferred)
 
-    def _submitted(self, agent: TransferAgent, request: AgentRequest, after: After) -> None:
+    def _submitted(self, agent: TransferAgent, request: AgentRequest, deferred: DeferredCalls) -> None:
         """From now on it can be cancelled, and is if its transfer failed meanwhile. Called with the lock held."""
         transfer: Transfer = request.context.transfer
         if request in transfer.in_flight:
             transfer.in_flight[request] = agent
             if transfer.error is not None:
-                after.append(functools.partial(agent.cancel, request))
+                deferred.append(functools.partial(agent.cancel, request))
 
-    def _next(self, peer: Peer, after: After) -> tuple[TransferAgent, AgentRequest] | None:
+    def _next(self, peer: Peer, deferred: DeferredCalls) -> tuple[TransferAgent, AgentRequest] | None:
         """The next slice that a path takes now, as its agent's request. Called with the lock held."""
         now_ns = self._clock_ns()
         while (part := peer.head()) is not None:
             if part.transfer.deadline.at_ns <= time.monotonic_ns():
-                self._fail(part.transfer, part.transfer.deadline.exceeded(), after)
+                self._fail(part.transfer, part.transfer.deadline.exceeded(), deferred)
                 continue
             path = peer.choose(part, now_ns)
             if path is None:
-                self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), after)
+                self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), deferred)
                 continue
             agent, remote, _ = peer.routes[path]
             if peer.chooser.states[path].in_flight_slices >= agent.window:
@@ -154,13 +154,13 @@ class SliceDispatcher:
     def _finished(self, request: AgentRequest) -> None:
         """An agent's request is over: called by the agent."""
         part: Slice = request.context
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
-            self._account(part, request, after)
-        _run(after)
-        self.pump(part.peer)
+            self._record_outcome(part, request, deferred)
+        _run(deferred)
+        self.dispatch(part.peer)
 
-    def _account(self, part: Slice, request: AgentRequest, after: After) -> None:
+    def _record_outcome(self, part: Slice, request: AgentRequest, deferred: DeferredCalls) -> None:
         """Note what became of a slice, and what follows from it. Called with the lock held."""
         transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
         assert path is not None
@@ -174,7 +174,7 @@ class SliceDispatcher:
             transfer.slices_left -= 1
         elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
             chooser.cancelled(path, part.size_bytes)  # no fault of the path
-            self._fail(transfer, error, after)
+            self._fail(transfer, error, deferred)
         else:
             rail.failed_slices += 1
             rail.rests += chooser.failed(path, part.size_bytes, now_ns)
@@ -185,29 +185,29 @@ class SliceDispatcher:
             if part.peer.is_connected:
                 part.peer.push_first(part)
             else:
-                self._fail(transfer, error, after)
+                self._fail(transfer, error, deferred)
         if not transfer.in_flight and (had_failed or not transfer.slices_left):
-            after.append(transfer.complete)
+            deferred.append(transfer.complete)
 
-    def _fail(self, transfer: Transfer, error: KVStoreError, after: After) -> None:
+    def _fail(self, transfer: Transfer, error: KVStoreError, deferred: DeferredCalls) -> None:
         """The transfer fails: what waits is dropped, what is under way cancelled. Called with the lock held."""
         if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
             return
         transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
         if transfer.in_flight:
             submitted = [(request, agent) for request, agent in transfer.in_flight.items() if agent is not None]
-            after.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
+            deferred.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
         else:
-            after.append(transfer.complete)
+            deferred.append(transfer.complete)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
         """For Transfer: end it."""
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
-            self._fail(transfer, error, after)
-        _run(after)
+            self._fail(transfer, error, deferred)
+        _run(deferred)
 
-    def help(self, transfer: Transfer) -> None:
+    def assist(self, transfer: Transfer) -> None:
         """For Transfer: its waiting thread takes a share of the work."""
         with self.lock:
             requests = list(transfer.in_flight.items())
@@ -225,6 +225,6 @@ def _submit(agent: TransferAgent, request: AgentRequest) -> None:
             request.finish(Unreachable(f"{agent.transport} failed: {error!r}"))
 
 
-def _run(after: After) -> None:
-    for action in after:
+def _run(deferred: DeferredCalls) -> None:
+    for action in deferred:
         action()

@@ -38,8 +38,8 @@ def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:
     starts, sizes = (bounds - sizes)[sizes > 0], sizes[sizes > 0]
     run = np.searchsorted(ends, starts, side="right")
     within = starts - (ends - lengths)[run]
-    here_index, here_offset, there_index, there_offset = (column[run] for column in columns)
-    whole = PieceTable(pieces.here, pieces.there, here_index, here_offset + within, there_index, there_offset + within, sizes)
+    local_index, local_offset, remote_index, remote_offset = (column[run] for column in columns)
+    whole = PieceTable(pieces.local, pieces.remote, local_index, local_offset + within, remote_index, remote_offset + within, sizes)
     firsts = np.flatnonzero(starts % slice_bytes == 0)
     return [
         whole[at : min(at + MAX_PIECES_A_SLICE, end)]

@@ -41,7 +41,7 @@ class Transfer:
         priority: Priority,
         held: Collection[Region],
         abort: "Callable[[Transfer, KVStoreError], None]",
-        help: "Callable[[Transfer], None]",
+        assist: "Callable[[Transfer], None]",
         on_done: "Callable[[Transfer], None] | None",
     ) -> None:
         self.deadline = deadline
@@ -57,13 +57,13 @@ class Transfer:
         """Requests under way, and whom to tell when they are to end: None until they are submitted."""
         self._held = held
         self._abort = abort
-        self._help = help
+        self._assist = assist
         self._on_done = on_done
         self._lock = threading.Lock()
         self._over: threading.Event | None = None
         self._gate: Gate | None = None
 
-    def stays_in(self, gate: Gate) -> None:
+    def hold_gate(self, gate: Gate) -> None:
         """For the engine, before anything moves: to shut the gate waits until it is over."""
         gate.enter()
         self._gate = gate
@@ -102,9 +102,9 @@ class Transfer:
         Whatever else is raised, by a signal handler say, cancels the transfer and goes on once it is over.
         """
         with Shield() as shield:
-            self.wait_behind(shield)
+            self.wait_with(shield)
 
-    def wait_behind(self, shield: Shield) -> None:
+    def wait_with(self, shield: Shield) -> None:
         """`wait`, for who has a shield up, whose work ends with this: a second one would only take time."""
         self._wait_until_over(shield)
         self.check()
@@ -128,7 +128,7 @@ class Transfer:
         shield.cancels(self.cancel)
         try:
             if not self.is_over:
-                self._help(self)
+                self._assist(self)
             if not self.is_over and not self._ends_within(self.deadline):
                 self.expire()
         except BaseException:
@@ -136,7 +136,7 @@ class Transfer:
             raise
         finally:
             if not self.is_over:
-                self._wait_for_its_end()
+                self._wait_until_finished()
 
     def _ends_within(self, deadline: Deadline) -> bool:
         try:
@@ -144,7 +144,7 @@ class Transfer:
         except DeadlineExceeded:
             return self.is_over
 
-    def _wait_for_its_end(self) -> None:
+    def _wait_until_finished(self) -> None:
         """However long it takes: as long as a slice moves, nobody may have the memory back."""
         while not self.is_over and not self._event().wait(ABORT_TIMEOUT_S):
             log.error(

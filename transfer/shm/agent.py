@@ -35,20 +35,20 @@ from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, Transf
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import MappedSlab, map_slab
 from kvstore.transfer.memory.memcpy import copy
-from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
+from kvstore.transfer.memory.pieces import check_pieces, local_views, remote_regions, remote_views
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.shm.target import CLOSED_COUNT, SharedTarget
 
 MAGIC: Final = b"kvshm1 "
 """Metadata: this, the `socket_id` of the Unix socket, a space, its path."""
-_PLACE: Final = struct.Struct("<I")
+_TABLE_INDEX: Final = struct.Struct("<I")
 """A region's descriptor: its place in the owner's table of live regions."""
 _WORD_BYTES: Final = 8
 """Of that table. It is read through a memoryview, which makes an int of a word in a third of the time that numpy takes."""
 
 
-class _ProcessRequest:
+class _PeerProcess:
     """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
     `is_loaded`."""
 
@@ -66,18 +66,18 @@ class _ProcessRequest:
         """When it last gave no answer within an attempt's time."""
         self.is_loaded = True
 
-    def is_live(self, region_id: int, place: int) -> bool:
-        return place < len(self.live) and self.live[place] == region_id
+    def is_live(self, region_id: int, index: int) -> bool:
+        return index < len(self.live) and self.live[index] == region_id
 
     def unmap_closed(self) -> None:
         """Let go of regions that their owner has closed."""
         closed_count = self.live[CLOSED_COUNT]
         if closed_count != self.closed_count:
             self.closed_count = closed_count
-            for key in [key for key, (_, place) in self.mapped.items() if not self.is_live(key[0], place)]:
+            for key in [key for key, (_, index) in self.mapped.items() if not self.is_live(key[0], index)]:
                 del self.mapped[key]
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Let go of all of them, and of the connection."""
         self.mapped.clear()
         if self.channel is not None:
@@ -88,7 +88,7 @@ class _ProcessRequest:
         """For good."""
         self.is_loaded = False  # first: threads that wait for the lock are to find it so
         with self.lock:
-            self.hang_up()
+            self.disconnect()
 
 
 class SharedMemoryAgent(TransferAgent):
@@ -117,9 +117,9 @@ class SharedMemoryAgent(TransferAgent):
             self._target = SharedTarget(name, exports or Exports(), max_connections=settings.max_connections, run_dir=run_dir)
         self._threads = ThreadPoolExecutor(settings.copy_threads or min(4, os.cpu_count() or 1), thread_name_prefix="kvstore-shm-copy")
         self._lock = threading.Lock()
-        self._queued: dict[AgentRequest, _ProcessRequest] = {}
+        self._queued: dict[AgentRequest, _PeerProcess] = {}
         """Submitted and not begun."""
-        self._peers: list[_ProcessRequest] = []
+        self._peers: list[_PeerProcess] = []
         self._is_closed = False
 
     def metadata(self) -> bytes:
@@ -131,7 +131,7 @@ class SharedMemoryAgent(TransferAgent):
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
             raise ProtocolError("these bytes do not say how a process is reached over shared memory")
-        peer = _ProcessRequest(host.decode("ascii", "replace"), os.fsdecode(path))
+        peer = _PeerProcess(host.decode("ascii", "replace"), os.fsdecode(path))
         if not is_here(peer.path, peer.host_id):
             raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
         with self._lock:
@@ -153,8 +153,8 @@ class SharedMemoryAgent(TransferAgent):
             peer.unload()
 
     def export(self, region: Region) -> bytes | None:
-        place = self._target.export(region) if self._target is not None else None
-        return None if place is None else _PLACE.pack(place)
+        index = self._target.export(region) if self._target is not None else None
+        return None if index is None else _TABLE_INDEX.pack(index)
 
     # --- requests ---
 
@@ -198,29 +198,29 @@ class SharedMemoryAgent(TransferAgent):
         if was_queued:
             request.finish(cancelled())
 
-    def _copy(self, peer: _ProcessRequest, request: AgentRequest) -> None:
+    def _copy(self, peer: _PeerProcess, request: AgentRequest) -> None:
         """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
-        regions = regions_there(request.pieces)
-        mapped, places = self._reach(peer, request, regions)
-        here, there = views_here(request.pieces), views_there(request.pieces, mapped)
-        destinations, sources = (here, there) if request.direction is Direction.READ else (there, here)
+        regions = remote_regions(request.pieces)
+        mapped, indices = self._map_regions(peer, request, regions)
+        local, remote = local_views(request.pieces), remote_views(request.pieces, mapped)
+        destinations, sources = (local, remote) if request.direction is Direction.READ else (remote, local)
         for number, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
             if not number % 64 or len(source) >= 1 << 20:
                 request.deadline.left_s()
                 if request.is_cancelled:
                     raise cancelled()
             copy(destination, source)
-        for region, place in zip(regions, places, strict=True):
-            if not peer.is_live(region.region_id, place):
+        for region, index in zip(regions, indices, strict=True):
+            if not peer.is_live(region.region_id, index):
                 raise StaleHandle(f"region {region.region_id} was closed while it was copied")
 
-    def _reach(
-        self, peer: _ProcessRequest, request: AgentRequest, regions: Iterable[RemoteRegion]
+    def _map_regions(
+        self, peer: _PeerProcess, request: AgentRequest, regions: Iterable[RemoteRegion]
     ) -> tuple[dict[int, memoryview], list[int]]:
         """Of these regions the mapped memory, by the identity of the description, and the places."""
         writable = request.direction is Direction.WRITE
         mapped: dict[int, memoryview] = {}
-        places: list[int] = []
+        indices: list[int] = []
         _lock(peer, request.deadline)
         try:
             if peer.failed_ns >= request.state:  # found while this one waited: one such wait after the other would keep all threads
@@ -228,23 +228,23 @@ class SharedMemoryAgent(TransferAgent):
             channel = self._connected(peer, request.deadline)
             peer.unmap_closed()
             for region in regions:
-                mapped[id(region)], place = self._find(peer, channel, region, writable, request.deadline)
-                places.append(place)
+                mapped[id(region)], index = self._find(peer, channel, region, writable, request.deadline)
+                indices.append(index)
         finally:
             peer.lock.release()
-        return mapped, places
+        return mapped, indices
 
-    def _connected(self, peer: _ProcessRequest, deadline: Deadline) -> Channel:
+    def _connected(self, peer: _PeerProcess, deadline: Deadline) -> Channel:
         """A channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
         if not peer.is_loaded:
             raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
         if peer.channel is None or not peer.channel.is_quiet():
-            peer.hang_up()  # the process has ended; another one may listen there
+            peer.disconnect()  # the process has ended; another one may listen there
             self._connect(peer, deadline)
         assert peer.channel is not None
         return peer.channel
 
-    def _connect(self, peer: _ProcessRequest, deadline: Deadline) -> None:
+    def _connect(self, peer: _PeerProcess, deadline: Deadline) -> None:
         """A channel is kept only with its table: without one every region would look closed."""
         with self._attempt(peer, deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
@@ -260,28 +260,28 @@ class SharedMemoryAgent(TransferAgent):
         peer.channel, peer.live, peer.closed_count = channel, table.cast("Q"), 0
 
     def _find(
-        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+        self, peer: _PeerProcess, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
     ) -> tuple[memoryview, int]:
-        slab, place = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
-        if not peer.is_live(remote.region_id, place):
+        slab, index = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
+        if not peer.is_live(remote.region_id, index):
             raise StaleHandle(f"region {remote.region_id} is closed")
         if remote.size_bytes > len(slab.memory):
             raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
-        return slab.memory, place
+        return slab.memory, index
 
     def _attach(
-        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+        self, peer: _PeerProcess, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
     ) -> tuple[MappedSlab, int]:
         """Map a region. Called with the peer's lock held."""
         descriptor = remote.descriptors.get(self.transport, b"")
-        if len(descriptor) != _PLACE.size or not remote.region_id:
+        if len(descriptor) != _TABLE_INDEX.size or not remote.region_id:
             raise InvalidArgument(f"region {remote.region_id} is not shared memory")
         slab = self._map(peer, channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
-        [place] = _PLACE.unpack(descriptor)
-        peer.mapped[remote.region_id, remote.key, writable] = slab, place
-        return slab, place
+        [index] = _TABLE_INDEX.unpack(descriptor)
+        peer.mapped[remote.region_id, remote.key, writable] = slab, index
+        return slab, index
 
-    def _map(self, peer: _ProcessRequest, channel: Channel, message: Attach, deadline: Deadline) -> MappedSlab:
+    def _map(self, peer: _PeerProcess, channel: Channel, message: Attach, deadline: Deadline) -> MappedSlab:
         with self._attempt(peer, deadline) as attempt:
             answer, fds = channel.call_for_fds(message, attempt)
         if len(fds) != 1 or len(answer.sizes) != 1:
@@ -294,7 +294,7 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     @contextmanager
-    def _attempt(self, peer: _ProcessRequest, deadline: Deadline) -> Iterator[Deadline]:
+    def _attempt(self, peer: _PeerProcess, deadline: Deadline) -> Iterator[Deadline]:
         """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried. Called with the
         peer's lock held."""
         try:
@@ -343,13 +343,13 @@ class SharedMemoryAgent(TransferAgent):
             self._target.close()
 
 
-def _lock(peer: _ProcessRequest, deadline: Deadline) -> None:
+def _lock(peer: _PeerProcess, deadline: Deadline) -> None:
     """Not a context manager, which would cost a twentieth of the copy of 4 KiB."""
     if not peer.lock.acquire(timeout=deadline.left_s()):
         raise deadline.exceeded()
 
 
-def _as_process(remote: Remote) -> _ProcessRequest:
-    if not isinstance(remote, _ProcessRequest):
+def _as_process(remote: Remote) -> _PeerProcess:
+    if not isinstance(remote, _PeerProcess):
         raise InvalidArgument("this is not a peer that this agent has loaded")
     return remote

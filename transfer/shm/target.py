@@ -68,19 +68,19 @@ class LiveRegions:
         with self._lock:
             if not self._free and self._next > self._max_regions:
                 raise Full(f"{self._max_regions} regions are shared with this host already: close some")
-            place = self._free.pop() if self._free else self._next
-            self._next = max(self._next, place + 1)
-            self._table[place] = region_id
-            return place
+            index = self._free.pop() if self._free else self._next
+            self._next = max(self._next, index + 1)
+            self._table[index] = region_id
+            return index
 
-    def remove(self, place: int) -> None:
+    def remove(self, index: int) -> None:
         """The region is closed; in a forked child, which shares the table, its owner has it still."""
         if os.getpid() != self._process_id:
             return
         with self._lock:
-            self._table[place] = 0
+            self._table[index] = 0
             self._table[CLOSED_COUNT] += 1
-            self._free.append(place)
+            self._free.append(index)
 
     def close(self) -> None:
         """All regions are closed. A second close is a no-op."""
@@ -102,7 +102,7 @@ class SharedTarget:
         self._name = name
         self._exports = exports
         self._live = LiveRegions(max_regions)
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._lock = threading.Lock()
         self._notices = Notices(name)
         self._is_closed = False
@@ -129,19 +129,19 @@ class SharedTarget:
             with self._lock:
                 if self._is_closed:
                     raise Closed("the agent is closed")
-                place = self._places.get(region.region_id)
-                if place is None:
-                    place = self._places[region.region_id] = self._live.add(region.region_id)
+                index = self._indices.get(region.region_id)
+                if index is None:
+                    index = self._indices[region.region_id] = self._live.add(region.region_id)
                     self._exports.add(region)
                     region.on_close(self._forget)
         finally:
             region.release()
-        return place
+        return index
 
     def _forget(self, region: Region) -> None:
         with self._lock:
             if not self._is_closed:
-                self._live.remove(self._places.pop(region.region_id))
+                self._live.remove(self._indices.pop(region.region_id))
 
     def notices(self) -> list[tuple[str, bytes]]:
         """(name of the agent, message) of what has come since the last call."""

@@ -25,7 +25,7 @@ MAX_DISCARDED_PIECE_BYTES: Final = 16 << 20
 """What is refused of messages is read into memory as long as the piece: agents of ours cut slices no longer than that."""
 IDLE_S: Final = 86_400.0
 """How long a connection without a descriptor may be idle."""
-LAST_WORD_S: Final = 0.5
+FINAL_REPLY_TIMEOUT_S: Final = 0.5
 """How long a peer that made a mistake has to read the answer before the connection is closed under it."""
 
 
@@ -58,7 +58,7 @@ class Responder:
             if header.body_bytes > MAX_TRANSFER_BODY_BYTES:
                 raise ProtocolError(f"a body of {header.body_bytes} bytes is over the limit of {MAX_TRANSFER_BODY_BYTES}")
         except ProtocolError as error:
-            self.say_last(connection, 0, error)
+            self.send_final(connection, 0, error)
             raise
         body = memoryview(bytearray(header.body_bytes))
         if header.body_bytes:
@@ -77,7 +77,7 @@ class Responder:
         except ProtocolError:
             raise
         except KVStoreError as error:
-            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            self.respond(connection, header.request_id, Failure(error.code, str(error)))
             return
         try:
             head = pack_header(Ok.TYPE, header.request_id, 0, payload_bytes)
@@ -97,7 +97,7 @@ class Responder:
             views, held = self._exports.hold(message)
         except KVStoreError as error:
             _discard(connection, message.sizes, deadline)
-            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            self.respond(connection, header.request_id, Failure(error.code, str(error)))
             return
         try:
             connection.recv_into(views, deadline)
@@ -105,7 +105,7 @@ class Responder:
         finally:
             del views
             release(held)
-        self.answer(connection, header.request_id, Ok())
+        self.respond(connection, header.request_id, Ok())
 
     def _count(self, payload_bytes: int) -> None:
         with self._lock:
@@ -113,24 +113,24 @@ class Responder:
 
     def notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
         """Keep a notification from the agent `name`."""
-        answer: Message = Ok()
+        reply: Message = Ok()
         try:
             self._notices.put(name, message.message)
         except KVStoreError as error:
-            answer = Failure(error.code, str(error))
-        self.answer(connection, header.request_id, answer)
+            reply = Failure(error.code, str(error))
+        self.respond(connection, header.request_id, reply)
 
-    def answer(self, connection: Connection, request_id: int, message: Message) -> None:
+    def respond(self, connection: Connection, request_id: int, message: Message) -> None:
         """Send an answer without payload."""
         body = message.pack()
         parts = [pack_header(message.TYPE, request_id, len(body)), body] if body else [pack_header(message.TYPE, request_id, 0)]
         connection.send(parts, Deadline(self._settings.stall_timeout_s))
 
-    def say_last(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
+    def send_final(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
         """Tell the peer why and give it the time to read: closing at once could throw the answer away."""
         with contextlib.suppress(KVStoreError):
-            self.answer(connection, request_id, Failure(error.code, str(error)))
-            connection.recv_into([memoryview(bytearray(1))], Deadline(LAST_WORD_S))
+            self.respond(connection, request_id, Failure(error.code, str(error)))
+            connection.recv_into([memoryview(bytearray(1))], Deadline(FINAL_REPLY_TIMEOUT_S))
 
 
 def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -> None:
@@ -139,13 +139,13 @@ def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -
         longest = max(sizes, default=0)
         if longest > MAX_DISCARDED_PIECE_BYTES:
             raise ProtocolError(f"a piece of {longest} bytes for what is not open to this peer")
-        nowhere = memoryview(bytearray(longest))
-        connection.recv_into([nowhere[:size] for size in sizes], deadline)
+        scratch = memoryview(bytearray(longest))
+        connection.recv_into([scratch[:size] for size in sizes], deadline)
         return
     left_bytes = sum(sizes)
-    nowhere = memoryview(bytearray(min(left_bytes, DISCARD_BYTES)))
+    scratch = memoryview(bytearray(min(left_bytes, DISCARD_BYTES)))
     while left_bytes:
-        part = nowhere[:left_bytes]
+        part = scratch[:left_bytes]
         connection.recv_into([part], deadline)
         left_bytes -= len(part)
 

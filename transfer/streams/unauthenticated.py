@@ -23,30 +23,30 @@ class HandshakeState:
     """What one stranger has said."""
 
     def __init__(self) -> None:
-        self._room = memoryview(bytearray(HEADER_BYTES + MAX_JOIN_BYTES))
+        self._buffer = memoryview(bytearray(HEADER_BYTES + MAX_JOIN_BYTES))
         self._got_bytes = 0
         self._discarded_bytes = 0
         self.header: FrameHeader | None = None
         self.is_refused = False
         """It was told why, and has some time to read that."""
 
-    def hear(self, connection: Connection) -> JoinEngine | None:
+    def receive(self, connection: Connection) -> JoinEngine | None:
         """Take what has arrived; the Join once it is whole. Raises ProtocolError for anything else, and what ends the connection."""
         if self.is_refused:
             self._discard(connection)
             return None
         while True:
             body_bytes = self.header.body_bytes if self.header is not None else 0
-            room = self._room[self._got_bytes : HEADER_BYTES + body_bytes]
-            if not len(room):
+            target = self._buffer[self._got_bytes : HEADER_BYTES + body_bytes]
+            if not len(target):
                 assert self.header is not None
-                return JoinEngine.unpack(self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
-            got_bytes = connection.recv_arrived(room)
+                return JoinEngine.unpack(self._buffer[HEADER_BYTES : HEADER_BYTES + body_bytes])
+            got_bytes = connection.recv_arrived(target)
             if not got_bytes:
                 return None
             self._got_bytes += got_bytes
             if self._got_bytes == HEADER_BYTES:
-                self.header = _join_header(self._room[:HEADER_BYTES])
+                self.header = _join_header(self._buffer[:HEADER_BYTES])
 
     @property
     def request_id(self) -> int:
@@ -54,7 +54,7 @@ class HandshakeState:
         return self.header.request_id if self.header is not None else 0
 
     def _discard(self, connection: Connection) -> None:
-        while (got_bytes := connection.recv_arrived(self._room)) > 0:
+        while (got_bytes := connection.recv_arrived(self._buffer)) > 0:
             self._discarded_bytes += got_bytes
             if self._discarded_bytes > MAX_DISCARDED_BYTES:
                 raise Unreachable("a stranger goes on after it was refused")
@@ -70,35 +70,35 @@ def _join_header(data: memoryview) -> FrameHeader:
 class PendingHandshakes(Generic[C]):
     """Those that are here, and until when. Not thread-safe: its owner locks."""
 
-    def __init__(self, *, most: int, timeout_s: float) -> None:
-        self._most = most
+    def __init__(self, *, max_pending: int, timeout_s: float) -> None:
+        self._max_pending = max_pending
         self._timeout_ns = int(timeout_s * 1e9)
         self._until_ns: dict[C, int] = {}
 
-    def add(self, stranger: C, now_ns: int) -> C | None:
+    def add(self, connection: C, now_ns: int) -> C | None:
         """One more; returns the oldest if it has to leave for it."""
         oldest = None
-        if len(self._until_ns) >= self._most:
+        if len(self._until_ns) >= self._max_pending:
             oldest = next(iter(self._until_ns))
             del self._until_ns[oldest]
-        self._until_ns[stranger] = now_ns + self._timeout_ns
+        self._until_ns[connection] = now_ns + self._timeout_ns
         return oldest
 
-    def shorten(self, stranger: C, until_ns: int) -> None:
+    def shorten(self, connection: C, until_ns: int) -> None:
         """It has to leave by then, if it is still here."""
-        if stranger in self._until_ns:
-            self._until_ns[stranger] = min(self._until_ns[stranger], until_ns)
+        if connection in self._until_ns:
+            self._until_ns[connection] = min(self._until_ns[connection], until_ns)
 
-    def remove(self, stranger: C) -> None:
+    def remove(self, connection: C) -> None:
         """It has said who it is, or left. Others are ignored."""
-        self._until_ns.pop(stranger, None)
+        self._until_ns.pop(connection, None)
 
     def expire(self, now_ns: int) -> list[C]:
         """Those whose time is over, removed."""
-        over = [stranger for stranger, until_ns in self._until_ns.items() if until_ns <= now_ns]
-        for stranger in over:
-            del self._until_ns[stranger]
-        return over
+        expired = [connection for connection, until_ns in self._until_ns.items() if until_ns <= now_ns]
+        for connection in expired:
+            del self._until_ns[connection]
+        return expired
 
     def next_ns(self) -> int | None:
         """When the next one's time is over; None when there is nobody."""

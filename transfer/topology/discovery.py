@@ -63,16 +63,16 @@ class Discovery:
     def configured(cls, settings: TransferSettings) -> "Discovery":
         """With the override that the setting `topology` names.
 
-        Raises ConfigError for a file that cannot be read, is malformed or names a NIC that is not here, and Broken as `look` does.
+        Raises ConfigError for a file that cannot be read, is malformed or names a NIC that is not here, and Broken as `read_topology` does.
         """
         if not settings.topology:
             return cls()
         override = override_from_file(settings.topology)
         discovery = cls(override)
-        override.check(discovery.look())
+        override.check(discovery.read_topology())
         return discovery
 
-    def look(self) -> Topology:
+    def read_topology(self) -> Topology:
         """The topology now. Raises Broken where the system does not tell the network interfaces."""
         found = read_machine(ROOT, read_interfaces(), self._gpus)
         return self._override.apply(found) if self._override is not None else found
@@ -128,17 +128,19 @@ def _rdma_nics(root: Path, interfaces: Mapping[str, Interface]) -> Iterator[Nic]
             is_ethernet = _read(port / "link_layer") == "Ethernet"
             interface = _rdma_interface(device, port)
             # RoCE in software has no device of its own: it is where its interface is.
-            place = _interface_place(device, 0) or _interface_place(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
+            location = (
+                _interface_location(device, 0) or _interface_location(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
+            )
             addresses = interfaces[interface].addresses if interface in interfaces else ()
             yield Nic(
                 device.name if len(ports) == 1 else f"{device.name}:{port.name}",
                 ROCE if is_ethernet else INFINIBAND,
                 interface if interface in interfaces else "",
                 addresses,
-                place.numa_node,
+                location.numa_node,
                 _leading_number(_read(port / "rate")),
                 _read(port / "state").partition(":")[0] == PORT_ACTIVE,
-                place.pci_path,
+                location.pci_path,
             )
 
 
@@ -158,33 +160,33 @@ def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
     if _read(path / "ifindex") != str(interface.index):  # this /sys belongs to another network namespace, or is not there
         kind = LOOPBACK if name == "lo" else ETHERNET
         return Nic(name, kind, name, interface.addresses, is_up=interface.is_up) if interface.addresses else None
-    place = _interface_place(path, MAX_STACK)
+    location = _interface_location(path, MAX_STACK)
     hardware_type = _leading_number(_read(path / "type"))
     is_loopback = hardware_type == ARPHRD_LOOPBACK
-    if place is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
+    if location is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
         return None
     kind = LOOPBACK if is_loopback else INFINIBAND if hardware_type == ARPHRD_INFINIBAND else ETHERNET
     # A virtual device without hardware below reports what its driver's author wrote down: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
-    speed_mbit_s = _leading_number(_read(path / "speed")) if place is not None else 0.0
-    place = place or _DeviceLocation()
-    return Nic(name, kind, name, interface.addresses, place.numa_node, speed_mbit_s / 1000, interface.is_up, place.pci_path)
+    speed_mbit_s = _leading_number(_read(path / "speed")) if location is not None else 0.0
+    location = location or _DeviceLocation()
+    return Nic(name, kind, name, interface.addresses, location.numa_node, speed_mbit_s / 1000, interface.is_up, location.pci_path)
 
 
-def _interface_place(path: Path, depth: int) -> _DeviceLocation | None:
+def _interface_location(path: Path, depth: int) -> _DeviceLocation | None:
     """Where the hardware behind an interface (or an RDMA device) is; None for one without. A bond of several is in none of their places."""
     if (path / "device").exists():
-        return _place_of(path / "device")
+        return _location_of(path / "device")
     if not depth:
         return None
-    lower = (_interface_place(entry, depth - 1) for entry in _entries(path) if entry.name.startswith("lower_"))
-    places = {place for place in lower if place is not None}
+    lower = (_interface_location(entry, depth - 1) for entry in _entries(path) if entry.name.startswith("lower_"))
+    places = {location for location in lower if location is not None}
     if not places:
         return None
-    nodes = {place.numa_node for place in places}
+    nodes = {location.numa_node for location in places}
     return next(iter(places)) if len(places) == 1 else _DeviceLocation("", nodes.pop() if len(nodes) == 1 else UNKNOWN_NODE)
 
 
-def _place_of(device: Path) -> _DeviceLocation:
+def _location_of(device: Path) -> _DeviceLocation:
     """Of a device's folder: the PCI addresses that its real path goes through, and the NUMA node of the nearest that names one."""
     path = device.resolve()
     parts = [part for part in path.parts if _PCI_PART.fullmatch(part)]
@@ -199,8 +201,8 @@ def _place_of(device: Path) -> _DeviceLocation:
 
 def _gpus(root: Path, found: Sequence[FoundGpu]) -> Iterator[Gpu]:
     for gpu in sorted(found):
-        place = _place_of(root / "sys/bus/pci/devices" / _sysfs_address(gpu.pci_address))
-        yield Gpu(gpu.index, gpu.name, place.numa_node, place.pci_path)
+        location = _location_of(root / "sys/bus/pci/devices" / _sysfs_address(gpu.pci_address))
+        yield Gpu(gpu.index, gpu.name, location.numa_node, location.pci_path)
 
 
 def _sysfs_address(address: str) -> str:

@@ -169,27 +169,27 @@ def _matrix(value: "_JsonValue") -> dict[str, RailPreference]:
     return matrix
 
 
-def _check_names(matrix: Matrix, nics: Sequence[Nic], place: str = "") -> None:
+def _check_names(matrix: Matrix, nics: Sequence[Nic], path: str = "") -> None:
     known = [nic.name for nic in nics]
     for location, rails in matrix.items():
         for part, names in zip(("preferred", "available"), rails, strict=True):
             for name in names:
                 if name not in known:
-                    raise ProtocolError(f"{place}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
+                    raise ProtocolError(f"{path}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
 
 
 class _JsonValue:
     """One value of a document and its place there, so that every error can name it. Methods raise ProtocolError."""
 
-    __slots__ = ("_place", "_value")
+    __slots__ = ("_path", "_value")
 
-    def __init__(self, value: Any, place: str) -> None:
+    def __init__(self, value: Any, path: str) -> None:
         self._value = value
-        self._place = place
+        self._path = path
 
     def refuse(self, expected: str) -> NoReturn:
         shown = json.dumps(self._value)
-        raise ProtocolError(f"{self._place or 'the document'}: expected {expected}, not {shown[:40]}{'...' if len(shown) > 40 else ''}")
+        raise ProtocolError(f"{self._path or 'the document'}: expected {expected}, not {shown[:40]}{'...' if len(shown) > 40 else ''}")
 
     def fields(self) -> list[str]:
         if not isinstance(self._value, dict) or len(self._value) > MAX_ENTRIES:
@@ -198,17 +198,17 @@ class _JsonValue:
 
     def __getitem__(self, name: str) -> "_JsonValue":
         if name not in self.fields():
-            raise ProtocolError(f"{self._place or 'the document'}: there is no {name!r}")
+            raise ProtocolError(f"{self._path or 'the document'}: there is no {name!r}")
         return self.get(name, None)
 
     def get(self, name: str, default: Any) -> "_JsonValue":
         self.fields()
-        return _JsonValue(self._value.get(name, default), f"{self._place}.{name}" if self._place else name)
+        return _JsonValue(self._value.get(name, default), f"{self._path}.{name}" if self._path else name)
 
     def items(self) -> list["_JsonValue"]:
         if not isinstance(self._value, list) or len(self._value) > MAX_ENTRIES:
             self.refuse(f"a list of at most {MAX_ENTRIES}")
-        return [_JsonValue(item, f"{self._place}[{index}]") for index, item in enumerate(self._value)]
+        return [_JsonValue(item, f"{self._path}[{index}]") for index, item in enumerate(self._value)]
 
     def text(self, *, minimum: int = 0) -> str:
         value = self._value

@@ -53,25 +53,25 @@ class LinkWatch:
 
     def __init__(
         self,
-        look: Callable[[], Topology],
+        read_topology: Callable[[], Topology],
         on_change: Callable[[Topology, list[LinkChange]], None],
         *,
         poll_interval_s: float,
-        otherwise: Callable[[], None] = lambda: None,
+        on_unchanged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
+        """`read_topology` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
 
-        `on_change` is called in the thread, after `topology` is the new one; `otherwise` after each look that found no change, for what
+        `on_change` is called in the thread, after `topology` is the new one; `on_unchanged` after each look that found no change, for what
         else may have changed. Neither may call `close`.
         """
-        self._look = look
+        self._read_topology = read_topology
         self._on_change = on_change
-        self._otherwise = otherwise
+        self._otherwise = on_unchanged
         self._poll_interval_s = poll_interval_s
-        self._topology = look()
+        self._topology = read_topology()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
-        self._complaint = ""
+        self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="link-watch", daemon=True)
 
     @property
@@ -116,12 +116,12 @@ class LinkWatch:
 
     def _refresh(self) -> None:
         try:
-            after = self._look()
-            self._complaint = ""
+            after = self._read_topology()
+            self._last_error = ""
         except KVStoreError as error:
-            if str(error) != self._complaint:  # once is enough for what stays wrong
+            if str(error) != self._last_error:  # once is enough for what stays wrong
                 log.warning("the links cannot be looked at: %s", error)
-            self._complaint = str(error)
+            self._last_error = str(error)
             return
         found = changes(self._topology, after)
         if found:

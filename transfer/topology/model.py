@@ -161,8 +161,8 @@ def pci_distance(one: str, other: str) -> int:
 
 def _matrix(topology: Topology) -> Matrix:
     usable = topology.usable()
-    computed = {f"cpu:{node.number}": _near(topology, usable, node.number) for node in topology.numa_nodes}
-    computed |= {f"cuda:{gpu.index}": _near(topology, usable, gpu.numa_node, gpu.pci_path) for gpu in topology.gpus}
+    computed = {f"cpu:{node.number}": _rank_rails(topology, usable, node.number) for node in topology.numa_nodes}
+    computed |= {f"cuda:{gpu.index}": _rank_rails(topology, usable, gpu.numa_node, gpu.pci_path) for gpu in topology.gpus}
     names = {nic.name for nic in topology.nics if nic.is_usable}
     for location, rails in topology.override.items():
         kept = RailPreference(*(tuple(name for name in part if name in names) for part in rails))
@@ -171,7 +171,7 @@ def _matrix(topology: Topology) -> Matrix:
     return computed
 
 
-def _near(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> RailPreference:
+def _rank_rails(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> RailPreference:
     """Preferred are the NICs of the nearest NUMA node that has any, and those on none; of them, for a GPU, the nearest by PCI."""
     by_numa = {
         nic.name: topology.numa_distance(numa_node, nic.numa_node) for nic in usable if UNKNOWN_NODE not in (numa_node, nic.numa_node)

@@ -28,7 +28,7 @@ BACKLOG: Final = 256
 KEEPALIVE_S: Final = 60
 HANDSHAKE_S: Final = 1.0
 """A peer that has connected says who it is within this time."""
-MAX_ARRIVING: Final = 64
+MAX_PENDING_HANDSHAKES: Final = 64
 """Peers that have connected and have not: of more, the first one is hung up on."""
 MAX_ADDRESS_BYTES: Final = 32 << 10
 PART_BITS: Final = 36
@@ -55,9 +55,9 @@ class UcxConnection(Connection):
         self._failure: KVStoreError | None = None
         self._operations: set[UcxOperation] = set()
         self._users = 1
-        self._is_told = False
+        self._is_reported = False
         """Whether a caller knows of the failure."""
-        self._is_given_back = False
+        self._is_released = False
         self._endpoint: Any = None
         try:
             self._endpoint = worker.endpoint(peer.address)
@@ -80,9 +80,9 @@ class UcxConnection(Connection):
         worker = UcxWorker.acquire(rail.device)
         connection_id = worker.connection_ids.take()
         try:
-            sock, peer = _introduced(address, rail, worker, connection_id, deadline)
+            sock, peer = _exchange_introductions(address, rail, worker, connection_id, deadline)
         except BaseException:
-            worker.connection_ids.give_back(connection_id)
+            worker.connection_ids.release(connection_id)
             worker.release()
             raise
         return cls(sock, worker, connection_id, peer, str(address))
@@ -129,7 +129,7 @@ class UcxConnection(Connection):
         if any(len(part) >> PART_BITS for part in parts):
             raise InvalidArgument(f"a part has at most {(1 << PART_BITS) - 1} bytes")
         with self._lock:
-            failure, is_told = self._failure, self._is_told
+            failure, is_reported = self._failure, self._is_reported
             if failure is None:
                 call = self._endpoint.tag_recv if is_receive else self._endpoint.tag_send
                 base = connection_id << PART_BITS
@@ -138,7 +138,7 @@ class UcxConnection(Connection):
                 self._users += 1
                 return operation
         self.close()
-        raise self._closed() if is_told else failure
+        raise self._closed() if is_reported else failure
 
     def _leave(self, operation: UcxOperation | None = None) -> None:
         """The last one to leave a broken connection gives back what it has."""
@@ -146,19 +146,19 @@ class UcxConnection(Connection):
             if operation is not None:
                 self._operations.remove(operation)
             self._users -= 1
-            is_last = self._failure is not None and not self._users and not self._is_given_back
-            self._is_given_back = self._is_given_back or is_last
+            is_last = self._failure is not None and not self._users and not self._is_released
+            self._is_released = self._is_released or is_last
         if is_last:
             self._worker.unwatch(self._sock.fileno())
             self._sock.close()
             self._close_endpoint()
-            self._worker.connection_ids.give_back(self._connection_id)
+            self._worker.connection_ids.release(self._connection_id)
             self._worker.release()
 
     def _end(self, operation: UcxOperation, error: KVStoreError) -> KVStoreError:
         """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
         self._fail(error)
-        self._is_told = True
+        self._is_reported = True
         self._close_endpoint()
         self._worker.finish(operation)
         assert self._failure is not None
@@ -208,7 +208,7 @@ class UcxConnection(Connection):
         with self._lock:
             self._users += 1
         self._fail(self._closed())
-        self._is_told = True
+        self._is_reported = True
         self._leave()
 
     @property
@@ -231,8 +231,12 @@ class UcxListener(Listener):
         # The kernel tells of a peer when it has said something: a silent one takes no descriptor.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
         self._address = Address(host=host, port=self._sock.getsockname()[1])
-        self._arriving = UnauthenticatedEndpoints(
-            self._sock, head_bytes=_HELLO.size, whole_bytes=_introduction_bytes, most=MAX_ARRIVING, timeout_s=lambda: HANDSHAKE_S
+        self._handshakes = UnauthenticatedEndpoints(
+            self._sock,
+            head_bytes=_HELLO.size,
+            introduction_bytes=_introduction_size,
+            max_pending=MAX_PENDING_HANDSHAKES,
+            timeout_s=lambda: HANDSHAKE_S,
         )
         self._lock = threading.Lock()
         self._is_closed = False
@@ -246,28 +250,28 @@ class UcxListener(Listener):
         while not self._is_closed:
             try:
                 with self._is_accepting:
-                    arrived = self._arriving.next(end_s - time.monotonic()) if not self._is_closed else None
+                    arrived = self._handshakes.next(end_s - time.monotonic()) if not self._is_closed else None
             except OSError as error:
                 if self._is_closed:
                     break
                 raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
             if arrived is None and not self._is_closed:
                 return None
-            connection = self._welcome(*arrived) if arrived is not None else None
+            connection = self._complete_handshake(*arrived) if arrived is not None else None
             if connection is not None:
                 return connection
         raise Closed("the listener is closed")
 
-    def _welcome(self, sock: socket.socket, name: str) -> UcxConnection | None:
+    def _complete_handshake(self, sock: socket.socket, name: str) -> UcxConnection | None:
         """None for a peer that is not one of ours, or has left."""
         worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
         connection_id = worker.connection_ids.take()
         try:
             peer = _read_introduction(sock, Deadline(HANDSHAKE_S))
-            sock.sendall(_introduce(worker, connection_id))
+            sock.sendall(_pack_introduction(worker, connection_id))
         except (OSError, KVStoreError):
             sock.close()
-            worker.connection_ids.give_back(connection_id)
+            worker.connection_ids.release(connection_id)
             worker.release()
             return None
         try:
@@ -284,7 +288,7 @@ class UcxListener(Listener):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
         finally:
             with self._is_accepting:
-                self._arriving.close()
+                self._handshakes.close()
                 self._sock.close()
             self._worker.release()
 
@@ -298,14 +302,14 @@ class _Introduction(NamedTuple):
     """Of its UCX worker."""
 
 
-def _introduced(
+def _exchange_introductions(
     address: Address, rail: Rail, worker: UcxWorker, connection_id: int, deadline: Deadline
 ) -> tuple[socket.socket, _Introduction]:
     """A socket to the listener, and who that is. Raises Unreachable, DeadlineExceeded, ProtocolError."""
     try:
         sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
         try:
-            sock.sendall(_introduce(worker, connection_id))
+            sock.sendall(_pack_introduction(worker, connection_id))
             return sock, _read_introduction(sock, deadline)
         except BaseException:
             sock.close()
@@ -316,11 +320,11 @@ def _introduced(
         raise Unreachable(f"cannot connect to {address} over {rail.device or 'any device'}: {error.strerror or error}") from None
 
 
-def _introduce(worker: UcxWorker, connection_id: int) -> bytes:
+def _pack_introduction(worker: UcxWorker, connection_id: int) -> bytes:
     return _HELLO.pack(_MAGIC, _VERSION, len(worker.address), connection_id) + worker.address
 
 
-def _introduction_bytes(head: bytes) -> int:
+def _introduction_size(head: bytes) -> int:
     """How long one is that begins so. Raises ProtocolError: it is none."""
     magic, version, size, _connection_id = _HELLO.unpack(head)
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:

@@ -53,7 +53,7 @@ class ConnectionIds:
                     self._taken.add(self._last_id)
                     return self._last_id
 
-    def give_back(self, connection_id: int) -> None:
+    def release(self, connection_id: int) -> None:
         """A second time is a no-op."""
         with self._lock:
             self._taken.discard(connection_id)
@@ -100,7 +100,7 @@ class UcxWorker:
 
     _shared: ClassVar[dict[str, "UcxWorker"]] = {}
     _shared_lock: ClassVar = threading.Lock()
-    _condemned: ClassVar[list[Any]] = []
+    _abandoned: ClassVar[list[Any]] = []
     """What is never touched again, not even to destroy it, for that would move bytes."""
 
     @classmethod
@@ -143,10 +143,10 @@ class UcxWorker:
         self._is_armed = False
         self._is_parked = False
         self._is_closed = False
-        self._is_condemned = False
-        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_abandoned = False
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._epoll.register(self._kick, select.EPOLLIN)
+        self._epoll.register(self._wakeup_fd, select.EPOLLIN)
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
         self._background = UcxOperation()
         self._thread = threading.Thread(target=self._run, name="kvstore-ucx", daemon=True)
@@ -154,7 +154,7 @@ class UcxWorker:
             self._thread.start()
         except RuntimeError as error:
             self._epoll.close()
-            os.close(self._kick)
+            os.close(self._wakeup_fd)
             raise Unreachable(f"no thread can be had for UCX: {error}") from None
         atexit.register(self.close)  # a thread inside UCX does not survive the end of the interpreter
 
@@ -177,8 +177,8 @@ class UcxWorker:
     def close_endpoint(self, endpoint: Any) -> None:
         """Cut it off."""
         with self._lock:
-            if self._is_condemned:
-                self._condemned.append(endpoint)
+            if self._is_abandoned:
+                self._abandoned.append(endpoint)
             else:
                 endpoint.close_blocking()
             self._advance(None)
@@ -218,28 +218,28 @@ class UcxWorker:
                     raise Unreachable(f"UCX refused a message: {error}") from None
                 if self._leading is self._background:  # the threads of a conversation lead better
                     self._background.is_interrupted = True
-                    os.eventfd_write(self._kick, 1)
+                    os.eventfd_write(self._wakeup_fd, 1)
                 if self._leading is not None:
                     self._advance(operation)
 
     def wait(self, operation: UcxOperation, timeout_s: float) -> None:
         """Until the operation is over or interrupted, or the time is. Raises Unreachable: the worker is closed."""
         end_s = time.monotonic() + timeout_s
-        may_be_heir = False
+        may_be_successor = False
         while operation.requests and not operation.is_interrupted:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
-            may_be_heir = not self._leadership.acquire(blocking=False)
-            if may_be_heir:
+            may_be_successor = not self._leadership.acquire(blocking=False)
+            if may_be_successor:
                 self._sleep(operation, left_s)
             else:
                 self._lead(operation, end_s)
-        if operation.requests or may_be_heir:
+        if operation.requests or may_be_successor:
             with self._lock:
                 if operation.requests:
                     self._check_open()
-                self._hand_over(operation)
+                self._pass_leadership(operation)
 
     def _sleep(self, operation: UcxOperation, timeout_s: float) -> None:
         """Until the operation is over, this thread is to lead, or the time is over."""
@@ -272,22 +272,22 @@ class UcxWorker:
         end_s = time.monotonic() + CANCEL_TIMEOUT_S
         while operation.requests and not self._is_closed:
             if time.monotonic() >= end_s:
-                self.condemn()
+                self.abandon()
                 break
             operation.is_interrupted = False  # others may still be told of the failure that this one knows
             with contextlib.suppress(Unreachable):
                 self.wait(operation, CANCEL_TIMEOUT_S)
         with self._lock:
             self._waiting.pop(operation, None)
-            self._hand_over(operation)
+            self._pass_leadership(operation)
 
-    def condemn(self) -> None:
+    def abandon(self) -> None:
         """Never progress again: what is under way moves no byte any more. Its connections fail; new ones get another worker."""
         with self._shared_lock:
             self._retire()
         with self._lock:
-            self._is_condemned = True
-            self._condemned.append((self._context, self._worker))
+            self._is_abandoned = True
+            self._abandoned.append((self._context, self._worker))
         self.close()
 
     # --- progress ---
@@ -311,16 +311,16 @@ class UcxWorker:
             with self._lock:
                 self._leading = None
                 self._leadership.release()
-                self._hand_over(operation)
+                self._pass_leadership(operation)
 
-    def _hand_over(self, left: UcxOperation) -> None:
+    def _pass_leadership(self, left: UcxOperation) -> None:
         """Have somebody lead, now that the thread of this operation may have been about to and does not: one that waits, which not every
         operation has. With the lock held."""
         if self._leadership.locked():
             return
-        heir = next((other for other in self._waiting if other is not left and other.waiters), None)
-        if heir is not None:
-            heir.wakeups.put(None)
+        successor = next((other for other in self._waiting if other is not left and other.waiters), None)
+        if successor is not None:
+            successor.wakeups.put(None)
         elif self._is_parked:
             self._is_parked = False
             self._background.wakeups.put(None)
@@ -343,7 +343,7 @@ class UcxWorker:
             if self._is_armed:
                 return True
         if self._leading not in (None, ours):
-            os.eventfd_write(self._kick, 1)  # the leader sleeps for an event that will not come
+            os.eventfd_write(self._wakeup_fd, 1)  # the leader sleeps for an event that will not come
         return True
 
     def _is_over(self, operation: UcxOperation | None) -> bool:
@@ -359,12 +359,12 @@ class UcxWorker:
 
     def _wake(self, operation: UcxOperation) -> None:
         if operation is self._leading:
-            os.eventfd_write(self._kick, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         else:
             operation.wakeups.put(None)
 
     def _on_event(self, fd: int) -> None:
-        if fd == self._kick:
+        if fd == self._wakeup_fd:
             os.eventfd_read(fd)
             return
         callback = self._watched.get(fd)
@@ -388,7 +388,7 @@ class UcxWorker:
                 self._background.wakeups.get()
         with self._leadership, self._lock:
             self._epoll.close()
-            os.close(self._kick)
+            os.close(self._wakeup_fd)
             del self._worker, self._context
 
     def _check_open(self) -> None:
@@ -405,5 +405,5 @@ class UcxWorker:
             for operation in [*self._waiting, self._background]:
                 operation.is_interrupted = True
                 operation.wakeups.put(None)
-            os.eventfd_write(self._kick, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         self._thread.join(CLOSE_TIMEOUT_S)

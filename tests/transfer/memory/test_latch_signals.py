@@ -1,4 +1,4 @@
-"""A latch's `sit_out` is ended by no signal, however many come.
+"""A latch's `wait_uninterruptibly` is ended by no signal, however many come.
 
 Apart from test_latch.py, which is traced: CPython 3.11 has a traced thread enter no function while a signal waits for a main thread that
 is in C, but spin and keep the interpreter from the others. Threads that earlier tests left do so, too.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.transfer.memory.signal_safety import Latch
+from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 
 class Struck(BaseException):
@@ -32,7 +32,7 @@ def strikes() -> Iterator[list[int]]:
 
 
 def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) -> None:
-    latch, go_on, main = Latch(200), threading.Lock(), threading.main_thread().ident
+    latch, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
     assert main is not None
     sent: list[bool] = []
 
@@ -50,7 +50,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         try:
             go_on.release()
         finally:
-            latch.sit_out()
+            latch.wait_uninterruptibly()
     assert sent
     opener.join()
     assert strikes

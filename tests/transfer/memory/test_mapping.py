@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
-from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, give_back_pages, map_slab
+from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, free_pages, map_slab
 
 SIZE = 1 << 16
 
@@ -39,17 +39,17 @@ def test_what_is_written_through_one_mapping_is_read_through_another_without_a_d
     assert read.memory.readonly
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_mapping_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
+@pytest.mark.parametrize("transparent_hugepages", [True, False])
+def test_a_mapping_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(transparent_hugepages: bool) -> None:
     fd = os.memfd_create("slab")
     os.truncate(fd, 2 * HUGE_PAGE_BYTES)
     name = os.readlink(f"/proc/self/fd/{fd}")
-    memory = np.frombuffer(map_slab(fd, 2 * HUGE_PAGE_BYTES, writable=True, asks=asks).memory, np.uint8)
+    memory = np.frombuffer(map_slab(fd, 2 * HUGE_PAGE_BYTES, writable=True, transparent_hugepages=transparent_hugepages).memory, np.uint8)
     assert memory.ctypes.data % HUGE_PAGE_BYTES == 0
     [mapped] = re.findall(
         rf"^{memory.ctypes.data:x}-.*{re.escape(name)}\n(?:.*\n)*?VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.M
     )
-    assert ("hg" in mapped.split()) is asks
+    assert ("hg" in mapped.split()) is transparent_hugepages
 
 
 @pytest.mark.parametrize("populated", [False, True])
@@ -66,9 +66,9 @@ def test_pages_that_are_given_back_are_zeros_for_everyone_and_take_no_memory() -
     fd = memfd()
     written, read = map_slab(os.dup(fd), SIZE, writable=True), map_slab(os.dup(fd), SIZE, writable=False, populated=False)
     written.memory[:] = b"x" * SIZE
-    give_back_pages(written.part(100, mmap.PAGESIZE))  # no whole page
+    free_pages(written.part(100, mmap.PAGESIZE))  # no whole page
     assert bytes(read.memory) == b"x" * SIZE
-    give_back_pages(written.part(100, SIZE - 200))
+    free_pages(written.part(100, SIZE - 200))
     assert os.fstat(fd).st_blocks * 512 == 2 * mmap.PAGESIZE
     assert bytes(read.memory) == b"x" * mmap.PAGESIZE + bytes(SIZE - 2 * mmap.PAGESIZE) + b"x" * mmap.PAGESIZE
     os.close(fd)

@@ -159,9 +159,9 @@ def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: CopyM
     copier, source, destination = MemcpyPool(1), os.urandom(size), bytearray(size)
     ways: list[CopyMode] = []
 
-    def work(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
-        ways.append(way)
-        return gather_and_sum_all(gathers, way)
+    def work(gathers: Sequence[Gather], mode: CopyMode = FREE) -> list[int]:
+        ways.append(mode)
+        return gather_and_sum_all(gathers, mode)
 
     copier.gil.copied(LATE_NS)
     for _ in range(FIRST_HELD + 1):

@@ -9,14 +9,14 @@ from kvstore.transfer.memory.pieces import (
     Pieces,
     by_rail,
     check_pieces,
+    local_regions,
+    local_views,
     longest_bytes,
-    regions_here,
-    regions_there,
+    remote_regions,
+    remote_views,
     table_of,
     table_of_used,
     total_bytes,
-    views_here,
-    views_there,
     wire_columns,
 )
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
@@ -37,8 +37,8 @@ def test_a_table_answers_as_the_list_that_it_was_made_of(pieces: list[Piece]) ->
     assert list(table) == pieces
     assert [table[at] for at in range(len(table))] == pieces
     assert (total_bytes(table), longest_bytes(table)) == (total_bytes(pieces), longest_bytes(pieces))
-    assert views_here(table) == views_here(pieces)
-    assert views_there(table, MAPPED) == views_there(pieces, MAPPED)
+    assert local_views(table) == local_views(pieces)
+    assert remote_views(table, MAPPED) == remote_views(pieces, MAPPED)
     for found in (wire_columns(table), wire_columns(pieces)):
         assert [list(column) for column in found] == [
             [piece.remote.region_id for piece in pieces],
@@ -47,8 +47,8 @@ def test_a_table_answers_as_the_list_that_it_was_made_of(pieces: list[Piece]) ->
             [piece.size_bytes for piece in pieces],
         ]
     for some in (pieces, table):
-        assert {region.region_id for region in regions_here(some)} == {piece.local.region_id for piece in pieces}
-        assert {region.region_id for region in regions_there(some)} == {piece.remote.region_id for piece in pieces}
+        assert {region.region_id for region in local_regions(some)} == {piece.local.region_id for piece in pieces}
+        assert {region.region_id for region in remote_regions(some)} == {piece.remote.region_id for piece in pieces}
         check_pieces(some, is_read=True)
 
 
@@ -64,11 +64,11 @@ def test_an_agent_finds_what_is_said_of_its_own_rail() -> None:
 def test_a_part_of_a_table_has_no_regions_that_it_does_not_use() -> None:
     part = table_of(PIECES)[1:3]
     assert list(part) == PIECES[1:]
-    assert list(regions_here(part[1:])) == [HERE[0]]
-    assert list(regions_there(part[:1])) == [THERE[1]]
+    assert list(local_regions(part[1:])) == [HERE[0]]
+    assert list(remote_regions(part[:1])) == [THERE[1]]
     columns = table_of(PIECES[2:]).columns()
     assert table_of_used(HERE[:1], THERE[:1], *columns).columns() == columns
-    assert not table_of_used(HERE, THERE, *(column[:0] for column in columns)).here
+    assert not table_of_used(HERE, THERE, *(column[:0] for column in columns)).local
 
 
 def both(*pieces: Piece) -> list[Pieces]:

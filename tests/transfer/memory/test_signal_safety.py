@@ -12,15 +12,15 @@ import pytest
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.memory import signal_safety as latch_module
 from kvstore.transfer.memory import signal_safety as module
-from kvstore.transfer.memory.signal_safety import Gate, Latch, Shield, shielded
+from kvstore.transfer.memory.signal_safety import Gate, Shield, UninterruptibleEvent, shielded
 
 
 def test_a_gate_that_is_shut_lets_nobody_in() -> None:
     gate = Gate()
     done: list[int] = []
-    assert gate.pass_through(lambda: done.append(1))
-    gate.shut()
-    assert not gate.pass_through(lambda: done.append(2))
+    assert gate.run_inside(lambda: done.append(1))
+    gate.close_and_wait()
+    assert not gate.run_inside(lambda: done.append(2))
     assert done == [1]
 
 
@@ -33,12 +33,12 @@ def test_shutting_waits_for_all_who_are_inside() -> None:
         go_on.wait()
         left.append(1)
 
-    threads = [threading.Thread(target=gate.pass_through, args=(work,)) for _ in range(2)]
+    threads = [threading.Thread(target=gate.run_inside, args=(work,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     inside.wait()
     threading.Timer(0.01, go_on.set).start()
-    gate.shut()
+    gate.close_and_wait()
     assert left == [1, 1]
     for thread in threads:
         thread.join()
@@ -62,7 +62,7 @@ def strikes() -> Iterator[None]:
 
 
 def test_all_who_wait_go_on_once_it_is_open() -> None:
-    latch = Latch(60)
+    latch = UninterruptibleEvent(60)
     waiting = [in_background(latch.wait) for _ in range(3)]
     assert all(is_quiet(one) for one in waiting)
     assert not latch.wait(0)
@@ -73,12 +73,12 @@ def test_all_who_wait_go_on_once_it_is_open() -> None:
     assert [one.result(10) for one in waiting] == [True] * 3
     assert latch.is_open
     assert latch.wait(0)
-    latch.sit_out()
+    latch.wait_uninterruptibly()
 
 
 @pytest.mark.usefixtures("strikes")
 def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
-    latch = Latch(60)
+    latch = UninterruptibleEvent(60)
     with pytest.raises(Struck):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         latch.wait(30)
@@ -88,29 +88,29 @@ def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
 
 
 def test_to_sit_out_ends_at_the_limit() -> None:
-    latch = Latch(0.01)
+    latch = UninterruptibleEvent(0.01)
     began_ns = time.monotonic_ns()
-    latch.sit_out()
+    latch.wait_uninterruptibly()
     assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
     assert not latch.is_open
 
 
-@pytest.mark.skipif(not latch_module._IS_STEADY, reason="this C library waits by the wall clock alone")
+@pytest.mark.skipif(not latch_module._HAS_CLOCKWRLOCK, reason="this C library waits by the wall clock alone")
 def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)  # as if it had been set since, by half a century
-    latch = Latch(60)
+    latch = UninterruptibleEvent(60)
     monkeypatch.undo()
-    waiting = in_background(latch.sit_out)
+    waiting = in_background(latch.wait_uninterruptibly)
     assert is_quiet(waiting)
     latch.open()
     waiting.result(10)
 
 
 def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latch_module, "_IS_STEADY", False)
-    Latch(0.01).sit_out()
-    latch = Latch(60)
-    waiting = in_background(latch.sit_out)
+    monkeypatch.setattr(latch_module, "_HAS_CLOCKWRLOCK", False)
+    UninterruptibleEvent(0.01).wait_uninterruptibly()
+    latch = UninterruptibleEvent(60)
+    waiting = in_background(latch.wait_uninterruptibly)
     assert is_quiet(waiting)
     latch.open()
     waiting.result(10)
@@ -238,14 +238,14 @@ def test_other_threads_have_no_shield_and_change_no_handler(handler: Handler) ->
 
 
 def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_of = module._keep_of
+    keep_of = module._defer_signal
 
     def struck(number: int, replaced: object) -> None:
         keep_of(number, replaced)  # type: ignore[arg-type]
         if number == signal.SIGUSR1:
             strike()
 
-    monkeypatch.setattr(module, "_keep_of", struck)
+    monkeypatch.setattr(module, "_defer_signal", struck)
     with pytest.raises(ShieldStruck), Shield():
         raise AssertionError("it did not go up")
 
@@ -269,15 +269,15 @@ def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Ha
 def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_next_one_gives_the_handlers_back(
     handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_back = module._give_back_all
+    restore_handlers = module._restore_handlers
 
     with monkeypatch.context() as patch, pytest.raises(ShieldStruck, match="1"), Shield():
         strike()
-        patch.setattr(module, "_give_back_all", strike)
+        patch.setattr(module, "_restore_handlers", strike)
     with pytest.raises(ShieldStruck):
         strike()
     assert signal.getsignal(signal.SIGUSR1) is not handler
-    assert give_back is module._give_back_all
+    assert restore_handlers is module._restore_handlers
     with Shield():
         pass
 

@@ -274,10 +274,10 @@ def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(
 def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: the second transfer gets the handle of the first while the agent's thread sleeps before it looks after the first."""
     _, ours, described = pair.regions(4096)
-    progress, looks = NixlProgress.UNDER_WAY, threading.Semaphore(0)
+    progress, polls = NixlProgress.UNDER_WAY, threading.Semaphore(0)
 
     def look(*_: Any) -> NixlProgress:
-        looks.release()
+        polls.release()
         return progress
 
     monkeypatch.setattr(NativeAgent, "prepare", lambda *_: 7)
@@ -287,7 +287,7 @@ def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair
     for pause in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"kvstore.transfer.nixl.agent.{pause}", 0.1)
     first = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
-    assert looks.acquire(timeout=PATIENCE_S)
+    assert polls.acquire(timeout=PATIENCE_S)
     progress = NixlProgress.DONE
     pair.user.run(first)
     second = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
@@ -298,14 +298,14 @@ def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair
 def test_a_caller_that_runs_its_request_needs_no_thread(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: a transfer that takes many looks."""
     _, ours, described = pair.regions(4096)
-    looks = iter([NixlProgress.UNDER_WAY] * 20 + [NixlProgress.DONE])
+    polls = iter([NixlProgress.UNDER_WAY] * 20 + [NixlProgress.DONE])
     monkeypatch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
-    monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(looks))
+    monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(polls))
     before = threading.active_count()
     request = AgentRequest(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), caller_runs=True)
     pair.user.submit(request)
     pair.user.run(request)
-    assert (request.is_over, request.error, next(looks, None)) == (True, None, None)
+    assert (request.is_over, request.error, next(polls, None)) == (True, None, None)
     assert threading.active_count() == before
 
 

@@ -164,7 +164,7 @@ def test_memory_is_held_once_and_the_gate_entered_until_all_slices_are_over(scen
     transfer = scene.begin((scene.remote, region, 100), (scene.remote, Span(region, 100), 100), gate=gate)
     assert (region.users, transfer.size_bytes) == (1, 200)
     assert transfer.slices_left > 1
-    shutting = in_background(gate.shut)
+    shutting = in_background(gate.close_and_wait)
     assert is_quiet(shutting)
     while not transfer.is_over:
         scene.agent.end_all()
@@ -179,7 +179,7 @@ def test_where_the_peer_is_gone_nothing_is_begun_nor_held(scene: Scene) -> None:
         scene.begin((scene.remote, region, 10))
     with pytest.raises(Unreachable):
         scene.begin((scene.remote, region, 10), gate=gate)
-    gate.shut()
+    gate.close_and_wait()
     assert region.users == 0
 
 

@@ -215,8 +215,8 @@ def test_when_all_rails_stop_they_are_tried_at_the_wake_ups() -> None:
 def test_a_rail_of_another_numa_node_counts_as_slower_for_each_end() -> None:
     paths = PathChooser(NO_PROBES, random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=3.9 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
-    assert paths.choose(MIB, 0, far_ends={A: 2, B: 0}) == B
-    assert paths.choose(MIB, 0, far_ends={A: 1, B: 0}) == A
+    assert paths.choose(MIB, 0, unpreferred_ends={A: 2, B: 0}) == B
+    assert paths.choose(MIB, 0, unpreferred_ends={A: 1, B: 0}) == A
     assert paths.choose(MIB, 0) == A
 
 

@@ -42,7 +42,7 @@ ALONE = Topology("alone", nics=(LOOP,))
 
 
 def own_addresses(version: int) -> list[str]:
-    usable = [address for nic in Discovery().look().nics if nic.is_usable for address in nic.addresses]
+    usable = [address for nic in Discovery().read_topology().nics if nic.is_usable for address in nic.addresses]
     return [address for address in usable if (":" in address) == (version == 6)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transfer.memory.pieces import Pieces, regions_here, regions_there, table_of
+from kvstore.transfer.memory.pieces import Pieces, local_regions, remote_regions, table_of
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE, cut
 
@@ -51,9 +51,9 @@ def test_columns_are_cut_at_the_same_places_after_a_slice_of_too_many_pieces() -
 
 def test_slices_of_columns_name_the_regions_that_they_use_and_no_others() -> None:
     first, second = cut(table_of([piece(0, 0, 100), piece(0, 0, 100, local=1, remote=1)]), 100)
-    assert list(regions_here(first)) == [LOCALS[0]]
-    assert list(regions_here(second)) == [LOCALS[1]]
-    assert [region.region_id for region in regions_there(second)] == [REMOTES[1].region_id]
+    assert list(local_regions(first)) == [LOCALS[0]]
+    assert list(local_regions(second)) == [LOCALS[1]]
+    assert [region.region_id for region in remote_regions(second)] == [REMOTES[1].region_id]
 
 
 @given(

@@ -24,7 +24,7 @@ class Engine:
     def transfer(
         self, held: list[Region] | None = None, *, deadline_s: float = PATIENCE_S, on_done: Callable[[Transfer], None] | None = None
     ) -> Transfer:
-        return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.help, on_done)
+        return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.assist, on_done)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
         if transfer.is_over:
@@ -33,7 +33,7 @@ class Engine:
         if self.ends:
             transfer.complete()
 
-    def help(self, transfer: Transfer) -> None:
+    def assist(self, transfer: Transfer) -> None:
         self.helped += 1
         self.on_help(transfer)
 

@@ -36,7 +36,7 @@ from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _ProcessRequest
+from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _PeerProcess
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
@@ -307,7 +307,7 @@ def test_who_unloads_a_peer_waits_for_nobody_who_copies_nor_until_it_is_unmapped
     agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
 ) -> None:
     remote = agent.load_remote(owner.metadata)
-    assert isinstance(remote, _ProcessRequest)
+    assert isinstance(remote, _PeerProcess)
     read(agent, remote, ours, owner.regions[0])
     assert remote.mapped
     with remote.lock:

@@ -90,11 +90,11 @@ def test_without_a_descriptor_left_it_says_so() -> None:
 
 
 def test_a_forked_child_closes_no_region_of_its_parents(regions: LiveRegions, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, place = as_seen(regions), regions.add(7)
+    seen, index = as_seen(regions), regions.add(7)
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: -1)
-        regions.remove(place)
-    assert (seen[place], seen[CLOSED_COUNT]) == (7, 0)
+        regions.remove(index)
+    assert (seen[index], seen[CLOSED_COUNT]) == (7, 0)
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def descriptors() -> int:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
     program = "import os, socket, sys; os.setuid(int(sys.argv[2])); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        target = SharedTarget("owner", Exports(), max_connections=10, run_dir=Path(place, "run"))
+    with tempfile.TemporaryDirectory() as index:
+        os.chmod(index, 0o755)
+        target = SharedTarget("owner", Exports(), max_connections=10, run_dir=Path(index, "run"))
 
         def error_of(user: int) -> str:
             command = [sys.executable, "-c", program, target.path, str(user)]
@@ -147,7 +147,7 @@ def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
         assert "PermissionError" in error_of(NOBODY)
         os.chmod(target.path, 0o666)  # so it is the folder that keeps it out
         assert "PermissionError" in error_of(NOBODY)
-        os.chmod(Path(place, "run"), 0o755)
+        os.chmod(Path(index, "run"), 0o755)
         assert error_of(NOBODY) == ""
         target.close()
 

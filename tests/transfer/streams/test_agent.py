@@ -83,9 +83,9 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         agent._runners.submit(may_go.wait)
         run = agent._run
 
-        def noted(lane: RequestStream) -> None:
+        def noted(stream: RequestStream) -> None:
             runs.append(threading.current_thread().name)
-            run(lane)
+            run(stream)
 
         monkeypatch.setattr(agent, "_run", noted)
         remote = agent.load_remote(owner.metadata())

@@ -136,12 +136,12 @@ def test_gpus_named_by_nvml_are_found_on_the_bus_and_one_out_of_sight_is_on_no_n
 
 
 def test_this_machine_is_looked_at_and_a_file_overrides_it(tmp_path: Path) -> None:
-    found = Discovery.configured(TransferSettings()).look()
+    found = Discovery.configured(TransferSettings()).read_topology()
     assert [nic.kind for nic in found.nics if nic.name == "lo"] == [LOOPBACK]
     assert found.rails("")
     path = tmp_path / "topology.json"
     path.write_text('{"cuda:7": [["lo"], []]}')
-    assert Discovery.configured(TransferSettings(topology=str(path))).look().preferred("cuda:7") == (("lo",), ())
+    assert Discovery.configured(TransferSettings(topology=str(path))).read_topology().preferred("cuda:7") == (("lo",), ())
     path.write_text('{"cpu:0": [["mlx5_9"], []]}')
     with pytest.raises(ConfigError, match="there is no NIC 'mlx5_9'"):
         Discovery.configured(TransferSettings(topology=str(path)))

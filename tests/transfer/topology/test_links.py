@@ -135,7 +135,7 @@ def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureF
 def test_a_look_that_finds_no_change_is_told_of_too() -> None:
     looked = threading.Event()
     changed: list[Topology] = []
-    watch = LinkWatch(Looks(HOST), lambda topology, found: changed.append(topology), poll_interval_s=0.01, otherwise=looked.set)
+    watch = LinkWatch(Looks(HOST), lambda topology, found: changed.append(topology), poll_interval_s=0.01, on_unchanged=looked.set)
     watch.start()
     assert looked.wait(WAIT_S)
     watch.close()
