@@ -1,8 +1,8 @@
-"""The HBM tier: blocks in one arena of device memory, a torch tensor. It needs the `hbm` extra.
+"""HBM tier: blocks in one arena of GPU memory, a torch tensor. Requires the `hbm` extra.
 
-Any torch device will do (`cpu` in tests). Slabs are ranges of the arena. On CUDA copies go through pinned staging memory on a stream of
-their own, so that they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. torch is imported when
-first used.
+Slabs are ranges of the arena. Copies to and from CUDA memory go through pinned staging buffers on a stream of their
+own: they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. Other torch
+devices (`cpu` in tests) copy directly. torch is imported on first use.
 """
 
 import threading
@@ -24,14 +24,14 @@ from kvstore.tiers.tier import Buffer, Record, Slot
 Bytes = npt.NDArray[np.uint8]
 
 STAGING_BYTES = 8 << 20
-"""Pinned memory for one run of a copy; there are two, so that one is filled while the other is on the bus."""
+"""Size of each of the two pinned buffers: one is filled while the other is on the bus."""
 
 
 class ArenaRanges:
-    """Which ranges [begin, end) of an arena of `capacity_bytes` are taken by which slab. A slabs.Backing.
+    """Allocator of slab ranges [begin, end) in an arena of `capacity_bytes`. A SlabAllocator.
 
-    First fit by address, neighbours joined on release: slabs of one size pack without gaps, mixed ones may leave some that are too
-    short for a whole slab. Acquire and release are O(ranges), once a slab.
+    First fit by address; neighbours are coalesced on release. Slabs of one size pack without gaps; mixed sizes may
+    leave gaps shorter than a slab. Acquire and release are O(ranges), once per slab.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -40,11 +40,11 @@ class ArenaRanges:
         self._taken: dict[int, tuple[int, int]] = {}
 
     def begin(self, slab: int) -> int:
-        """Offset of the slab's first byte in the arena."""
+        """Return the offset of the slab's first byte in the arena."""
         return self._taken[slab][0]
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        """See Backing: the first range that has room for all, else the longest."""
+        """Take the first range that is long enough, else the longest. See SlabAllocator."""
         wanted_bytes = count * slot_bytes
         long_enough = (index for index in self._free if index[1] - index[0] >= wanted_bytes)
         longest = max(self._free, key=lambda index: index[1] - index[0], default=(0, 0))
@@ -59,14 +59,14 @@ class ArenaRanges:
         return count
 
     def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
-        """A device's memory always is."""
+        """Device memory needs no prefaulting."""
         return True
 
     def release(self, slab: int) -> None:
         self._insert(*self._taken.pop(slab))
 
     def check_integrity(self) -> None:
-        """Assert that free and taken ranges cover the arena once, free ones joined. For tests."""
+        """Assert that free and taken ranges cover the arena once and free ones are coalesced. For tests."""
         cover = sorted([*self._free, *self._taken.values()])
         assert [end for _, end in cover] == [begin for begin, _ in cover[1:]] + [self._capacity_bytes]
         assert cover[0][0] == 0
@@ -104,7 +104,7 @@ class PlainCopier:
 
 
 class CudaCopier:  # pragma: no cover - only with CUDA
-    """Copies on a side stream through two pieces of pinned memory. One batch at a time: callers in several threads queue."""
+    """Copies on a side stream through two pinned buffers. Concurrent callers are serialised by a lock."""
 
     def __init__(self, arena: Any) -> None:
         torch = import_torch()
@@ -155,7 +155,9 @@ class CudaCopier:  # pragma: no cover - only with CUDA
 
 
 def batches_of(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
-    """The pieces (offset, bytes), in order, in runs of at most `limit_bytes`; a piece that crosses the limit is cut."""
+    """Group (offset, bytes) pieces, in order, into batches of at most `limit_bytes`; pieces that cross the limit are
+    cut.
+    """
     batch: list[tuple[int, Bytes]] = []
     left_bytes = limit_bytes
     for offset, data in pieces:
@@ -173,7 +175,7 @@ def batches_of(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_B
 
 
 def import_torch() -> Any:
-    """The torch module. Raises ConfigError where it is not installed."""
+    """Import torch. Raises ConfigError if it is not installed."""
     try:
         import torch
     except ImportError as missing:
@@ -182,15 +184,14 @@ def import_torch() -> Any:
 
 
 class HbmTier(SlabTier):
-    """See the module and Tier. `arena` is the device memory (uint8, one dimension).
-
-    A device that failed once takes no values until the process starts anew.
+    """Tier in GPU memory; `arena` is the device memory (uint8, one dimension). After a device error it accepts no
+    values until a restart.
     """
 
     name = "hbm"
 
     def __init__(self, capacity_bytes: int, device: str = "cuda:0", *, slab_bytes: int | None = None) -> None:
-        """Raises ConfigError: torch is missing, there is no such device, or it has not so much memory."""
+        """Raises ConfigError: torch is missing, the device does not exist or has too little memory."""
         torch = import_torch()
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
@@ -215,12 +216,12 @@ class HbmTier(SlabTier):
         return super().allocate(size_bytes, tenant=tenant)
 
     def locate(self, slot: Slot) -> int:
-        """Offset of the slot's first byte in the arena. Raises StaleHandle."""
+        """Return the offset of the slot's first byte in the arena. Raises StaleHandle."""
         slab = self.find(slot)
         return self._ranges.begin(slab.number) + position_of(slot) * slab.group.slot_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:
-        """See Tier. The bytes are on the device when this returns."""
+        """As Tier.write_batch. The bytes are on the device on return."""
         pieces = [(self.locate(record.slot), record.data) for record in records]
         self._check_sizes(records)
         with self._device_errors_translated():

@@ -227,7 +227,7 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     pool.prefault_step(8 * HUGE_PAGE_BYTES)
     pool.acquire(0, 3 << 19, 1, "")
     assert pages_of(pool.memory(0)) * PAGE_BYTES == HUGE_PAGE_BYTES
-    assert pool.memory(0).max_bytes_of == HUGE_PAGE_BYTES, "what was given back may be another's"
+    assert pool.memory(0).max_size_bytes == HUGE_PAGE_BYTES, "what was given back may be another's"
     pool.close()
 
 
