@@ -1,10 +1,17 @@
-"""Our own policy, made for KV blocks: the block leaves first whose place earns the fewest hits a second.
+"""Eviction policy for KV blocks in prefix trees: evicts the block whose slot is expected to earn the fewest hits per
+second.
 
-It knows the tree of prefixes by the parents it is told. Three things follow. Only leaves leave: a block without its parent cannot be used,
-so a prompt shrinks from its end. What a block is worth goes by its visit (visits.py): whether it is a prefix that many share, a first
-prompt, or a later turn of a conversation, and of what size; how soon blocks of that class come back at which age is learned while it runs,
-from evicted blocks too (reuse_hazard.py); leaves leave in the order of that (cohort_order.py). And the last block of a prompt is
-discounted by how rarely such blocks are read again: never, where a prompt's unfinished block gets a key of its own.
+It knows the tree of prefixes by the parents passed to `insert`.
+
+- Only leaves are evicted: a block without its parent cannot be used. A prompt shrinks from its end.
+- A block's worth depends on the class of its visit (visits.py): a shared prefix, a first prompt, or a later turn of a
+  conversation, and
+  its length. How soon blocks of a class return at each age is learned online, from evicted blocks too
+  (reuse_hazard.py). Leaves are evicted
+  in the order of their worth (cohort_order.py).
+- The last block of a prompt is discounted by how rarely such blocks are read again: never, if a prompt's unfinished
+  block has a key of its
+  own.
 """
 
 import time
@@ -19,20 +26,20 @@ from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, clos
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog, VisitRun
 
 MAX_PASSED: Final = 1 << 16
-"""Keys that are passed by, some 5 ms, in search of blocks that are no leaves: only where every leaf is in use."""
+"""Keys examined, in some 5 ms, for blocks that are no leaves; only when every leaf is in use."""
 LEARN_BLOCKS: Final = 2048
-"""Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block. A batch is seen at once."""
+"""Blocks seen between two computations of worths: 0.4 ms, 0.2 us per block. A batch counts at once."""
 ADVANCE_S: Final = 0.125
-"""Time between looks at what has grown older; as long as the youngest age there is."""
+"""Interval of ageing; the width of the youngest age bucket."""
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
-"""Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
+"""Ghosts kept at least, and per present block: a small cache learns of ages at which it has nothing left."""
 
 
 class PrefixPolicy(EvictionPolicy[K]):
-    """See the module. `clock` gives seconds, never going back; only differences matter.
+    """Prefix-tree policy. `clock` gives monotonic seconds; only differences matter.
 
-    Operations are O(1), amortised, but for a search through at most `max_scan` keys when leaves are refused.
+    Operations are O(1) amortised, except a search through at most `max_scan` keys when leaves are refused.
     """
 
     name = "prefix"
@@ -40,16 +47,18 @@ class PrefixPolicy(EvictionPolicy[K]):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: States[K, PrefixNode[K] | VisitRun[K, Cohort[K]]] = DictStates()
-        """Of blocks that were stored alone only their run, which is filed for them, until more is to be known."""
+        """A block that was stored alone has only its run until more is known of it."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
-        """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
+        """Evicted key -> its last visit, the turn it was first stored in, and its forks; for a block stored alone, its
+        cohort.
+        """
         self._parentless: dict[K, Children[K]] = {}
-        """Absent parent to its present children."""
+        """Absent parent -> its present children."""
         self._order: CohortOrder[K] = CohortOrder()
         self._log: VisitLog[K] = VisitLog(self._order.grow_older)
         self._visit: Visit[K] | None = None
         self._seen_blocks = self._seen_visits = 0
-        """In visits that have ended since worths were computed."""
+        """In visits that ended since worths were computed."""
         self._advanced_s = clock()
         self._learn(self._advanced_s)
 
@@ -104,7 +113,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._end_shared(visit, node, now_s)
 
     def _closes_cycle(self, key: K, parent: K) -> bool:
-        """A key without present children cannot be anyone's ancestor."""
+        """Whether the link would close a cycle. A key without present children has no descendants."""
         return key in self._parentless and closes_cycle(key, parent, self._parent_of, self.max_scan)
 
     def _parent_of(self, key: K) -> K | None:
@@ -127,13 +136,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         self.insert(keys[-1])
 
     def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
-        """Nothing is known of these keys, nor of children that would be theirs, and each is named once."""
+        """Whether the keys are distinct and unknown, and have no known children."""
         distinct = set(keys)
         is_unknown = self._nodes.are_new(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
 
     def _find(self, key: K) -> PrefixNode[K] | None:
-        """What is known of a block; of one that was alone until now, which is filed no more."""
+        """Return the block's node. A block stored alone is taken out of its run and gets a node."""
         node = self._nodes.get(key)
         if isinstance(node, VisitRun):
             run, node = node, alone(key, node.home)
@@ -142,7 +151,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         return node
 
     def _remove_from_run(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
-        """So many blocks of the run are filed with it no more."""
+        """Count `count` blocks as removed from the run."""
         run.remove_keys(count)
         if not run.left:
             leaves = run.home.leaves[True]
@@ -217,8 +226,10 @@ class PrefixPolicy(EvictionPolicy[K]):
         return found
 
     def _take_alone(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
-        """The next victims, as far as they were stored alone and together: nothing but a ghost is left of each. None where the first is
-        not, or stays."""
+        """Return the next victims as far as they belong to one run of blocks stored alone, of which only ghosts remain.
+
+        Empty if the first victim belongs to no run, or may not be evicted.
+        """
         nodes, first = self._nodes, self._order.first()
         run = nodes[first] if first is not None else None
         if not isinstance(run, VisitRun):
@@ -236,7 +247,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         return found
 
     def _remember(self, key: K, ghost: tuple[Visit[K], int, int] | Cohort[K]) -> None:
-        """The key has just left."""
+        """Record a ghost of an evicted key."""
         ghosts = self._ghosts
         ghosts[key] = ghost
         if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
@@ -259,7 +270,7 @@ class PrefixPolicy(EvictionPolicy[K]):
     # --- visits ---
 
     def _begin_visit(self, now_s: float) -> Visit[K]:
-        """The one under way is over."""
+        """End the visit under way and begin another."""
         if self._visit is not None:
             self._end_visit(self._visit, now_s)
         visit: Visit[K] = Visit()
@@ -267,13 +278,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         return visit
 
     def _end_shared(self, visit: Visit[K], node: PrefixNode[K], now_s: float) -> None:
-        """The visit has come to the end of a prefix that many share."""
+        """End the visit at the end of a shared prefix."""
         visit.forks = node.forks
         self._end_visit(visit, now_s)
         self._visit = None
 
     def _end_visit(self, visit: Visit[K], now_s: float) -> None:
-        """Its last block is filed like other leaves from now on."""
+        """End the visit; its last block is filed like other leaves from now on."""
         cohort = self._log.end(visit, now_s)
         key = visit.tip
         assert key is not None
@@ -286,7 +297,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._count_seen(visit.blocks, 1, now_s)
 
     def _count_seen(self, blocks: int, visits: int, now_s: float) -> None:
-        """So many blocks, in visits that have ended: what is due now and then."""
+        """Count blocks of visits that ended, and age and learn when due."""
         self._seen_blocks += blocks
         self._seen_visits += visits
         if now_s - self._advanced_s >= ADVANCE_S:
@@ -298,14 +309,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._seen_blocks = self._seen_visits = 0
 
     def _learn(self, now_s: float) -> None:
-        """Order the cohorts by what their blocks are worth now."""
+        """Order the cohorts by the current worth of their blocks."""
         tip_share = self._log.tips_read / self._log.tips
         self._order.rank([worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)])
 
     # --- leaves: each in a cohort ---
 
     def _adopt_all(self, key: K, node: PrefixNode[K]) -> None:
-        """Children of this block that are there before it are orphans no more."""
+        """Attach the children that arrived before this block; they are orphans no longer."""
         node.adopt(self._parentless.pop(key))
         for child_key in node.children:
             child = self._child(child_key)
@@ -314,7 +325,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._file_by_visit(child_key, child)
 
     def _orphan(self, key: K, children: Children[K]) -> None:
-        """The block that these are the children of has left before them."""
+        """File the children of an evicted block as orphans."""
         self._parentless[key] = children
         for child_key in children:
             child = self._child(child_key)
@@ -323,7 +334,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._file(child_key, child, self._order.orphans)
 
     def _child(self, key: K) -> PrefixNode[K]:
-        """A block that has a parent: it is not alone."""
+        """Return the node of a block that has a parent."""
         node = self._nodes[key]
         assert isinstance(node, PrefixNode)
         return node
@@ -336,7 +347,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             del self._parentless[parent]
 
     def _file_by_visit(self, key: K, node: PrefixNode[K], *, in_front: bool = False) -> None:
-        """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
+        """File the leaf in the cohort of its last visit; during that visit, in the cohort in which it would end now."""
         visit = node.visit
         home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
         self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
@@ -352,7 +363,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             leaves.move_to_end(key, last=False)
 
     def _file_alone(self, keys: Sequence[K], home: Cohort[K]) -> VisitRun[K, Cohort[K]]:
-        """File blocks that were stored alone in the cohort's last leaf, if that is a run and has all that came to it; else in a new run."""
+        """File blocks stored alone: in the cohort's last run if that is complete, else in a new run."""
         leaves = home.leaves[True]
         last = next(reversed(leaves)) if leaves else None
         if isinstance(last, VisitRun) and last.is_whole:
@@ -375,8 +386,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         node.home = None
 
     def _eviction_order(self) -> Iterator[K]:
-        """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
-        others, for when every leaf is leased or pinned."""
+        """Yield every key: leaves by ascending worth; then the tip of the visit under way, whose next block would be an
+        orphan; then the other blocks, for when every leaf is leased or pinned.
+        """
         yield from self._order
         current_tip = self._visit.tip if self._visit is not None else None
         node = self._nodes.get(current_tip) if current_tip is not None else None

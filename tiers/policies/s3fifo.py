@@ -1,4 +1,4 @@
-"""S3-FIFO: three queues, first in, first out. What is used once passes through a small one and does not disturb the rest."""
+"""S3-FIFO: three FIFO queues. Keys used once pass through a small queue and do not disturb the main one."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Final
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 SMALL_SHARE: Final = 0.1
-"""Of the capacity, for newcomers. With the next three, as the authors' own implementation has them."""
+"""Fraction of the capacity for new keys. This and the next three as in the authors' implementation."""
 GHOST_SHARE: Final = 0.9
-"""Keys remembered after they left the small queue, of the capacity."""
+"""Ghosts of the small queue, as a fraction of the capacity."""
 PROMOTE_AT_USES: Final = 2
-"""A newcomer used so often since it came goes to the main queue."""
+"""Uses in the small queue that promote a key to the main queue."""
 MAX_USES: Final = 3
 
 
 class S3FIFO(EvictionPolicy[K]):
-    """A small queue, a main queue in which used keys get another round, and the ghosts of keys that left the small one: one of those
-    goes to the main queue when it comes back. Touches count only. Every operation is O(1), a victim amortised over touches.
+    """A small queue, a main queue in which used keys are reinserted, and ghosts of the small queue, which return to the
+    main queue. A touch only counts. Every operation is O(1), a victim amortised over touches.
 
     Source: Yang, Zhang, Qiu, Yue, Rashmi, FIFO queues are all you need for cache eviction, SOSP 2023.
     """
@@ -32,7 +32,9 @@ class S3FIFO(EvictionPolicy[K]):
         self._ghosts: OrderedDict[K, None] = OrderedDict()
         self._capacity = ObservedCapacity()
         self._last_victim: K | None = None
-        """The last victim. Looking for it moves keys, after which the other queue's turn may have come: it is named again all the same."""
+        """The search for a victim moves keys, after which the other queue may be due; the same victim is returned until
+        it is removed.
+        """
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._uses:
@@ -77,7 +79,9 @@ class S3FIFO(EvictionPolicy[K]):
         return self._last_victim
 
     def _first(self, queue: OrderedDict[K, None], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
-        """The queue's first key that is not popular and may leave, and how many were refused. Those keep their places."""
+        """Return the queue's first evictable key that is not popular, and the number of refused keys, which keep their
+        order.
+        """
         refused: list[K] = []
         found = None
         while queue and len(refused) < max_scan:

@@ -1,6 +1,6 @@
-"""SIEVE: first in, first out, but a key that was read since the hand last passed stays for another round.
+"""SIEVE: FIFO in which a key that was read since the hand last passed gets another round.
 
-Reads only set a bit, so it is cheaper than LRU where reads are many, and keys read once leave early.
+A read only sets a bit, so it is cheaper than LRU under many reads, and keys read once are evicted early.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class _Node(Generic[K]):
 
 
 class Sieve(EvictionPolicy[K]):
-    """A ring of keys in the order of arrival, and a hand that moves from the oldest to the newest and round again.
+    """A ring of keys in order of arrival, and a hand that moves from the oldest to the newest.
 
-    The hand stays at the victim it found; when that leaves, the next newer key is under it. A key that is refused keeps its place
-    and is passed over. Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
+    The hand stays at the victim; when that is removed, it moves to the next newer key. A refused key keeps its
+    position. Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
     """
 
     name = "sieve"
