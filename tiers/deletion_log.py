@@ -40,8 +40,8 @@ class DeletionLog:
             raw = os.pread(self._descriptor, MAX_LOGGED_DELETIONS * RECORD_BYTES, 0)
         except OSError as error:
             os.close(self._descriptor)
-            raise ConfigError(f"{path} gets no room: {error.strerror}") from error
-        # Nearly all of it is zeros, which are no records: to look at each of them took most of what it takes to open a tier.
+            raise ConfigError(f"{path} cannot be allocated: {error.strerror}") from error
+        # Skip the trailing zeros, nearly all of the file: examining each record took most of the time to open a tier.
         offsets = range(0, len(raw.rstrip(b"\0")), RECORD_BYTES)
         found = {begin: raw[begin : begin + 8] for begin in offsets if raw[begin : begin + RECORD_BYTES] == _record(raw[begin : begin + 8])}
         self.ids: set[bytes] = set(found.values())
@@ -57,7 +57,7 @@ class DeletionLog:
             return
         data = b"".join(map(_record, new))
         if self._end_bytes + len(data) > MAX_LOGGED_DELETIONS * RECORD_BYTES:
-            raise TierFull(f"{MAX_LOGGED_DELETIONS} deletions wait for the disk already")
+            raise TierFull(f"{MAX_LOGGED_DELETIONS} deletions already wait for LMDB: free space on its disk")
         self._write(data, self._end_bytes)
         self._end_bytes += len(data)
         self.ids.update(new)
@@ -84,9 +84,9 @@ class DeletionLog:
             if self._sync:
                 os.fdatasync(self._descriptor)
         except OSError as error:
-            raise TierFailed(f"a deletion cannot be written down: {error.strerror}") from error
+            raise TierFailed(f"a deletion cannot be logged: {error.strerror}") from error
         if written < len(data):
-            raise TierFull(f"a deletion cannot be written down: {written} of {len(data)} bytes were")
+            raise TierFull(f"a deletion cannot be logged: {written} of {len(data)} bytes were written")
 
 
 def _record(key: bytes) -> bytes:

@@ -47,12 +47,12 @@ class DramTier(SlabTier):
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if capacity_bytes > physical_bytes:
             raise ConfigError(
-                f"a DRAM tier of {format_size(capacity_bytes)} does not fit into this machine's {format_size(physical_bytes)}"
+                f"a DRAM tier of {format_size(capacity_bytes)} does not fit into this machine's {format_size(physical_bytes)} of memory"
             )
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         is_chosen = slab_bytes is None
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
-        if is_chosen and hugepages:  # what is no whole page takes one all the same
+        if is_chosen and hugepages:  # part of a page takes a whole one
             slab_bytes = max(1, slab_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._pool = MemfdPool(
             capacity_bytes,
@@ -62,7 +62,7 @@ class DramTier(SlabTier):
             transparent_hugepages=transparent_hugepages,
         )
         if self._pool.hugepages:
-            first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
+            first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page anyway
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool)
 
     @property
@@ -106,7 +106,7 @@ class DramTier(SlabTier):
     def locate_all(self, indexes: Column) -> tuple[Column, Column]:
         """Return (slab ids, offsets in bytes) of many slots, given by their indices."""
         slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
-        numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma at its first call, for 7 ms of a node's first put
+        numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma on first use: 7 ms of a node's first put
         if len(numbers) == 1:
             return slabs, positions * self.slab(numbers[0]).group.slot_bytes
         slot_bytes = np.array([self.slab(number).group.slot_bytes for number in numbers], np.int64)
@@ -118,13 +118,13 @@ class DramTier(SlabTier):
         Raises StaleHandle (no such slab) or Unauthorized (the slab belongs to another tenant).
         """
         if self.slab(slab_id).group.tenant != tenant:
-            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+            raise Unauthorized(f"slab {slab_id} does not belong to tenant {tenant!r}")
         return self._pool.memory(slab_id).export(writable=writable)
 
     def slab_memory(self, slab_id: int, *, tenant: str) -> memoryview:
         """Return the slab's memory read-only, for `tenant`; valid while the slab exists. Raises as `slab_fd`."""
         if self.slab(slab_id).group.tenant != tenant:
-            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+            raise Unauthorized(f"slab {slab_id} does not belong to tenant {tenant!r}")
         return self._pool.memory(slab_id).bytes.data.toreadonly()
 
     @property

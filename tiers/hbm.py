@@ -198,9 +198,9 @@ class HbmTier(SlabTier):
         try:
             self.arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         except (RuntimeError, AssertionError) as refusal:
-            # torch raises an AssertionError where it was built without CUDA; its messages go on with advice for developers.
+            # torch raises an AssertionError if it was built without CUDA. The further lines of its messages are for developers.
             reason = str(refusal).splitlines()[0]
-            raise ConfigError(f"no HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
+            raise ConfigError(f"cannot allocate an HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
         self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)

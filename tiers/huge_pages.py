@@ -40,8 +40,8 @@ def map_with_huge_pages(fd: int, size_bytes: int) -> memoryview:
     begin = -ctypes.addressof(ctypes.c_ubyte.from_buffer(owner)) % HUGE_PAGE_BYTES
     address = ctypes.addressof(ctypes.c_ubyte.from_buffer(owner, begin))
     if _libc.mmap(address, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != address:
-        raise OSError(ctypes.get_errno(), "the system maps no more memory")
-    _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)  # a kernel without huge pages refuses, and has small ones
+        raise OSError(ctypes.get_errno(), "the system refuses another mapping")
+    _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)  # best effort: without it the pages are small
     return memoryview(owner)[begin : begin + size_bytes]
 
 
@@ -61,7 +61,7 @@ def unavailable_reason(root: Path = Path("/")) -> str:
     word = policy(root)
     if word in ENABLING_POLICIES:
         return ""
-    return f"shmem_enabled is {word}" if word else "the kernel has none for shared memory"
+    return f"shmem_enabled is {word}" if word else "the kernel does not support them for shared memory"
 
 
 def shared_huge_bytes(root: Path = Path("/")) -> int:

@@ -99,7 +99,7 @@ class LmdbRecords:
                         errors.append(self._read(transaction, waiting[0]))
                         waiting.popleft()
             except TierFailed as error:
-                # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
+                # A transaction that met a damaged page refuses all further reads: continue in another one.
                 errors.append(error)
                 waiting.popleft()
         return errors
@@ -116,7 +116,7 @@ class LmdbRecords:
         while True:
             with self._environment.read() as transaction:
                 cursor = transaction.cursor(self._environment.headers)
-                # The key after `after` in LMDB's order is the same with a zero byte behind it.
+                # The successor of `after` in LMDB's order is the same key with a zero byte appended.
                 found = cursor.set_range(after + b"\0") if after else cursor.first()
                 chunk = [(bytes(key), bytes(raw)) for key, raw in islice(cursor.iternext(), SCAN_CHUNK)] if found else []
             if not chunk:

@@ -74,7 +74,7 @@ class Memfd:
         self._lock = threading.Lock()
         self.fd = os.memfd_create("kvstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (MFD_HUGETLB if hugepages else 0))
         try:
-            # Another user's process that was given a read-only descriptor must not open the file again for writing.
+            # Another user's process with a read-only descriptor must not be able to reopen the file for writing.
             os.fchmod(self.fd, 0o400)
             os.ftruncate(self.fd, self.file_bytes(size_bytes))
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
@@ -138,7 +138,7 @@ class Memfd:
             left_bytes, begin = self.untouched_bytes, self._touched_bytes
             target = self.bytes[begin : begin + max_bytes] if left_bytes else self.bytes[:0]
             if target.size and _libc.madvise(target.ctypes.data, target.size, MADV_POPULATE_WRITE):
-                # Older kernels: reading a page of shared memory makes the kernel find and zero it, which is most of the cost.
+                # Older kernels: a read makes the kernel allocate and zero the page, which is most of the cost.
                 target[:: self.page_bytes].max()
             self._touched_bytes = min(begin + self.file_bytes(target.size), self.file_bytes(self.size_bytes))
         return left_bytes
@@ -245,7 +245,7 @@ class MemfdPool:
 
     def release(self, slab: int) -> None:
         self.slabs_released += 1
-        # In front: its pages are warm, so it is the one to take next.
+        # In front: its pages are present, so it is used next.
         self._spares.appendleft(self._of_slab.pop(slab))
 
     def prefault_step(self, max_bytes: int) -> bool:
@@ -322,7 +322,7 @@ class MemfdPool:
         is_trimmed = memory.file_bytes(size_bytes) < memory.file_bytes(memory.size_bytes)
         memory.resize(size_bytes)
         if is_trimmed and self.hugepages:
-            memory.trim()  # for they are few, and may be wanted at once
+            memory.trim()  # at once: reserved huge pages are scarce
         elif is_trimmed:
             self._untrimmed.append(memory)
             self.has_cold.set()
@@ -355,7 +355,7 @@ class MemfdPool:
         try:
             memory = Memfd(
                 size_bytes, hugepages=self.hugepages, transparent_hugepages=self._transparent_hugepages
-            )  # the huge pages just discarded are free for it
+            )  # it can use the huge pages just discarded
         except OSError as refusal:
             raise TierFailed(f"no shared memory of {format_size(size_bytes)}: {refusal}") from refusal
         self._held_bytes += cost

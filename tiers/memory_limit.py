@@ -75,7 +75,7 @@ def _limits_of(root: Path, mount: _Mount, groups: str) -> Iterator[MemoryLimit]:
     own = _group(groups, mount.kind)
     if own is None:
         return
-    # In a container without a name space of groups the mount may show a group that the path does not lead to: the container's own.
+    # Without a cgroup namespace a container's mount may be rooted at a group outside the process's path: the container's own.
     below = own.relative_to(mount.group) if own.is_relative_to(mount.group) else PurePosixPath()
     folders = [mount.folder / part for part in (below, *below.parents)] if ".." not in below.parts else [mount.folder]
     for folder in folders:

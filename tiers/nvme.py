@@ -105,7 +105,7 @@ class NvmeTier(Tier):
                 self._next_id = self._first_unused_id()
                 self._lost_ids = self._restore()
             except TierFailed as damaged:
-                raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
+                raise ConfigError(f"{damaged}; move the folder away to start with an empty tier") from damaged
             opened.pop_all()
 
     @property
@@ -177,9 +177,9 @@ class NvmeTier(Tier):
         try:
             self._write(records)
         except TierFull:
-            # Nothing was written, so freeing these leaves nothing to delete, and no tombstone is spent on them.
+            # Nothing was written, so freeing these needs no deletion, nor space in the log.
             self._unwritten.update(record.slot.index for record in records if record.slot.index in self._size_by_id)
-            # Deletions are what makes room, so they must not depend on the success of a write that lacks it.
+            # Deletions free space, so they must not depend on a write that fails for lack of it.
             self.flush()
             raise
 
@@ -197,7 +197,7 @@ class NvmeTier(Tier):
                     self._environment.write(self._delete)
                     self._release_deleted()
             except (TierFull, TierFailed):
-                # One step of the interpreter, as the loop may append meanwhile.
+                # `copy` is atomic under the GIL; the loop may append concurrently.
                 self._deletion_log.add([*self._deleting, *self._freed.copy()])
             else:
                 self._deletion_log.clear()
@@ -288,7 +288,7 @@ class NvmeTier(Tier):
 
     def _check_slot(self, slot: Slot) -> None:
         if slot.generation != self._environment.openings or slot.index not in self._size_by_id:
-            raise StaleHandle(f"{slot} was given back")
+            raise StaleHandle(f"{slot} was freed")
 
     def _check_health(self) -> None:
         if self.health != "ok":
@@ -332,7 +332,7 @@ class NvmeTier(Tier):
         live: list[tuple[_Commit, Record]] = []
 
         def put(transaction: Any) -> None:
-            # Not one freed meanwhile: its deletion may be in an earlier transaction.
+            # Skip values freed meanwhile: their deletion may be in an earlier transaction.
             live[:] = [(commit, record) for commit in group for record in commit.records if record.slot.index in self._size_by_id]
             for commit, record in live:
                 slot, runs = record.slot, commit.runs_by_id.get(record.slot.index, ())
@@ -346,7 +346,7 @@ class NvmeTier(Tier):
                 if (runs := commit.runs_by_id.pop(record.slot.index, None)) is not None:
                     self._values.placements.publish(record.slot.index, Placement(record.checksum, runs))
             self._release_deleted()
-        except BaseException as error:  # of whatever kind: every batch ends
+        except BaseException as error:  # of any kind: every batch must end
             failure = error
         for commit in group:
             commit.is_done, commit.failure = True, failure
@@ -372,7 +372,7 @@ class NvmeTier(Tier):
 
     def _first_unused_id(self) -> int:
         newest = self._records.newest_key()
-        # Not one with a tombstone either: the next process would take the new value for the deleted one.
+        # Nor an id in the deletion log: the next process would drop the new value.
         keys = [*self._deletion_log.ids, *([newest] if newest is not None else [])]
         return max((int.from_bytes(key) + 1 for key in keys), default=0)
 

@@ -91,7 +91,7 @@ class Environment:
         self._environment: Any = None
         self._map_bytes = 0
         self._lock_descriptor = _lock_folder(self._path)
-        # A header of a value of 4 KiB takes 100 to 250 bytes, by its tag. Where all values are small enough for LMDB, the map grows.
+        # A header of a value of 4 KiB takes 100 to 250 bytes, by its tag. The map grows if all values are stored in LMDB.
         map_bytes = capacity_bytes // MAP_SHARE + MAP_SLACK_BYTES
         try:
             _check_capacity(self._path, capacity_bytes)
@@ -153,7 +153,7 @@ class Environment:
                     if is_reopened and not is_full:
                         with self._map_lock.exclusive():
                             raise self._mark_failed(error) from error
-                    # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
+                    # LMDB panics after a failed write of a meta page, for readers too: re-open before the next transaction.
                     self._reopen()
                     if is_full or self._device_is_full(error):
                         raise TierFull(f"{self._path}: {error}") from error
@@ -180,7 +180,7 @@ class Environment:
         try:
             apply(transaction)
         except BaseException:
-            # py-lmdb's abort waits for a moment in which no thread is inside LMDB: two busy readers never leave it one.
+            # py-lmdb's abort waits until no thread is inside LMDB: two busy readers would starve it.
             with self._map_lock.exclusive():
                 transaction.abort()
             raise
@@ -204,14 +204,16 @@ class Environment:
             create=create,
             mode=0o600,
             sync=self._sync,
-            # Without it the last transaction may be lost in a power cut; it costs less than the measurement's noise.
+            # Keeps the last transaction through a power cut, at less cost than the noise of the measurement.
             metasync=self._sync,
-            # Reads are of whole values at random places: the kernel would read pages nobody asked for.
+            # Reads are of whole values at random offsets: read-ahead would be wasted.
             readahead=False,
         )
         try:
             for name in ("data.mdb", "lock.mdb"):
-                (self._path / name).chmod(0o600)  # those of an earlier release were as the umask had it, with values of all tenants
+                (self._path / name).chmod(
+                    0o600
+                )  # an earlier release created them with the umask's mode, and they hold values of all tenants
             self._extend_file(environment)
             environment.reader_check()
             if create:
@@ -231,7 +233,7 @@ class Environment:
         if file_bytes < claimed_bytes:
             raise ConfigError(
                 f"{self._data_path} is truncated: {format_size(file_bytes)} of {format_size(claimed_bytes)} are left; "
-                "move the folder away to start afresh"
+                "move the folder away to start with an empty tier"
             )
         os.truncate(self._data_path, max(file_bytes, info["map_size"]))
 
@@ -241,7 +243,7 @@ class Environment:
             bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
             grown_bytes = min(2 * self._map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
             if grown_bytes <= self._map_bytes:
-                raise TierFull(f"{self._path}: the disk has no room for a larger map")
+                raise TierFull(f"{self._path}: the disk has no space for a larger map")
             with self._map_lock.exclusive():
                 os.truncate(self._data_path, grown_bytes)
                 self._map_at_length(grown_bytes)
@@ -252,21 +254,21 @@ class Environment:
         try:
             self._environment.set_mapsize(map_bytes)
         except lmdb.Error as error:
-            self._reopen_same_size()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            self._reopen_same_size()  # out of address space: LMDB has already unmapped the environment
             raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
         self._map_bytes = map_bytes
 
     def _device_is_full(self, error: Exception) -> bool:
         if getattr(error, "code", 0) in DEVICE_FULL:
             return True
-        # LMDB answers EIO to a write that the kernel cut short, as it does where the disk becomes full within it: ask the kernel. Where
-        # the map ends, so that a limit on the length of files answers too.
+        # LMDB reports EIO for a short write, which also happens when the disk becomes full: probe the disk. The probe begins at
+        # the map's end, so that it meets a limit on file length too.
         try:
             os.posix_fallocate(self._lock_descriptor, self._data_path.stat().st_size, PROBE_BYTES)
         except OSError as refused:
             return refused.errno in DEVICE_FULL
         finally:
-            with suppress(OSError):  # a device that fails may refuse this, too
+            with suppress(OSError):  # may fail on a broken device
                 os.ftruncate(self._lock_descriptor, 0)
         return False
 
@@ -340,7 +342,7 @@ def _lock_folder(path: Path) -> int:
     try:
         parent.stat()
     except FileNotFoundError:
-        raise ConfigError(f"the NVMe folder {path} cannot be made, for {parent} is not there: mount its disk, or mkdir -p it") from None
+        raise ConfigError(f"the NVMe folder {path} cannot be created: {parent} does not exist; mount its disk, or mkdir -p it") from None
     except OSError as error:
         raise ConfigError(f"the NVMe folder {path} cannot be written: {error.strerror}") from error
     try:

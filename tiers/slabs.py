@@ -101,7 +101,7 @@ class SlabTier(Tier):
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
         generations, returned = slab.generations, slab.returned
-        # One counter for all places raises the generation of each, without remembering one for every place there ever was.
+        # One counter for all positions: no generation has to be kept for positions of released slabs.
         self._generation = generation = self._generation + 1
         if returned:
             position = returned.pop()
@@ -164,10 +164,10 @@ class SlabTier(Tier):
         numbers, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else ()):
             slab, freed = self.slab(int(numbers[begin])), positions[begin:end]
-            # No view of a column is kept: one that is looked at cannot grow.
+            # Keep no view of a column: an array with exported buffers cannot grow.
             known = np.frombuffer(slab.generations, np.uint64)[freed]
             if (known != generations[begin:end]).any() or len(set(freed.tolist())) < end - begin:
-                raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} have been given back")
+                raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} were freed before")
             np.frombuffer(slab.generations, np.uint64)[freed] = 0
             slab.used -= end - begin
             slab.group.used -= end - begin
@@ -196,7 +196,7 @@ class SlabTier(Tier):
             position = slot.index & POSITION_MASK
             if slab.generations[position] == slot.generation and slab.sizes[position] == slot.size_bytes:
                 return slab
-        raise StaleHandle(f"slot {slot.index} has been given back since generation {slot.generation}")
+        raise StaleHandle(f"slot {slot.index} was freed after generation {slot.generation}")
 
     def group(self, size_bytes: int, tenant: str = "") -> int:
         """Return the number of the group for this size and tenant; constant over the allocator's life. Raises
@@ -227,7 +227,7 @@ class SlabTier(Tier):
         """Return the slab. Raises StaleHandle if it does not exist or was released."""
         slab = self._slabs.get(number)
         if slab is None:
-            raise StaleHandle(f"there is no slab {number} (any more)")
+            raise StaleHandle(f"slab {number} does not exist or was released")
         return slab
 
     def close_slab(self, number: int) -> None:
@@ -329,7 +329,7 @@ class SlabTier(Tier):
         if not 1 <= size_bytes <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
         if size_bytes > self.capacity_bytes:
-            raise InvalidArgument(f"{format_size(size_bytes)} never fit into a tier of {format_size(self.capacity_bytes)}")
+            raise InvalidArgument(f"{format_size(size_bytes)} cannot fit into a tier of {format_size(self.capacity_bytes)}")
         exact_sizes = self._exact_sizes.setdefault(tenant, set())
         if size_bytes not in exact_sizes and len(exact_sizes) >= EXACT_CLASSES:
             return min(rounded_size(size_bytes), self.capacity_bytes)

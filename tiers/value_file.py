@@ -96,7 +96,7 @@ class ValueFile:
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         os.fchmod(self._cached, 0o600)
-        # Each read is of whole values at random places: the kernel would read pages ahead that nobody asked for.
+        # Reads are of whole values at random offsets: read-ahead would be wasted.
         os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)
         self._buffers = AlignedBuffers(MAX_BUFFERS, PIECE_BYTES)
         self._direct = self._open_direct()
@@ -119,7 +119,7 @@ class ValueFile:
         try:
             os.posix_fallocate(self._cached, before_bytes, pages * PAGE_BYTES - before_bytes)
         except OSError as error:
-            with suppress(OSError):  # a device that fails may refuse this, too
+            with suppress(OSError):  # may fail on a broken device
                 os.ftruncate(self._cached, before_bytes)
             raise self._translate("cannot grow", error) from error
 
@@ -132,7 +132,7 @@ class ValueFile:
         """Start reading sorted `pieces` into the page cache, so that one thread has many reads in flight."""
         for group in joined([piece for piece in pieces if not self._goes_direct(piece)]):
             begin = group[0].offset_bytes
-            with suppress(OSError):  # the read itself fails, too, and says so
+            with suppress(OSError):  # the read itself reports the error
                 os.posix_fadvise(self._cached, begin, group[-1].end_bytes - begin, os.POSIX_FADV_WILLNEED)
 
     def read(self, piece: FilePiece) -> bool:

@@ -131,7 +131,7 @@ class ValueStore:
         """As Placements.restore. Call once, first."""
         lost = self.placements.restore(placements, self._file.pages)
         end_pages = max(self._max_pages, self.placements.end_pages)
-        if end_pages < self._file.pages:  # the capacity was larger once
+        if end_pages < self._file.pages:  # the capacity was reduced
             self._file.shrink(end_pages)
         self.placements.grow(self._file.pages)
         return lost
@@ -145,7 +145,7 @@ class ValueStore:
         placed: list[Runs] = []
         try:
             for size_bytes in sizes:
-                placed.append(self._place_one(pages_of(size_bytes), flush))  # noqa: PERF401 - those so far outlive an exception
+                placed.append(self._place_one(pages_of(size_bytes), flush))  # noqa: PERF401 - keeps the earlier ones on an exception
         except BaseException:
             self.discard(placed)
             raise
@@ -203,7 +203,7 @@ class ValueStore:
         flush()
         while (runs := take(in_pieces=False) or take(in_pieces=True)) is None:
             if not self.placements.wait_for_release(RELEASE_WAIT_S):
-                raise TierFull(f"{pages} pages wanted, and the value file has no more")
+                raise TierFull(f"{pages} pages requested, and the value file has no more")
         return runs
 
     def _grow(self, pages: int) -> bool:

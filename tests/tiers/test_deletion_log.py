@@ -67,7 +67,7 @@ def test_it_takes_its_room_at_once_and_no_more_than_that(open_file: Callable[...
     file = open_file(sync=False)
     assert path.stat().st_size == MAX_LOGGED_DELETIONS * RECORD_BYTES <= path.stat().st_blocks * 512
     file.add(ids(*range(MAX_LOGGED_DELETIONS)))
-    with pytest.raises(TierFull, match="wait for the disk already"):
+    with pytest.raises(TierFull, match="already wait for LMDB"):
         file.add(ids(MAX_LOGGED_DELETIONS))
     file.add(ids(5))
     assert len(open_file().ids) == MAX_LOGGED_DELETIONS
@@ -98,9 +98,9 @@ def test_the_last_record_is_found_though_its_digest_ends_in_zeros(open_file: Cal
 def test_a_disk_that_takes_nothing_is_told_of_and_nothing_is_forgotten(open_file: Callable[..., DeletionLog]) -> None:
     file = open_file()
     file.add(ids(1))
-    with file_size_limit(RECORD_BYTES), pytest.raises(TierFailed, match="cannot be written down: File too large"):
+    with file_size_limit(RECORD_BYTES), pytest.raises(TierFailed, match="cannot be logged: File too large"):
         file.add(ids(2))
-    with file_size_limit(2 * RECORD_BYTES), pytest.raises(TierFull, match="16 of 32 bytes were"):
+    with file_size_limit(2 * RECORD_BYTES), pytest.raises(TierFull, match="16 of 32 bytes were written"):
         file.add(ids(2, 3))
     with file_size_limit(0):
         file.clear()
@@ -113,6 +113,6 @@ def test_a_path_that_cannot_be_written_or_gets_no_room_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
         DeletionLog(tmp_path, sync=False)
     before = len(os.listdir("/proc/self/fd"))
-    with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="gets no room: File too large"):
+    with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="cannot be allocated: File too large"):
         DeletionLog(path, sync=False)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -381,7 +381,7 @@ def test_a_deletion_that_can_be_written_nowhere_is_told_of(open_tier: Callable[.
     (gone,) = put(tier, [value(1)])
     tier.free(gone)
     faults.errors = [(True, NO_ROOM)] * 2
-    with file_size_limit(0), pytest.raises(TierFailed, match="cannot be written down"):
+    with file_size_limit(0), pytest.raises(TierFailed, match="cannot be logged"):
         tier.flush()
     tier.flush()
     with environment_of(tier).read() as transaction:

@@ -107,7 +107,7 @@ def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier
 
 def test_a_folder_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    with pytest.raises(ConfigError, match=f"cannot be made, for {disk} is not there: mount its disk"):
+    with pytest.raises(ConfigError, match=f"cannot be created: {disk} does not exist; mount its disk"):
         Environment(disk / "nvme", capacity_bytes=1, sync=False)
     assert not disk.exists()
 

@@ -47,7 +47,7 @@ class GDSF(EvictionPolicy[K]):
 
     def remove(self, key: K) -> None:
         if self._uses.pop(key, None) is not None:
-            # Not the key's own rank: a popular one that is deleted would make all the others old.
+            # Not the key's own rank: deleting a popular key would age all others.
             self._age = max(self._age, self._order.bound() >> ORDER_BITS)
             self._order.remove(key)
 

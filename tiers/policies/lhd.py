@@ -53,7 +53,7 @@ class DensityModel:
         self._hit_mass = np.zeros((CLASSES, AGES))
         self._mass = np.zeros((CLASSES, AGES))
         classes, ages = np.arange(1, CLASSES + 1), np.cumsum(_WIDTHS)
-        # To begin with, what was used lately, and again soon, is better.
+        # Initially, density falls with age and with the class's reuse interval.
         self._densities: list[float] = (1 / np.outer(classes, ages)).ravel().tolist()
 
     def add_hit(self, class_: int, age: int) -> None:

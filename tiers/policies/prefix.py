@@ -65,7 +65,7 @@ class PrefixPolicy(EvictionPolicy[K]):
     def use_states(self, states: States[K, Any]) -> None:
         self._nodes = states
 
-    # --- what happens to blocks ---
+    # --- operations on blocks ---
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if self._nodes.get(key) is not None:
@@ -168,7 +168,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         visit = self._visit
         if visit is None or isinstance(node, VisitRun) or node.parent is None or visit.tip != node.parent:
             visit = self._begin_visit(now_s)
-            node = self._find(key)  # which the end of the visit before may have filed
+            node = self._find(key)  # the end of the former visit may have filed it
             assert node is not None
         self._log.read(node.visit, key, now_s)
         visit.turn = node.birth_turn + 1
@@ -182,7 +182,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def remove(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, VisitRun):  # seldom, and a call for each costs a tenth of all this
+        if isinstance(node, VisitRun):  # rare, and a call for every key would cost a tenth of the method
             node = self._find(key)
         if node is None:
             return
@@ -201,13 +201,13 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._forget_parentless(parent, key)
             return
         if node.forks > parent_node.forks:
-            # A prefix that many share does so in all of its blocks, though only the last one has many children.
+            # All blocks of a shared prefix are shared, though only the last one has many children.
             parent_node.forks = node.forks
         if parent_node.child != key or parent_node.siblings:
             parent_node.lose_child(key)
             return
         parent_node.child = None
-        # In front: what has begun to shrink goes on to, and others stay whole.
+        # In front: a prompt that has begun to shrink is evicted on, and others stay whole.
         self._file_by_visit(parent, parent_node, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
@@ -313,7 +313,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         tip_share = self._log.tips_read / self._log.tips
         self._order.rank([worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)])
 
-    # --- leaves: each in a cohort ---
+    # --- cohorts of leaves ---
 
     def _adopt_all(self, key: K, node: PrefixNode[K]) -> None:
         """Attach the children that arrived before this block; they are orphans no longer."""
@@ -381,7 +381,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         leaves = home.leaves[node.is_tip]
         del leaves[key]
         if not leaves:
-            leaves.clear()  # what is deleted one by one leaves a table as large as it ever was, and cohorts are watched for long
+            leaves.clear()  # frees the hash table, which single deletions do not shrink; cohorts are long-lived
             self._order.leave(home, node.is_tip)
         node.home = None
 
@@ -394,7 +394,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         node = self._nodes.get(current_tip) if current_tip is not None else None
         if current_tip is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
             yield current_tip
-        for key, node in self._nodes.scan(MAX_PASSED):  # past the leaves, of which there are few where one comes to this
+        for key, node in self._nodes.scan(MAX_PASSED):  # skips the leaves, which are few in this case
             if isinstance(node, PrefixNode) and node.child is not None:
                 yield key
 

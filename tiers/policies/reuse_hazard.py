@@ -94,7 +94,7 @@ class ReuseHazard:
         """Return the index of a block in hits per second. Shape (classes, BUCKETS)."""
         share = self._read_share(now_s)
         survival = np.cumprod(np.hstack([np.ones((len(share), 1)), 1 - share[:, :-1]]), axis=1)
-        # What a place has earned and how long it was taken, from age 0 to the end of each bucket; those read go half way through it.
+        # Hits of a slot, and the time it was occupied, from age 0 to the end of each bucket; a read falls in its middle on average.
         hits = _from_zero(survival * share)
         held_s = _from_zero(survival * _WIDTHS_S * (1 - share / 2))
         gained = hits[:, None, 1:] - hits[:, :-1, None]

@@ -7,7 +7,7 @@ from typing import Final, Generic
 from kvstore.tiers.policies.interface import K
 
 SLACK: Final = 64
-"""Stale entries tolerated whatever the number of keys: a heap of few keys is not rebuilt at each removal."""
+"""Stale entries tolerated for any number of keys: a heap of few keys is not rebuilt at each removal."""
 
 
 class RisingHeap(Generic[K]):
@@ -30,7 +30,7 @@ class RisingHeap(Generic[K]):
     def add(self, key: K, rank: int) -> None:
         """Add an absent key."""
         self._ranks[key] = rank
-        # A leaf that becomes one again has the rank it had: its entry from then serves again, a second one would name the key twice.
+        # A key added again with the same rank (a leaf that became one again) reuses its entry: two would duplicate the key.
         if self._queued.get(key, rank + 1) > rank:
             self._queued[key] = rank
             heapq.heappush(self._heap, (rank, key))

@@ -46,7 +46,7 @@ class S3FIFO(EvictionPolicy[K]):
             self._main[key] = None
         else:
             self._small[key] = None
-        # Here and not in `remove`: the ghost of the newcomer must not be pushed out by the key that made room for it.
+        # Not in `remove`: the victim's ghost must not displace the ghost of the key that it is evicted for.
         while len(self._ghosts) > GHOST_SHARE * max(self._capacity.keys, len(self._uses)):
             self._ghosts.popitem(last=False)
 

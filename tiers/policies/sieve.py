@@ -31,7 +31,7 @@ class Sieve(EvictionPolicy[K]):
     def __init__(self) -> None:
         self._nodes: dict[K, _Node[K]] = {}
         self._keys = self._nodes
-        # Keyless, between the newest key and the oldest: the hand standing here is about to start at the oldest.
+        # Sentinel between the newest key and the oldest: from here the hand starts at the oldest.
         self._end: _Node[K] = _Node(cast("K", None))
         self._hand = self._end
 
@@ -57,8 +57,8 @@ class Sieve(EvictionPolicy[K]):
         node.older.newer, node.newer.older = node.newer, node.older
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        # One round clears every bit, so whatever may leave is found within two. Only refusals count as looks: a bit cleared was
-        # set by a touch, which paid for it, and giving up for many bits would leave a tier of popular keys without a victim.
+        # One round clears every bit, so two find any evictable key. Only refusals count towards max_scan: clearing a bit is paid
+        # for by its touch, and a tier of popular keys would otherwise have no victim.
         refusals = 0
         for _ in range(2 * len(self._nodes)):
             if refusals == self.max_scan:

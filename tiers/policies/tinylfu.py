@@ -156,7 +156,7 @@ class WTinyLFU(EvictionPolicy[K]):
         for _ in range(min(surplus, room, len(self._window))):
             self._probation[self._window.popitem(last=False)[0]] = None
         rival, refusals = self._first(chain(self._probation, self._protected), evictable, self.max_scan)
-        # With main beyond its share a candidate has just won: the rival it won against is named again until it leaves.
+        # Main exceeds its share because a candidate has just won: return the same rival until it is removed.
         if rival is not None and (surplus <= 0 or room < 0):
             return rival
         candidate, _ = self._first(self._window, evictable, self.max_scan - refusals)

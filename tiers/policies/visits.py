@@ -95,7 +95,7 @@ class VisitRun(Generic[K, H]):
     def remove_keys(self, count: int) -> None:
         """Count keys as removed, and compact the list when more than half are."""
         self.left -= count
-        if 2 * self.left < len(self._keys):  # nobody else keeps the keys of what has gone
+        if 2 * self.left < len(self._keys):  # frees the removed keys
             self._keys, self._begin = list(self), 0
 
 
@@ -222,7 +222,7 @@ class VisitLog(Generic[K]):
 
     def advance(self, now_s: float) -> None:
         """Pass cohorts into the buckets of their age; each does so BUCKETS times at most."""
-        for bucket in reversed(range(BUCKETS - 1)):  # so that each bucket's cohorts stay in the order of their ages
+        for bucket in reversed(range(BUCKETS - 1)):  # keeps each bucket's cohorts ordered by age
             waiting, upper_s = self._by_bucket[bucket], EDGES_S[bucket + 1]
             while waiting and now_s - waiting[0].time_s >= upper_s:
                 cohort = waiting.popleft()
