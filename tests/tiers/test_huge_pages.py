@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> None:
         ("always within_size [advise] never deny force", "advise", ""),
         ("always [within_size] advise never deny force", "within_size", ""),
         ("[always] within_size advise never deny force", "always", ""),
-        ("what a later kernel writes", "", "the kernel has none for shared memory"),
+        ("what a later kernel writes", "", "the kernel does not support them for shared memory"),
     ],
 )
 def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Path, text: str, word: str, reason: str) -> None:

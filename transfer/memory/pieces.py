@@ -1,5 +1,7 @@
-"""Many pieces as columns, so that what a request of 10,000 runs costs is numpy's and not Python's; and what agents ask of pieces, be they
-columns or the short list of a small request, which is quicker as a list."""
+"""Pieces of a request as columns (PieceTable) or as a short list, and the functions that agents need of both.
+
+Columns make a request of 10,000 runs cost numpy calls instead of Python loops. For small requests a list is faster.
+"""
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,12 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceTable:
-    """Pieces as five equally long columns of int64: piece i is `length[i]` bytes at `here_offset[i]` of `here[here_index[i]]` and at
-    `there_offset[i]` of `there[there_index[i]]`. By index and in a loop it makes a Piece of each: good for few, or where speed does
-    not matter.
+    """Pieces as five int64 columns of equal length. Piece i is `length[i]` bytes at `local_offset[i]` of
+    `local[local_index[i]]` and at `remote_offset[i]` of `remote[remote_index[i]]`.
 
-    Every region of both tuples is used. The indexes are right; the rest is checked by `check_pieces`. It is no `Sequence`, for to ask
-    whether a list is one of an abstract class takes ten times as long, and a small request asks a dozen times.
+    Indexing and iteration make Piece objects: only for few pieces. Every region in both tuples is used and the indices
+    are valid; `check_pieces` checks the rest. Not a `Sequence`: an isinstance check against an abstract class takes ten
+    times as long, and a small request makes a dozen.
     """
 
     local: tuple[Region, ...]
@@ -62,7 +64,7 @@ class PieceTable:
         return int(self.length.sum())
 
     def first_outside(self) -> int | None:
-        """The index of the first piece that does not lie within its regions."""
+        """Return the index of the first piece that exceeds its regions, or None."""
         outside = self.length < 0
         for regions, index, offset in (
             (self.local, self.local_index, self.local_offset),
@@ -74,7 +76,7 @@ class PieceTable:
 
 
 def table_of_used(local: Sequence[Region], remote: Sequence[RemoteRegion], *columns: Int64s) -> PieceTable:
-    """The table of these columns, which may use but some of the regions."""
+    """Return the table of these columns, with the unused regions dropped."""
     local_index, local_offset, remote_index, remote_offset, length = columns
     used_local, local_index = _used(local, local_index)
     used_remote, remote_index = _used(remote, remote_index)
@@ -89,7 +91,7 @@ def _used(regions: Sequence[T], index: Int64s) -> tuple[tuple[T, ...], Int64s]:
 
 
 def table_of(pieces: "Pieces") -> PieceTable:
-    """A list of pieces as a table. Raises InvalidArgument for an offset or length of 2^63 or more."""
+    """Convert pieces to a table. Raises InvalidArgument for an offset or length of 2^63 or more."""
     if isinstance(pieces, PieceTable):
         return pieces
     local_by_id, remote_by_id = {id(piece.local): piece.local for piece in pieces}, {id(piece.remote): piece.remote for piece in pieces}
@@ -106,7 +108,7 @@ def table_of(pieces: "Pieces") -> PieceTable:
 
 
 Pieces = Sequence[Piece] | PieceTable
-"""What a request moves: a list of pieces, or a table of many."""
+"""Pieces of a request: a list, or a table of many."""
 
 
 def total_bytes(pieces: Pieces) -> int:
@@ -114,12 +116,12 @@ def total_bytes(pieces: Pieces) -> int:
 
 
 def longest_bytes(pieces: Pieces) -> int:
-    """The length of the longest piece; 0 if there is none."""
+    """Return the length of the longest piece, 0 if there is none."""
     return int(pieces.length.max(initial=0)) if isinstance(pieces, PieceTable) else max((piece.size_bytes for piece in pieces), default=0)
 
 
 def local_regions(pieces: Pieces) -> Collection[Region]:
-    """Each region of this side that is used, once."""
+    """Return each local region in use, once."""
     if isinstance(pieces, PieceTable):
         return pieces.local
     if len(pieces) == 1:
@@ -128,7 +130,7 @@ def local_regions(pieces: Pieces) -> Collection[Region]:
 
 
 def remote_regions(pieces: Pieces) -> Collection[RemoteRegion]:
-    """Each region of the peer that is used, once."""
+    """Return each region of the peer in use, once."""
     if isinstance(pieces, PieceTable):
         return pieces.remote
     if len(pieces) == 1:
@@ -137,7 +139,7 @@ def remote_regions(pieces: Pieces) -> Collection[RemoteRegion]:
 
 
 def by_rail(pieces: Pieces, transport: str, rail: str) -> Pieces:
-    """The pieces, their regions as an agent is to see them that reaches them by this rail of the peer's."""
+    """Return the pieces with the region descriptors that an agent needs to reach the peer over this rail."""
     remote = remote_regions(pieces)
     for region in remote:
         if transport not in region.descriptors:
@@ -151,14 +153,14 @@ def by_rail(pieces: Pieces, transport: str, rail: str) -> Pieces:
 
 
 def local_views(pieces: Pieces) -> list[memoryview]:
-    """The memory of this side, piece by piece."""
+    """Return the local memory of each piece."""
     if isinstance(pieces, PieceTable):
         return _views([region.memory for region in pieces.local], pieces.local_index, pieces.local_offset, pieces.length)
     return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in pieces]
 
 
 def remote_views(pieces: Pieces, mapped: Mapping[int, memoryview]) -> list[memoryview]:
-    """The peer's memory, piece by piece, for who has its regions `mapped`, by the identity of their descriptions."""
+    """Return the peer's memory of each piece. `mapped` has its regions' memory by the identity of their descriptions."""
     if isinstance(pieces, PieceTable):
         return _views([mapped[id(region)] for region in pieces.remote], pieces.remote_index, pieces.remote_offset, pieces.length)
     return [mapped[id(piece.remote)][piece.remote_offset : piece.remote_offset + piece.size_bytes] for piece in pieces]
@@ -173,7 +175,7 @@ def _views(memories: Sequence[memoryview], index: Int64s, offset: Int64s, length
 
 
 def wire_columns(pieces: Pieces) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]:
-    """Ids and keys of the peer's regions, offsets in them and lengths: the columns of Fetch and Store."""
+    """Return ids and keys of the peer's regions, offsets and lengths: the columns of ReadRegions and WriteRegions."""
     if isinstance(pieces, PieceTable):
         ids = np.array([region.region_id for region in pieces.remote], np.uint64)
         keys = np.array([region.key for region in pieces.remote], np.uint64)

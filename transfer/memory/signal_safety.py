@@ -1,20 +1,22 @@
-"""Safety of memory and state against exceptions of signal handlers.
+"""Protection of memory and state against exceptions raised by signal handlers.
 
-CPython runs signal handlers in the main thread, between any two bytecodes and inside every wait of its own locks. A handler may raise
-there, time and again: no `try` and no `finally` is safe from that. The contract: no call returns or raises while a thread of ours still
-touches the caller's memory, and no change of shared state is cut in two. Three means, each for its case:
+CPython runs signal handlers in the main thread, between any two bytecodes and inside waits on its own locks. A handler
+may raise there repeatedly, and neither `try` nor `finally` is safe from it. The contract: no call returns or raises
+while a thread of ours still touches the caller's memory, and no change of shared state is left half done. Three tools:
 
-- `Shield` covers a whole call, locks and state too. Each handler runs as promptly as ever, but inside one of ours, which keeps its
-  exception and raises it when the shield goes down. It cannot wait for what goes on after its end.
-- `Gate` waits, without a limit, until all threads inside have left. It holds nothing back and can stand in a coroutine.
-- `UninterruptibleEvent` waits until another thread opens it, with a limit. It holds also where the caller is struck on the way out of the call that has
-  begun a request.
+- `Shield` covers a whole call, locks and state included. Handlers run promptly, inside a wrapper that defers their
+  exceptions to the
+  shield's exit. It does not wait for work that outlives it.
+- `Gate` waits without limit until all threads inside have left. It defers nothing and works in a coroutine.
+- `UninterruptibleEvent` waits, with a limit, until another thread sets it. It also holds if the handler raises on the
+  way out of the call
+  that began a request.
 
-The waits of a gate and a latch are one call of the C library, which no signal ends. First in a `finally` they cannot be missed: CPython
-looks for signals after calls, at jumps back and at the beginning of functions, and none of these lies before them. Threads other than the
-main one see no signals and need none of this.
+Gate and UninterruptibleEvent wait in one call of the C library, which no signal ends. As the first statement of a
+`finally` it cannot be skipped: CPython checks for signals after calls, at backward jumps and on function entry, none of
+which precedes it. Threads other than the main one receive no signals and need none of this.
 
-Source: pyarrow's SignalStopHandler replaces handlers around its calls in the same way as a shield.
+Source: pyarrow's SignalStopHandler wraps handlers around its calls like a shield.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -34,7 +36,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 _Lock: Final = ctypes.c_char * 256
-"""More than a pthread_rwlock_t takes on any Linux: 56 bytes on x86-64."""
+"""Larger than a pthread_rwlock_t on any Linux; 56 bytes on x86-64."""
 _libc = ctypes.CDLL(None)
 _init, _enter, _shut, _leave = (getattr(_libc, f"pthread_rwlock_{name}") for name in ("init", "tryrdlock", "wrlock", "unlock"))
 _init.argtypes = _libc.pthread_rwlock_timedwrlock.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
@@ -44,18 +46,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _SIGNALS: Final = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _handler_of: Final = _signal.getsignal
-"""Without the look-up of an enum that makes `signal.getsignal` twenty times slower: each shield asks for every signal."""
+"""`signal.getsignal` without its enum look-up, which makes it twenty times slower; each shield queries every signal."""
 _HAS_CLOCKWRLOCK: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
-"""The C library waits by a clock that nobody sets: glibc from 2.30 on. Elsewhere a step of the wall clock ends or prolongs a wait."""
+"""The C library can wait by the monotonic clock (glibc 2.30). Otherwise a step of the wall clock shortens or prolongs a
+wait.
+"""
 _MAX_END_S: Final = float(1 << 40)
-"""The end of a latch without a limit: 34,000 years."""
+"""End of an event's wait without limit: 34,000 years."""
 
 
 class Gate:
-    """A reader-writer lock: readers are the threads inside, and the one write lock, never given back, shuts it.
+    """Barrier that waits for all threads inside: a reader-writer lock whose write lock is never released.
 
-    `close_and_wait()` waits, uninterruptibly and without the GIL, until all who entered have left; nobody enters afterwards. Once only, and from
-    one thread. To hold whatever is raised it must be the first thing in a `finally`.
+    `close_and_wait()` waits, uninterruptibly and without the GIL, until all threads inside have left; no thread enters
+    afterwards. Call once, from one thread, as the first statement of a `finally`.
     """
 
     __slots__ = ("_address", "_lock", "close_and_wait")
@@ -68,15 +72,18 @@ class Gate:
         self.close_and_wait: Callable[[], object] = partial(_shut, self._address)
 
     def enter(self) -> bool:
-        """Go inside; False if the gate is shut. It is left by one `leave`, in whichever thread: readers are counted, not known by theirs,
-        in glibc as in musl."""
+        """Enter; returns False if the gate is closed. Any thread may `leave` for it: glibc and musl count readers
+        without identifying them.
+        """
         return not _enter(self._address)
 
     def leave(self) -> None:
         _leave(self._address)
 
     def run_inside(self, work: Callable[[], None]) -> bool:
-        """Do `work` inside; False, and nothing is done, if the gate is shut. For threads that see no signals: any but the main one."""
+        """Run `work` inside; returns False, without running it, if the gate is closed. For threads other than the main
+        one.
+        """
         if not self.enter():
             return False
         try:
@@ -87,26 +94,28 @@ class Gate:
 
 
 def begin_thread(work: Callable[[], object]) -> None:
-    """Do `work` in a thread that the interpreter's end does not wait for. One call of C: `threading.Thread.start` waits for the thread on
-    a condition, which a signal handler that raises leaves with its lock taken or released twice."""
+    """Run `work` in a daemon thread. One C call: `threading.Thread.start` waits on a condition, which an exception of a
+    signal handler would leave in an inconsistent state.
+    """
     _thread.start_new_thread(work, ())
 
 
 class Shield:
-    """A context manager. For the main thread, where shields may be nested: each has what was raised since it went up, the inner first.
+    """Context manager that defers exceptions of signal handlers in the main thread. Nestable: the innermost shield
+    defers them.
 
-    At its end it raises the first exception that it kept, in place of one that was raised inside; later ones are dropped. The outermost
-    costs some 5 us in the main thread, an inner one 1 us, and any next to nothing in other threads. Handlers that C code has put in place
-    of Python's are put out of place.
+    On exit it raises the first deferred exception, in place of one raised inside; later ones are dropped. The outermost
+    costs some 5 us in the main thread, an inner one 1 us, any almost nothing in other threads. Signal handlers
+    installed by C code in place of Python's are replaced.
     """
 
     _innermost: "Shield | None" = None
 
     # Of an object once they change: most shields see no signal, or are another thread's.
     raised: BaseException | None = None
-    """What a handler has raised and is kept until the end."""
+    """The exception deferred to the exit."""
     thread_id = 0
-    """Of the thread that it is up in; 0 while it is not."""
+    """Thread in which it is active; 0 if inactive."""
     _outer: "Shield | None" = None
     _cancel: Callable[[], object] | None = None
 
@@ -144,13 +153,15 @@ class Shield:
                     del raised  # its traceback has this frame
 
     def cancels(self, cancel: Callable[[], object]) -> None:
-        """What ends the work early: called once something was raised, in a thread of its own, for the main thread may hold any lock."""
+        """Set the function that ends the work early. It is called once an exception is deferred, in another thread, as
+        the main thread may hold any lock.
+        """
         self._cancel = cancel
         if self.raised is not None:
             cancel()
 
     def defer(self, error: BaseException) -> None:
-        """For handlers of ours: this was raised."""
+        """Defer an exception. Called by wrapped handlers."""
         if self.raised is None:
             self.raised = error
             if self._cancel is not None:
@@ -160,7 +171,7 @@ class Shield:
 
 
 class _DeferringHandler:
-    """In place of a program's handler: calls it, and keeps for the innermost shield what it raises."""
+    """Wrapper of a program's signal handler: calls it and defers its exception to the innermost shield."""
 
     __slots__ = ("handler",)
 
@@ -181,7 +192,7 @@ class _DeferringHandler:
 
 
 _replaced: Final[list[int]] = []
-"""Signals that may have a handler of ours."""
+"""Signals that may have a wrapped handler."""
 
 
 def _defer_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -199,7 +210,7 @@ def _restore_handlers() -> None:
 
 
 def _after_fork() -> None:
-    """In the child: a shield of a thread that was left behind is up for ever."""
+    """Deactivate, in the child, a shield of a thread that does not exist there."""
     shield = Shield._innermost
     if shield is not None and shield.thread_id != threading.get_ident():
         Shield._innermost = None
@@ -210,7 +221,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def shielded(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that no exception of a handler cuts in two: what is raised meanwhile is raised at its end."""
+    """Decorator: exceptions of signal handlers are raised only when the function has ended."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -227,11 +238,10 @@ class _Timespec(ctypes.Structure):
 
 
 class UninterruptibleEvent:
-    """See the module. Thread-safe. It is made shut, and opened once.
+    """Event whose wait no signal handler can end. Thread-safe; set once.
 
-    `wait_uninterruptibly()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
-    struck while he waited. First in a `finally` it cannot be missed: CPython looks for signals after calls, at jumps back and at the
-    beginning of functions, and none of these lies before it.
+    `wait_uninterruptibly()` returns when it is set, or `limit_s` after it was made. Call it as the first statement of a
+    `finally`, after an interrupted `wait`.
     """
 
     __slots__ = ("_end", "_lock", "_waiting", "is_open", "wait_uninterruptibly")
@@ -255,7 +265,7 @@ class UninterruptibleEvent:
         vars(self.wait_uninterruptibly)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
 
     def open(self) -> None:
-        """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""
+        """Set the event and wake all waiters. Idempotent. For one thread that receives no signals."""
         if not self.is_open:
             self.is_open = True
             for waiting in list(self._waiting):
@@ -263,7 +273,9 @@ class UninterruptibleEvent:
             _leave(ctypes.addressof(self._lock))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it is open, or the time is over; whether it is open. What a signal handler raises ends it."""
+        """Block until it is set or the timeout is over; returns whether it is set. An exception of a signal handler
+        ends the wait.
+        """
         if not self.is_open:
             waiting = threading.Lock()
             waiting.acquire()

@@ -1,11 +1,11 @@
-"""A TransferAgent over NIXL: one-sided reads and writes of registered memory, by RDMA where there is RDMA.
+"""TransferAgent over NIXL: one-sided reads and writes of registered memory, by RDMA where available.
 
-It has two native agents. The *server* holds what was exported and lives as long as this one. The *initiator* carries out requests and
-is thrown away whenever one of them has to be given up: NIXL can ask for a transfer to be cancelled, but its bytes may still come.
-Peers know the server alone, so they do not notice; other requests under way fail with Unreachable and may be tried again.
+It has two native agents. The *server* holds exported regions for the agent's life. The *initiator* executes requests
+and is discarded whenever one of them must be abandoned: NIXL can request a cancellation, but bytes may still arrive.
+Peers know only the server, so they are not affected; other requests in flight fail with Unreachable and may be retried.
 
-What NIXL cannot do: the owner's side checks no keys and does not know when it is read, so a peer is trusted with what was exported to
-it. Keys are checked on the side that asks: a mistake is found, an attack is not.
+Limits of NIXL: the owner's side checks no keys and does not see reads, so a peer is trusted with what was exported to
+it. Keys are checked on the initiating side, against mistakes, not attacks.
 """
 
 import atexit
@@ -37,40 +37,45 @@ from kvstore.transfer.nixl.descriptors import (
 from kvstore.transfer.nixl.library import NativeAgent, NixlProgress
 
 MAX_KNOWN_REGIONS: Final = 4096
-"""Of one peer. NIXL keeps what it was told of a region until the peer is forgotten, and a slot that is written from another host is a
-region of its own for as long as its put is open: beyond these it is told anew of those that are used."""
+"""Regions loaded per peer. NIXL keeps them until the peer is forgotten, and a slot written from another host is a
+region for the time of its put. Beyond this number the peer is forgotten, and the regions in use are loaded again.
+"""
 MAX_MESSAGE_BYTES: Final = 64 << 10
 POLLS_BEFORE_SLEEP: Final = 8
-"""So often a caller that runs its request looks before it sleeps: a small transfer takes less than the shortest sleep, about 70 us."""
+"""Polls of a caller that runs its request before it sleeps: a small transfer takes less than the shortest sleep, about
+70 us.
+"""
 FIRST_PAUSE_S: Final = 20e-6
 LONGEST_PAUSE_S: Final = 1e-3
-"""NIXL tells nobody that a transfer is over: one has to look. NIXL's own thread makes it progress in between."""
+"""Bounds of the pause between polls: NIXL does not notify of completion. Its own thread makes progress in between."""
 
 _open_agents: "weakref.WeakSet[NixlAgent]" = weakref.WeakSet()
 
 
 @atexit.register
 def close_all() -> None:
-    """Close what is still open when the interpreter ends, before NIXL's threads outlive the memory that they move."""
+    """Close all agents at interpreter exit, before NIXL's threads outlive the memory that they move."""
     for agent in list(_open_agents):
         agent.close()
 
 
 @dataclass(slots=True, eq=False)
 class _NixlTransfer:
-    """A request under way."""
+    """A request in flight."""
 
     request: AgentRequest
     peer: NixlRemote
     handle: int
     is_caller_polling: bool
-    """Its caller looks after it; the agent's thread need not."""
+    """The caller polls it; the agent's thread need not."""
     give_up_at_ns: int
-    """Its deadline; earlier, once it has been cancelled."""
+    """Its deadline, or an earlier time once it has been cancelled."""
 
 
 class NixlAgent(TransferAgent):
-    """See the module. A cancelled request has the stall timeout to end by itself before it costs everybody the initiator."""
+    """Agent of the transport `nixl`. A cancelled request may end within the stall timeout before the initiator is
+    discarded for it.
+    """
 
     transport = TRANSPORT
 
@@ -82,12 +87,12 @@ class NixlAgent(TransferAgent):
         self._initiator: NativeAgent | None = None
         self._registered: dict[NativeAgent, set[int]] = {self._server: set()}
         self._watched: set[int] = set()
-        """Regions that tell this agent when they are closed."""
+        """Regions whose close notifies this agent."""
         self._known: dict[str, set[int]] = {}
-        """Peers' servers that the initiator has loaded, and the ids of their regions."""
+        """Servers of peers that the initiator has loaded, and the ids of their loaded regions."""
         self._in_flight: dict[int, _NixlTransfer] = {}
         self._completed: list[tuple[AgentRequest, KVStoreError | None]] = []
-        """To be finished once the lock has been let go: callbacks may call this agent."""
+        """Requests to finish after the lock is released: callbacks may call this agent."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -109,7 +114,7 @@ class NixlAgent(TransferAgent):
                 self._forget(remote)
 
     def export(self, region: Region) -> bytes:
-        """Raises Closed; ConfigError: it cannot be registered."""
+        """Raises Closed; ConfigError if the region cannot be registered."""
         region.hold()
         try:
             with self._locked():
@@ -148,7 +153,7 @@ class NixlAgent(TransferAgent):
                 self._hand_to_thread(transfer)
 
     def cancel(self, request: AgentRequest) -> None:
-        """It ends within the stall timeout: by itself, or because its bytes are cut off."""
+        """End the request within the stall timeout, by discarding the initiator if necessary."""
         transfer: _NixlTransfer | None = request.state
         if transfer is not None:
             request.is_cancelled = True
@@ -156,7 +161,7 @@ class NixlAgent(TransferAgent):
             self._hand_to_thread(transfer)
 
     def notify(self, remote: NixlRemote, message: bytes, deadline: Deadline) -> None:
-        """Raises InvalidArgument (too long), Unreachable, DeadlineExceeded, Closed. It is lost if the peer dies now."""
+        """Raises InvalidArgument (too long), Unreachable, DeadlineExceeded, Closed. Lost if the peer dies now."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument(f"a notification of {len(message)} bytes is longer than {MAX_MESSAGE_BYTES}")
         deadline.left_s()
@@ -186,7 +191,7 @@ class NixlAgent(TransferAgent):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Raises Closed. Finishes, afterwards, what has been put into `_completed`."""
+        """Hold the lock, then finish the requests in `_completed`. Raises Closed."""
         over: list[tuple[AgentRequest, KVStoreError | None]] = []
         try:
             with self._lock:
@@ -223,7 +228,9 @@ class NixlAgent(TransferAgent):
                     native.deregister(region)
 
     def _load_peer(self, remote: NixlRemote, exported: Iterable[ExportedRegion]) -> NativeAgent:
-        """The initiator, which knows this peer and these regions. Raises Unreachable, ProtocolError, StaleHandle, ConfigError."""
+        """Return the initiator with this peer and these regions loaded. Raises Unreachable, ProtocolError, StaleHandle,
+        ConfigError.
+        """
         if any(region.server != remote.server.encode() for region in exported):
             raise StaleHandle(f"a region was exported by another agent than {remote.name} is now")
         if self._initiator is None:
@@ -272,7 +279,7 @@ class NixlAgent(TransferAgent):
                     self._settle(transfer, self._initiator.progress(transfer.handle))
 
     def _settle(self, transfer: _NixlTransfer, progress: NixlProgress) -> None:
-        """A transfer has got so far: end it, and others with it, where that is so."""
+        """Act on a transfer's progress: end it, and others that fail with it."""
         request, peer = transfer.request, transfer.peer
         if progress is NixlProgress.DONE:
             self._end(transfer, None)
@@ -288,7 +295,7 @@ class NixlAgent(TransferAgent):
             self._give_up_initiator(_collateral_error(peer))
 
     def _end(self, transfer: _NixlTransfer, error: KVStoreError | None) -> None:
-        """For the initiator to be given up at once, unless the transfer moves no byte any more."""
+        """End a transfer. Unless it moves no byte any more, the initiator must be discarded next."""
         assert self._initiator is not None
         self._initiator.release(transfer.handle)
         del self._in_flight[transfer.handle]
@@ -296,7 +303,7 @@ class NixlAgent(TransferAgent):
         self._completed.append((transfer.request, error))
 
     def _give_up_initiator(self, error: KVStoreError) -> None:
-        """Nothing moves any more: what is under way fails with this error. The next request makes another initiator."""
+        """Discard the initiator: requests in flight fail with this error. The next request makes another one."""
         for transfer in list(self._in_flight.values()):
             self._end(transfer, error)
         self._known.clear()
@@ -315,7 +322,7 @@ class NixlAgent(TransferAgent):
             self._work.notify()
 
     def _ensure_thread(self) -> None:
-        """Raises Unreachable: the system has none."""
+        """Start the polling thread. Raises Unreachable if that fails."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"nixl-{self.name}", daemon=True)
             try:
@@ -328,7 +335,7 @@ class NixlAgent(TransferAgent):
         return [transfer for transfer in self._in_flight.values() if not transfer.is_caller_polling]
 
     def _run(self) -> None:
-        """The agent's thread: looks after the requests that nobody runs."""
+        """Polling thread: polls the requests that no caller polls."""
         pause_s = FIRST_PAUSE_S
         while True:
             with self._lock:
