@@ -31,7 +31,7 @@ class Handover:
 
     @property
     def is_over(self) -> bool:
-        return self._over.is_open
+        return self._over.is_set
 
     def wait(self) -> None:
         """Block until it is over on this rank. Raises its error: DeadlineExceeded, Cancelled, Unreachable (a rank is gone), InvalidArgument
@@ -62,7 +62,7 @@ class Handover:
         """For the transceiver; a second time is a no-op."""
         if not self.is_over:
             self.error, self.is_fenced = error, is_fenced
-            self._over.open()
+            self._over.set()
 
 
 class SendHandle(Handover):

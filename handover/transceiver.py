@@ -293,7 +293,7 @@ class CacheTransceiver:
             self._failure = error
         finally:
             self._reactor.close()
-            self._closed.open()
+            self._closed.set()
 
     def _end(self) -> None:
         """Stop once every request is over."""
@@ -341,7 +341,7 @@ class CacheTransceiver:
             except BaseException as error:
                 raised.append(error)
             finally:
-                answered.open()
+                answered.set()
 
         if self._is_closed:
             raise Closed("the transceiver is closed")

@@ -304,7 +304,7 @@ class NvmeTier(Tier):
 
     def _write(self, records: Sequence[Record]) -> None:
         large = [record for record in records if record.slot.size_bytes > LMDB_BYTES]
-        runs_of_large = self._values.index([record.slot.size_bytes for record in large], flush=self.flush)
+        runs_of_large = self._values.place([record.slot.size_bytes for record in large], flush=self.flush)
         runs_by_id = {record.slot.index: runs for record, runs in zip(large, runs_of_large, strict=True)}
         try:
             if large:

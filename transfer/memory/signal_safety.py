@@ -244,10 +244,10 @@ class UninterruptibleEvent:
     `finally`, after an interrupted `wait`.
     """
 
-    __slots__ = ("_end", "_lock", "_waiting", "is_open", "wait_uninterruptibly")
+    __slots__ = ("_end", "_lock", "_waiting", "is_set", "wait_uninterruptibly")
 
     def __init__(self, limit_s: float) -> None:
-        self.is_open = False
+        self.is_set = False
         self._waiting: list[threading.Lock] = []
         # Readers are counted, not known by their thread, in glibc as in musl: another one may unlock.
         self._lock = _Lock()
@@ -264,10 +264,10 @@ class UninterruptibleEvent:
         self.wait_uninterruptibly: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
         vars(self.wait_uninterruptibly)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
 
-    def open(self) -> None:
+    def set(self) -> None:
         """Set the event and wake all waiters. Idempotent. For one thread that receives no signals."""
-        if not self.is_open:
-            self.is_open = True
+        if not self.is_set:
+            self.is_set = True
             for waiting in list(self._waiting):
                 waiting.release()
             _leave(ctypes.addressof(self._lock))
@@ -276,10 +276,10 @@ class UninterruptibleEvent:
         """Block until it is set or the timeout is over; returns whether it is set. An exception of a signal handler
         ends the wait.
         """
-        if not self.is_open:
+        if not self.is_set:
             waiting = threading.Lock()
             waiting.acquire()
             self._waiting.append(waiting)  # whoever opens it has marked it so before he looks at this list
-            if not self.is_open and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            if not self.is_set and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
                 self._waiting.remove(waiting)
-        return self.is_open
+        return self.is_set

@@ -1,4 +1,6 @@
-"""A peer as the engine sees it: the ways to it, what waits for them, and what went over them. Sans-I/O; the engine's lock guards it."""
+"""A peer of an engine: the routes to it, its queue of slices, and its path statistics. Sans-I/O; guarded by the
+engine's lock.
+"""
 
 import heapq
 import itertools
@@ -18,11 +20,13 @@ from kvstore.transfer.paths.path_chooser import Path, PathChooser, PathFacts
 from kvstore.transfer.paths.transfers import Transfer
 
 MAX_TRIES_PER_PATH: Final = 2
-"""A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
+"""A second try on a new connection survives a short interruption where there is no other path; a dead peer is still
+reported soon.
+"""
 
 
 class PathRoute(NamedTuple):
-    """How a path is used: which agent of ours, and what it made of the peer's metadata."""
+    """How a path is used: the local agent, and its object for the peer."""
 
     agent: TransferAgent
     remote: Remote
@@ -31,7 +35,7 @@ class PathRoute(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """A part of a transfer that goes one way to one peer, by one path at a time."""
+    """Part of a transfer: pieces in one direction with one peer, on one path at a time."""
 
     transfer: Transfer
     peer: "Peer"
@@ -43,13 +47,13 @@ class Slice:
     tried: tuple[Path, ...] = ()
     """Paths on which it failed."""
     fences: tuple[int, ...] = ()
-    """Of its failed attempts, see Request."""
+    """Fences of its failed attempts; see AgentRequest."""
     error: KVStoreError | None = None
-    """Of the last attempt."""
+    """Error of the last attempt."""
 
 
 class Peer:
-    """Another engine. Made by `TransferEngine.connect`; everything but its names belongs to the engine."""
+    """Another engine. Made by `TransferEngine.connect`; everything but its names is internal to the engine."""
 
     def __init__(
         self,
@@ -60,15 +64,16 @@ class Peer:
         *,
         owner: object = None,
     ) -> None:
-        """`preferred_rails` names the rails of this side that are preferred for memory at a location; `owner` is the engine that made it,
-        and the only one that may use it."""
+        """`preferred_rails` returns the local rails preferred for memory at a location. `owner` is the engine that made
+        it, the only one that may use it.
+        """
         self.owner = owner
         self.name = info.name
         self.info = info
         self.routes: dict[Path, PathRoute] = {}
         self.chooser = PathChooser(settings, random)
         self.slice_bytes = settings.slice_bytes_of("")
-        """As the transport says that slices go by first."""
+        """Slice size of the most preferred transport."""
         self._settings = settings
         self._preferred_rails = preferred_rails
         self._unpreferred_by_location: dict[tuple[str, str], dict[Path, int]] = {}
@@ -76,15 +81,15 @@ class Peer:
         self._serial = itertools.count()
         self.is_connected = True
         self.used_ns = 0
-        """When it was connected, or a slice to or from it was begun, last; by the engine's clock."""
+        """Last time it was connected or a slice was begun, on the engine's clock."""
 
     def is_idle(self, since_ns: int) -> bool:
-        """Whether nothing was begun after that, and nothing waits or is under way."""
+        """Whether nothing was begun after `since_ns`, and nothing is queued or in flight."""
         states = self.chooser.states.values()
         return self.used_ns <= since_ns and self.head() is None and not any(state.in_flight_slices for state in states)
 
     def set_routes(self, info: EngineInfo, routes: Mapping[Path, PathRoute]) -> list[PathRoute]:
-        """These are the ways now; returns those that are no longer used."""
+        """Replace the routes; returns those that are no longer used."""
         gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
         self.info = info
         self.routes = dict(routes)
@@ -96,16 +101,16 @@ class Peer:
         return gone
 
     def push(self, slices: Iterable[Slice]) -> None:
-        """These wait for a path, behind others of their priority."""
+        """Queue slices behind others of their priority."""
         for part in slices:
             heapq.heappush(self._queue, (part.transfer.priority, next(self._serial), part))
 
     def push_first(self, part: Slice) -> None:
-        """This one was under way and failed: before all others of its priority."""
+        """Queue a failed slice before all others of its priority."""
         heapq.heappush(self._queue, (part.transfer.priority, -next(self._serial), part))
 
     def head(self) -> Slice | None:
-        """The next slice, or None. Those of transfers that failed meanwhile are dropped."""
+        """Return the next slice, or None. Drops slices of failed transfers."""
         while self._queue and self._queue[0][2].transfer.error is not None:
             heapq.heappop(self._queue)
         return self._queue[0][2] if self._queue else None
@@ -114,10 +119,11 @@ class Peer:
         heapq.heappop(self._queue)
 
     def choose(self, part: Slice, now_ns: int) -> Path | None:
-        """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
+        """Return the path for a slice: the chooser's, else one in cooldown, as the slice would otherwise fail without
+        having been tried everywhere.
 
-        None when every path that may take it has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
-        failed it less often go first.
+        None if every path that can carry it failed it MAX_TRIES_PER_PATH times, or its transport `max_attempts` times.
+        Paths that failed it less often are preferred.
         """
         regions = remote_regions(part.pieces)
         reaching = [path for path in self.routes if _is_reached(regions, path)]
@@ -139,7 +145,7 @@ class Peer:
         )
 
     def _unpreferred_ends(self, local: str, remote: str) -> Mapping[Path, int]:
-        """For memory at these two places: at how many of its ends a path's rail is not among the preferred ones."""
+        """Return, by path, at how many of its ends the rail is not preferred for the memory there."""
         found = self._unpreferred_by_location.get((local, remote))
         if found is None:
             local_preferred, remote_preferred = self._preferred_rails(local), self.info.matrix.get(remote, ((), ()))[0]
@@ -152,7 +158,7 @@ class Peer:
         return found
 
     def close(self) -> list[Slice]:
-        """Nothing goes to it any more; what still waited."""
+        """Disconnect; returns the queued slices."""
         self.is_connected = False
         waiting = [part for _, _, part in self._queue]
         self._queue.clear()
@@ -167,7 +173,7 @@ def _is_reached(regions: Iterable[RemoteRegion], path: Path) -> bool:
 
 
 def unload(routes: Iterable[PathRoute]) -> None:
-    """These are not used any more; what is under way by them fails."""
+    """Unload the peers of unused routes; requests in flight on them fail."""
     for route in routes:
         route.agent.unload_remote(route.remote)
 

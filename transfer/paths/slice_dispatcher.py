@@ -1,7 +1,8 @@
-"""Dispatch of slices over paths: which goes next, by which path, and what follows from its success or failure.
+"""Dispatcher of slices: assigns queued slices to paths, and handles their success or failure.
 
-It holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over, and callers that wait copy
-themselves where that is quicker."""
+Holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over; waiting
+callers copy themselves where that is faster.
+"""
 
 import functools
 import logging
@@ -20,14 +21,15 @@ from kvstore.transfer.paths.peer import Peer, Slice
 from kvstore.transfer.paths.transfers import Transfer
 
 DeferredCalls = list[Callable[[], None]]
-"""What is to be done once the lock is released: calls of agents and callers, which may call back."""
+"""Calls to make after the lock is released: agents and callers may call back."""
 log = logging.getLogger("kvstore.transfer")
 
 
 @dataclass(slots=True)
 class RailCount:
-    """What a transport has moved by a rail of this side. `failed` slices were begun here and went elsewhere, or nowhere; `rests` is how
-    often a path of the rail was let rest for that."""
+    """Counters of a transport on one local rail. `failed_slices` were begun here and retried elsewhere or given up;
+    `rests` counts cooldowns of its paths.
+    """
 
     delivered_bytes: int = 0
     delivered_slices: int = 0
@@ -36,25 +38,27 @@ class RailCount:
 
 
 class _Thread(threading.local):
-    """Of one thread: the peers that it has to pump before it leaves `dispatch`; None outside."""
+    """Per thread: peers to dispatch before `dispatch` returns; None outside it."""
 
     peers: dict[Peer, None] | None = None
 
 
 class SliceDispatcher:
-    """See the module. Thread-safe. `lock` guards every peer, slice and transfer."""
+    """Dispatches slices of all peers. Thread-safe. `lock` guards every peer, slice and transfer."""
 
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:
         self.lock = threading.Lock()
         self.is_closed = False
         self.rails: defaultdict[tuple[str, str], RailCount] = defaultdict(RailCount)
-        """By transport and rail of this side."""
+        """By transport and local rail."""
         self._settings = settings
         self._clock_ns = clock_ns
         self._thread = _Thread()
 
     def begin(self, parts: Mapping[Peer, Sequence[Slice]], caller: Transfer | None = None) -> None:
-        """Queue the slices of a transfer and begin as many as go now. Raises Closed or Unreachable; none is queued then."""
+        """Queue the slices of a transfer and dispatch as many as possible. Raises Closed or Unreachable; none is queued
+        then.
+        """
         with self.lock:
             if self.is_closed:
                 raise Closed("the engine is closed")
@@ -68,7 +72,7 @@ class SliceDispatcher:
             caller = None
 
     def end(self, peer: Peer, error: KVStoreError) -> None:
-        """Nothing goes to this peer any more: what waits for it fails."""
+        """Disconnect a peer: its queued slices fail."""
         deferred: DeferredCalls = []
         with self.lock:
             for part in peer.close():
@@ -76,10 +80,11 @@ class SliceDispatcher:
         _run(deferred)
 
     def dispatch(self, peer: Peer, caller: Transfer | None = None) -> None:
-        """Begin as many slices as the peer's paths take now. The first of the `caller`'s is left for its own thread to run, in `wait`.
+        """Begin as many slices as the peer's paths accept. The first of the `caller`'s is left for its own thread to
+        run, in `wait`.
 
-        Agents may end a request before `submit` returns, which leads here again: that is noted and done afterwards, for slices that end
-        at once would otherwise nest without bound.
+        Agents may finish a request before `submit` returns, which re-enters this method. Re-entries are recorded and
+        processed by the outer call, so that they do not nest without bound.
         """
         if self._thread.peers is not None:
             self._thread.peers[peer] = None
@@ -109,7 +114,9 @@ class SliceDispatcher:
         _run(deferred)
 
     def _submitted(self, agent: TransferAgent, request: AgentRequest, deferred: DeferredCalls) -> None:
-        """From now on it can be cancelled, and is if its transfer failed meanwhile. Called with the lock held."""
+        """Make a submitted request cancellable, and cancel it if its transfer failed meanwhile. Called with the lock
+        held.
+        """
         transfer: Transfer = request.context.transfer
         if request in transfer.in_flight:
             transfer.in_flight[request] = agent
@@ -117,7 +124,7 @@ class SliceDispatcher:
                 deferred.append(functools.partial(agent.cancel, request))
 
     def _next(self, peer: Peer, deferred: DeferredCalls) -> tuple[TransferAgent, AgentRequest] | None:
-        """The next slice that a path takes now, as its agent's request. Called with the lock held."""
+        """Return the next slice that a path accepts, as its agent's request. Called with the lock held."""
         now_ns = self._clock_ns()
         while (part := peer.head()) is not None:
             if part.transfer.deadline.at_ns <= time.monotonic_ns():
@@ -152,7 +159,7 @@ class SliceDispatcher:
         return None
 
     def _finished(self, request: AgentRequest) -> None:
-        """An agent's request is over: called by the agent."""
+        """Callback of an agent's request that is over."""
         part: Slice = request.context
         deferred: DeferredCalls = []
         with self.lock:
@@ -161,7 +168,7 @@ class SliceDispatcher:
         self.dispatch(part.peer)
 
     def _record_outcome(self, part: Slice, request: AgentRequest, deferred: DeferredCalls) -> None:
-        """Note what became of a slice, and what follows from it. Called with the lock held."""
+        """Record the result of a slice: retry it, fail its transfer, or complete it. Called with the lock held."""
         transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
         assert path is not None
         now_ns, rail = self._clock_ns(), self.rails[path.transport, path.local_rail]
@@ -190,7 +197,7 @@ class SliceDispatcher:
             deferred.append(transfer.complete)
 
     def _fail(self, transfer: Transfer, error: KVStoreError, deferred: DeferredCalls) -> None:
-        """The transfer fails: what waits is dropped, what is under way cancelled. Called with the lock held."""
+        """Fail the transfer: drop its queued slices and cancel those in flight. Called with the lock held."""
         if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
             return
         transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
@@ -201,14 +208,14 @@ class SliceDispatcher:
             deferred.append(transfer.complete)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
-        """For Transfer: end it."""
+        """End a transfer with this error. Called by Transfer."""
         deferred: DeferredCalls = []
         with self.lock:
             self._fail(transfer, error, deferred)
         _run(deferred)
 
     def assist(self, transfer: Transfer) -> None:
-        """For Transfer: its waiting thread takes a share of the work."""
+        """Run requests of the transfer in its waiting thread. Called by Transfer."""
         with self.lock:
             requests = list(transfer.in_flight.items())
         for request, agent in requests:

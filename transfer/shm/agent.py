@@ -1,6 +1,7 @@
-"""Shared memory as a TransferAgent: peers of this host are mapped, and a transfer is a copy by the processor.
+"""TransferAgent over shared memory: maps regions of peers on this host, and copies with the processor.
 
-The caller's thread copies if it waits anyway; otherwise, and for the rest of a large batch, a few threads do.
+A caller that waits copies in its own thread. Other requests, and the rest of a large batch, are copied by a few
+threads.
 """
 
 import os
@@ -43,14 +44,15 @@ from kvstore.transfer.shm.target import CLOSED_COUNT, SharedTarget
 MAGIC: Final = b"kvshm1 "
 """Metadata: this, the `socket_id` of the Unix socket, a space, its path."""
 _TABLE_INDEX: Final = struct.Struct("<I")
-"""A region's descriptor: its place in the owner's table of live regions."""
+"""A region's descriptor: its index in the owner's table of live regions."""
 _WORD_BYTES: Final = 8
-"""Of that table. It is read through a memoryview, which makes an int of a word in a third of the time that numpy takes."""
+"""Size of the table's words. A memoryview reads one as an int in a third of numpy's time."""
 
 
 class _PeerProcess:
-    """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
-    `is_loaded`."""
+    """A process of this host: its Unix socket, its table of live regions, and the mapped ones. `lock` guards all except
+    `is_loaded`.
+    """
 
     def __init__(self, host_id: str, path: str) -> None:
         self.host_id = host_id
@@ -59,18 +61,18 @@ class _PeerProcess:
         self.channel: Channel | None = None
         self.live = memoryview(bytes(_WORD_BYTES * (CLOSED_COUNT + 1))).cast("Q")
         self.closed_count = 0
-        """What the table said when it was last looked through."""
+        """The table's count when it was last scanned."""
         self.mapped: dict[tuple[int, int, bool], tuple[MappedSlab, int]] = {}
-        """With its place, by id, key and whether it is writable."""
+        """By region id, key and whether writable: the mapping and the table index."""
         self.failed_ns = 0
-        """When it last gave no answer within an attempt's time."""
+        """Time of the last attempt that timed out."""
         self.is_loaded = True
 
     def is_live(self, region_id: int, index: int) -> bool:
         return index < len(self.live) and self.live[index] == region_id
 
     def unmap_closed(self) -> None:
-        """Let go of regions that their owner has closed."""
+        """Unmap regions that their owner has closed."""
         closed_count = self.live[CLOSED_COUNT]
         if closed_count != self.closed_count:
             self.closed_count = closed_count
@@ -78,24 +80,25 @@ class _PeerProcess:
                 del self.mapped[key]
 
     def disconnect(self) -> None:
-        """Let go of all of them, and of the connection."""
+        """Unmap all regions and close the connection."""
         self.mapped.clear()
         if self.channel is not None:
             self.channel.close()
             self.channel = None
 
     def unload(self) -> None:
-        """For good."""
+        """Disconnect for good."""
         self.is_loaded = False  # first: threads that wait for the lock are to find it so
         with self.lock:
             self.disconnect()
 
 
 class SharedMemoryAgent(TransferAgent):
-    """See the module. A region is reached if it was made over shared memory (`Region.fd`), and only by processes of the same user.
+    """Agent of the transport `shm`. Reaches regions over shared memory (`Region.fd`), and only processes of the same
+    user.
 
-    Requests go on when the owner closes the region under them, in memory that stays until the last mapping ends; they then fail with
-    StaleHandle.
+    If the owner closes a region during a request, the copy continues in memory that lives until the last mapping ends;
+    the request then fails with StaleHandle.
     """
 
     transport = "shm"
@@ -217,7 +220,7 @@ class SharedMemoryAgent(TransferAgent):
     def _map_regions(
         self, peer: _PeerProcess, request: AgentRequest, regions: Iterable[RemoteRegion]
     ) -> tuple[dict[int, memoryview], list[int]]:
-        """Of these regions the mapped memory, by the identity of the description, and the places."""
+        """Return the mapped memory by the identity of the description, and the table indices."""
         writable = request.direction is Direction.WRITE
         mapped: dict[int, memoryview] = {}
         indices: list[int] = []
@@ -235,7 +238,7 @@ class SharedMemoryAgent(TransferAgent):
         return mapped, indices
 
     def _connected(self, peer: _PeerProcess, deadline: Deadline) -> Channel:
-        """A channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
+        """Return a channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
         if not peer.is_loaded:
             raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
         if peer.channel is None or not peer.channel.is_quiet():
@@ -245,7 +248,9 @@ class SharedMemoryAgent(TransferAgent):
         return peer.channel
 
     def _connect(self, peer: _PeerProcess, deadline: Deadline) -> None:
-        """A channel is kept only with its table: without one every region would look closed."""
+        """Connect and map the table of live regions. A channel is kept only with its table, without which every region
+        would look closed.
+        """
         with self._attempt(peer, deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
         try:
@@ -295,8 +300,9 @@ class SharedMemoryAgent(TransferAgent):
 
     @contextmanager
     def _attempt(self, peer: _PeerProcess, deadline: Deadline) -> Iterator[Deadline]:
-        """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried. Called with the
-        peer's lock held."""
+        """Limit one request to the peer, so that another transport can still be tried; a timeout is Unreachable. Called
+        with the peer's lock held.
+        """
         try:
             yield Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         except DeadlineExceeded:
@@ -344,7 +350,7 @@ class SharedMemoryAgent(TransferAgent):
 
 
 def _lock(peer: _PeerProcess, deadline: Deadline) -> None:
-    """Not a context manager, which would cost a twentieth of the copy of 4 KiB."""
+    """A function, not a context manager, which would cost a twentieth of a 4 KiB copy."""
     if not peer.lock.acquire(timeout=deadline.left_s()):
         raise deadline.exceeded()
 

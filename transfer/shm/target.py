@@ -1,11 +1,13 @@
-"""The passive side of shared memory: gives descriptors of regions to processes of this host that show their keys, over a Unix socket.
+"""Server of the transport `shm`: passes region descriptors to processes of this host that present the regions' keys,
+over a Unix socket.
 
-Only processes of the same user can enter the socket's folder. Among them keys guard against mistakes, not against malice: a process that
-holds a read-only descriptor cannot map it for writing, but may open the memory anew by /proc, as it may trace this process.
+Only processes of the same user can enter the socket's folder. Among them keys protect against mistakes, not malice: a
+process with a read-only descriptor cannot map it for writing, but may reopen the memory through /proc, as it may trace
+this process.
 
-Peers map a table of the open regions, too, since a mapping alone would outlive its region unnoticed. The table is an array of u64 in the
-host's byte order. Word 0 counts the regions that were closed, so that a peer sees at one glance whether it has mappings to let go; each
-other word holds the id of an open region, or 0.
+Peers also map a table of live regions, as a mapping alone would outlive its region unnoticed. The table is an array of
+u64 in host byte order. Word 0 counts closed regions, so that a peer detects stale mappings with one read; each other
+word is the id of an open region, or 0.
 """
 
 import contextlib
@@ -34,16 +36,16 @@ from kvstore.transfer.memory.mapping import map_slab
 from kvstore.transfer.memory.region import Exports, Region
 
 MAX_LIVE: Final = 65_535
-"""Regions of one process that can be shared at once; the table takes memory only where it is used."""
+"""Regions of one process shared at once; the table takes memory only where it is used."""
 CLOSED_COUNT: Final = 0
-"""The word that counts."""
+"""Index of the counter word."""
 F_SEAL_FUTURE_WRITE: Final = 0x10
-"""No mapping made from now on can write, whoever opens the memory anew. Linux 5.1; Python 3.11 does not name it."""
+"""Prevents new writable mappings, also by reopening. Linux 5.1; not in Python 3.11."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class LiveRegions:
-    """The owner's side. Thread-safe. Owns the memfd `fd`, of `size_bytes`."""
+    """Owner's side of the table of live regions. Thread-safe. Owns the memfd `fd`, of `size_bytes`."""
 
     def __init__(self, max_regions: int = MAX_LIVE) -> None:
         """Raises Full: the system has no descriptor or memory left."""
@@ -64,7 +66,7 @@ class LiveRegions:
         self._next = CLOSED_COUNT + 1
 
     def add(self, region_id: int) -> int:
-        """The region's place in the table. Raises Full."""
+        """Return the region's new index in the table. Raises Full."""
         with self._lock:
             if not self._free and self._next > self._max_regions:
                 raise Full(f"{self._max_regions} regions are shared with this host already: close some")
@@ -74,7 +76,7 @@ class LiveRegions:
             return index
 
     def remove(self, index: int) -> None:
-        """The region is closed; in a forked child, which shares the table, its owner has it still."""
+        """Mark a region as closed. No-op in a forked child, which shares the table with the owner."""
         if os.getpid() != self._process_id:
             return
         with self._lock:
@@ -83,7 +85,7 @@ class LiveRegions:
             self._free.append(index)
 
     def close(self) -> None:
-        """All regions are closed. A second close is a no-op."""
+        """Mark all regions as closed. A second close is a no-op."""
         with self._lock:
             if self.fd >= 0:
                 self._table[CLOSED_COUNT + 1 : self._next] = 0
@@ -93,12 +95,14 @@ class LiveRegions:
 
 
 class SharedTarget:
-    """A thread that serves one Unix socket. `export`, `notices` and `close` are for any thread."""
+    """Server thread of one Unix socket. `export`, `notices` and `close` are thread-safe."""
 
     def __init__(
         self, name: str, exports: Exports, *, max_connections: int, max_regions: int = MAX_LIVE, run_dir: Path | None = None
     ) -> None:
-        """Raises ConfigError when the socket cannot be made in `run_dir` (default: as the daemons'), Full for want of descriptors."""
+        """Raises ConfigError if the socket cannot be created in `run_dir` (default: the daemons'), Full if out of
+        descriptors.
+        """
         self._name = name
         self._exports = exports
         self._live = LiveRegions(max_regions)
@@ -121,7 +125,9 @@ class SharedTarget:
         self._thread.start()
 
     def export(self, region: Region) -> int | None:
-        """The region's place in the table of live ones; None if it is not shared memory. Raises Closed, or Full: the table is."""
+        """Return the region's index in the table of live regions; None if it is not shared memory. Raises Closed, or
+        Full.
+        """
         if region.fd < 0:
             return None
         region.hold()  # so that its close comes after all of this
@@ -144,11 +150,11 @@ class SharedTarget:
                 self._live.remove(self._indices.pop(region.region_id))
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """(name of the agent, message) of what has come since the last call."""
+        """Remove and return the notifications, as (name of the agent, message)."""
         return self._notices.take()
 
     def close(self) -> None:
-        """Peers find every region closed. A second close is a no-op."""
+        """Close all regions to peers. A second close is a no-op."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
@@ -178,7 +184,7 @@ class SharedTarget:
         raise ProtocolError(f"a message of type {header.type} has no payload")
 
     def closed(self, session: Session) -> None:
-        """What a peer has mapped stays mapped there; nothing is kept for it here."""
+        """No-op: peers keep their mappings, and no state is kept for them here."""
 
     def _attach(self, session: Session, header: FrameHeader, message: Attach) -> None:
         if not message.region:

@@ -1,7 +1,8 @@
-"""A TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
+"""TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
 
-The passive side is target.py, the streams of the active side are request_stream.py. This file owns the connections (an endpoint pool a
-rail), chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
+target.py is the passive side, request_stream.py the protocol of the active side. This module owns the connections (an
+endpoint pool per rail). It chooses the stream of each request and the thread that runs it: the caller's if it waits
+anyway, else one of a pool.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from kvstore.transfer.streams.request_stream import NoticeRequest, PeerConnectio
 from kvstore.transfer.streams.target import Target
 
 WINDOW_SLICES: Final = 2
-"""Slices under way on one connection: one in work, the others asked for."""
+"""Slices in flight per connection: one in progress, the others requested ahead."""
 
 MAGIC: Final = b"kvagent1 "
 """Metadata: this, the transport's name, a space, and the listener's metadata."""
@@ -39,7 +40,7 @@ log = logging.getLogger("kvstore.transfer")
 
 
 class _RemoteAgent:
-    """A remote agent: how it is reached, and the lanes to it."""
+    """A peer's agent: its metadata, and the request streams to it."""
 
     def __init__(self, metadata: bytes, streams: list[RequestStream]) -> None:
         self.metadata = metadata
@@ -49,7 +50,9 @@ class _RemoteAgent:
 
 
 class ConnectionAgent(TransferAgent):
-    """See the module. `exports` and `target` may be shared with agents of other rails; the target is then closed by its owner."""
+    """Agent of a Connection transport. `exports` and `target` may be shared with agents of other rails; the target is
+    then closed by its owner.
+    """
 
     honours_fences = True
 
@@ -64,7 +67,9 @@ class ConnectionAgent(TransferAgent):
         target: Target | None = None,
         listens: bool = True,
     ) -> None:
-        """Raises ConfigError: the transport's library is missing, its address is not this machine's or in use, or there is no thread."""
+        """Raises ConfigError: the transport's library is missing, its address is not local or in use, or no thread can
+        be started.
+        """
         super().__init__(name, rail)
         self.transport = connection_class.transport  # type: ignore[misc]
         self.window = settings.tcp_streams * WINDOW_SLICES
@@ -214,14 +219,15 @@ class ConnectionAgent(TransferAgent):
     # --- running lanes ---
 
     def _start(self, stream: RequestStream) -> None:
-        """Have a runner serve a lane that is marked as running; without one, closed or for want of threads, this thread does."""
+        """Have a pool thread serve a stream marked as running. If none is available, this thread does."""
         if submit_once(self._runners, functools.partial(self._run, stream)) is None:
             self._run(stream)
 
     def _run(self, stream: RequestStream, until: Any = None) -> None:
-        """Serve a lane that is marked as running: until it is empty, or for a caller that waits for `until` as long as that is next.
+        """Serve a stream marked as running until it is empty; for a caller that waits for `until`, only while its
+        request is next.
 
-        Another thread goes on: others' requests, which have deadlines of their own, would keep the caller beyond its own.
+        Then another thread continues: requests of others have later deadlines than the caller's.
         """
         while True:
             with self._lock:
@@ -265,7 +271,7 @@ class ConnectionAgent(TransferAgent):
         stream.queue.clear()
 
     def _release_endpoint(self, stream: RequestStream, *, broken: bool = False) -> None:
-        """The lane holds its connection no longer. Called with the lock held."""
+        """Release the stream's connection. Called with the lock held."""
         endpoint, stream.endpoint, stream.connection = stream.endpoint, None, None
         if endpoint is None:
             return
@@ -276,7 +282,7 @@ class ConnectionAgent(TransferAgent):
         self._changed.notify_all()
 
     def _expire_idle(self) -> None:
-        """Close connections that nobody has used for long."""
+        """Thread that closes idle connections."""
         while not self._closing.wait(self._settings.idle_ttl_s / 2):
             with self._lock:
                 for endpoint in self._pool.expire(time.monotonic_ns()):
@@ -284,8 +290,9 @@ class ConnectionAgent(TransferAgent):
                 self._changed.notify_all()
 
     def _connect(self, stream: RequestStream, first: AgentRequest) -> PeerConnection:
-        """Have a connection for the lane and its first request, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed,
-        or a refusal."""
+        """Return a connection for the stream, pooled or new. Raises Unreachable, DeadlineExceeded, Closed, or the
+        peer's refusal.
+        """
         with self._lock:
             endpoint = self._take_endpoint(stream, first.deadline)
             if endpoint is not None:
@@ -311,7 +318,7 @@ class ConnectionAgent(TransferAgent):
         return endpoint
 
     def _take_endpoint(self, stream: RequestStream, deadline: Deadline) -> PeerConnection | None:
-        """An open connection, or None: a place is reserved for one. Called with the lock held."""
+        """Return an open connection, or None with a pool slot reserved for a new one. Called with the lock held."""
         while True:
             taken = self._pool.take(stream)
             if isinstance(taken, ReadyEndpoint):
@@ -330,7 +337,7 @@ class ConnectionAgent(TransferAgent):
                 raise
 
     def _open_endpoint(self, stream: RequestStream, first: AgentRequest) -> PeerConnection:
-        """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
+        """Connect and join. Raises Unreachable if that takes longer than one attempt may."""
         peer, deadline = _as_agent(first.remote), first.deadline
         attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         connection: Connection | None = None
@@ -353,7 +360,7 @@ class ConnectionAgent(TransferAgent):
         return endpoint
 
     def close(self) -> None:
-        """As TransferAgent. Waits for an attempt to connect to end, `connect_timeout_s` at most."""
+        """As TransferAgent. Waits for a connection attempt to end, `connect_timeout_s` at most."""
         with self._lock:
             if self._closed:
                 return

@@ -1,7 +1,7 @@
-"""Threads that serve connections, one each at a time: as many as are set, and more for as long as those are held up.
+"""Thread pool that serves connections: a core number of threads, and extra ones while those are blocked.
 
-A peer that takes what it asked for in drops holds a thread until its deadline. Were their number fixed, a few such peers would keep all
-others waiting, who would take this side for dead.
+A peer that reads its reply slowly blocks a thread until its deadline. With a fixed number of threads a few such peers
+would stall all others, which would then take this side for dead.
 """
 
 import logging
@@ -12,31 +12,31 @@ from collections.abc import Callable
 from typing import Final
 
 EXTRA_THREAD_DELAY_NS: Final = 50_000_000
-"""What has waited for a thread for this long gets one more: well before its peer's `stall_timeout_s`."""
+"""Work that is queued for this long gets an extra thread: well before its peer's `stall_timeout_s`."""
 RETRY_NS: Final = 1_000_000_000
-"""After the system had no thread: how long until it is asked again."""
+"""Delay before the next attempt after the system refused a thread."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class ServerThreads:
-    """Thread-safe. `submit` and `close` never wait for what is served; `close` waits for its end."""
+    """Thread pool with core and extra threads. Thread-safe. `submit` never blocks; `close` waits for the work to end."""
 
     def __init__(self, core_threads: int, max_threads: int) -> None:
-        """`core_threads` threads stay, up to `max_threads` are made."""
+        """`core_threads` stay; at most `max_threads` exist."""
         self._core_threads = core_threads
         self._max_threads = max_threads
         self._changed = threading.Condition()
         self._work_queue: deque[tuple[int, Callable[[], None]]] = deque()
-        """What waits, and since when."""
+        """(time queued, work)."""
         self._threads: set[threading.Thread] = set()
         self._available = 0
-        """Threads that will take what is first in the line: idle ones and those that have just been made."""
+        """Threads that will take queued work: idle ones and new ones."""
         self._retry_ns = 0
-        """No thread is made before this: the system had none."""
+        """No thread is started before this time."""
         self._is_closed = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have a thread do this, in its turn. Nothing, once closed."""
+        """Queue work for a thread. No-op once closed."""
         with self._changed:
             if self._is_closed:
                 return
@@ -47,13 +47,13 @@ class ServerThreads:
             self._changed.notify()
 
     def next_ns(self) -> int | None:
-        """When `run_due` is due; None: not before the next `submit`."""
+        """Return when `run_due` is due; None: not before the next `submit`."""
         with self._changed:
             waits = len(self._work_queue) > self._available and len(self._threads) < self._max_threads
             return max(self._work_queue[self._available][0] + EXTRA_THREAD_DELAY_NS, self._retry_ns) if waits else None
 
     def run_due(self, now_ns: int) -> None:
-        """Make a thread more for each that has waited for long."""
+        """Start an extra thread for each overdue item."""
         with self._changed:
             overdue = sum(since_ns + EXTRA_THREAD_DELAY_NS <= now_ns for since_ns, _ in self._work_queue) - self._available
             for _ in range(min(overdue, self._max_threads - len(self._threads))):
@@ -61,7 +61,7 @@ class ServerThreads:
                     self._start()
 
     def _start(self) -> None:
-        """One more, if the system has one."""
+        """Start a thread, if the system allows it."""
         thread = threading.Thread(target=self._run, name="kvstore-serve", daemon=True)
         try:
             thread.start()
@@ -80,7 +80,7 @@ class ServerThreads:
             del work  # with it goes its connection
 
     def _next(self) -> Callable[[], None] | None:
-        """What is next. None: this thread is one too many, or all is over."""
+        """Return the next work, or None if this thread is surplus or the pool is closed and empty."""
         with self._changed:
             while not self._work_queue:
                 if self._is_closed or len(self._threads) > self._core_threads:
@@ -93,7 +93,7 @@ class ServerThreads:
             return self._work_queue.popleft()[1]
 
     def close(self) -> None:
-        """Return when all that was submitted has been done."""
+        """Return when all submitted work is done."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is responder.py's.
+"""Passive side of a ConnectionAgent: accepts and authenticates connections, and assigns them to threads. responder.py
+handles the requests.
 
-A connection in use has a thread, which answers with blocking calls; an idle one that has a descriptor waits in an epoll set and costs
-none, and nor does one that has not said who it is (unauthenticated.py). It chooses no paths and asks nothing of peers.
+A busy connection has a thread, which replies with blocking calls. An idle connection with a descriptor waits in an
+epoll set and costs no thread; nor does an unauthenticated one (unauthenticated.py).
 """
 
 import contextlib
@@ -28,36 +29,38 @@ from kvstore.transfer.streams.server_threads import ServerThreads
 from kvstore.transfer.streams.unauthenticated import HandshakeState, PendingHandshakes
 
 LINGER_MS: Final = 20
-"""A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""
+"""A thread waits this long for its peer's next request before it parks the connection in epoll: a hand-over costs some
+50 us.
+"""
 ACCEPT_POLL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long `close` waits for a transport that does not wake its threads, as it should."""
+"""Longest wait of `close` for a transport that fails to wake its threads."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class _InboundConnection:
-    """One connection from a peer, and whether a thread serves it now."""
+    """A connection from a peer, and its serving state."""
 
     __slots__ = ("connection", "finished", "handshake", "is_dropped", "is_queued", "key", "parked_fd")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.key: tuple[str, int] = ("", 0)
-        """Its agent's name and number, once it has joined."""
+        """(agent's name, connection number) once it has joined."""
         self.handshake = HandshakeState()
         self.parked_fd = -1
         self.is_queued = False
-        """Something came by it, and no thread has begun to read it."""
+        """Readable, and waiting for a thread."""
         self.is_dropped = False
         self.finished = threading.Event()
-        """Nothing that came by it is written any more."""
+        """Set once no byte received on it is written to memory any more."""
 
 
 class Target:
-    """See the module. Thread-safe. `name` is what peers are told."""
+    """Server of all ConnectionAgents of an engine. Thread-safe. `name` is reported to peers."""
 
     def __init__(self, name: str, exports: Exports, settings: TransferSettings, secret: bytes = b"") -> None:
-        """Peers join by showing `secret`; b"": whoever comes may."""
+        """Peers must present `secret` to join; b"" accepts any peer."""
         self._secret = secret
         self._name = name
         self._settings = settings
@@ -78,13 +81,13 @@ class Target:
         self._demand = 0
         """Connections that have one of these threads or wait for one."""
         self._yield_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        """Counts connections for which a thread that lingers is to leave its own."""
+        """Semaphore: connections for which a lingering thread must park its own."""
         self._closing = threading.Event()
 
     def attach(self, listener: Listener) -> None:
-        """Serve whoever comes by this listener until it or the target is closed; the target closes it too.
+        """Serve connections of this listener until it or the target is closed; the target closes it too.
 
-        Raises Closed, or ConfigError: the system gives no thread. The listener is closed then, too.
+        Raises Closed, or ConfigError (no thread can be started). The listener is closed then.
         """
         with self._lock:
             if self._closing.is_set():
@@ -111,15 +114,15 @@ class Target:
 
     @property
     def served_bytes(self) -> int:
-        """What peers have read and written."""
+        """Bytes that peers read and wrote."""
         return self._responder.served_bytes
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """(name of the agent, message) of what has come since the last call."""
+        """Remove and return the notifications, as (name of the agent, message)."""
         return self._responder.notices()
 
     def close(self) -> None:
-        """Hang up on everyone; when it returns, no region is used by it any more. A second close is a no-op."""
+        """Close all connections; on return no region is in use by them. A second close is a no-op."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -181,7 +184,7 @@ class Target:
             raise
 
     def _park(self, peer: _InboundConnection) -> None:
-        """Leave an idle connection to epoll."""
+        """Park an idle connection in epoll."""
         with self._lock:
             if peer.key[0] and peer.connection.has_unread() and not self._closing.is_set():
                 self._queue(peer)  # of that epoll would not tell
@@ -195,8 +198,9 @@ class Target:
         self._forget(peer)
 
     def _dispatch(self) -> None:
-        """Give connections on which something arrived to a thread, to one more where the others are held up; hear strangers out, and see
-        them off."""
+        """Event loop: assigns readable connections to threads, starts extra threads when due, and runs and expires
+        handshakes.
+        """
         while not self._closing.is_set():
             with self._lock:
                 due_ns = [due_ns for due_ns in (self._handshakes.next_ns(), self._servers.next_ns()) if due_ns is not None]
@@ -212,7 +216,7 @@ class Target:
             self._servers.run_due(time.monotonic_ns())
 
     def _on_readable(self, fd: int) -> None:
-        """Something came by a connection. What goes wrong with one is no end of the others."""
+        """Handle a readable connection. A failure does not affect other connections."""
         peer: _InboundConnection | None = None
         try:
             with self._lock:
@@ -228,7 +232,7 @@ class Target:
                 self._forget(peer)
 
     def _queue(self, peer: _InboundConnection) -> None:
-        """Have a thread serve it. Called with the lock held."""
+        """Queue it for a thread. Called with the lock held."""
         peer.is_queued = True
         self._demand += 1
         if self._demand > self._settings.serve_threads:
@@ -236,7 +240,9 @@ class Target:
         self._servers.submit(functools.partial(self._serve_queued, peer))
 
     def _continue_handshake(self, peer: _InboundConnection) -> None:
-        """A stranger has said something. Waits for nothing: an answer to a first message always has room."""
+        """Read from an unauthenticated connection. Never blocks: the reply to a first message always fits the socket
+        buffer.
+        """
         handshake = peer.handshake
         try:
             join = handshake.receive(peer.connection)
@@ -264,7 +270,7 @@ class Target:
         return peer
 
     def _drop(self, peer: _InboundConnection) -> None:
-        """Hang up. `finished` is set once no thread is at it any more."""
+        """Close a connection. `finished` is set once no thread uses it."""
         with self._lock:
             peer.is_dropped = True
             was_parked = peer.parked_fd >= 0 and self._unpark(peer.parked_fd) is peer
@@ -294,7 +300,7 @@ class Target:
             self._demand -= 1
 
     def _serve(self, peer: _InboundConnection) -> None:
-        """Answer requests until the peer pauses or leaves."""
+        """Handle requests until the peer pauses or disconnects."""
         connection = peer.connection
         fd = connection.fileno()
         poller = select.poll() if fd >= 0 else None
@@ -314,7 +320,9 @@ class Target:
         self._forget(peer)
 
     def _should_park(self, poller: select.poll) -> bool:
-        """Whether the thread is to leave its connection: nothing came for a while, or another one waits for a thread."""
+        """Whether the thread should park its connection: no request arrived for a while, or another connection waits
+        for a thread.
+        """
         while True:
             ready = [fd for fd, _ in poller.poll(LINGER_MS)]
             if self._yield_fd not in ready:
@@ -324,7 +332,7 @@ class Target:
                 return True
 
     def _serve_one(self, peer: _InboundConnection) -> None:
-        """One request. Raises whatever ends the connection."""
+        """Handle one request. Raises what ends the connection."""
         connection = peer.connection
         header, body = self._responder.receive(connection)
         try:
@@ -354,7 +362,7 @@ class Target:
             raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
 
     def _join(self, peer: _InboundConnection, request_id: int, message: JoinEngine) -> None:
-        """Raises ProtocolError, Unauthorized, or Unavailable: there is no room for one more."""
+        """Raises ProtocolError, Unauthorized, or Unavailable (too many connections)."""
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")

@@ -1,7 +1,8 @@
-"""Connections that have not said yet who they are, and what each has said so far. Bookkeeping only: target.py accepts and hangs up.
+"""Unauthenticated connections: their handshakes and time limits. No I/O of its own; target.py accepts and closes.
 
-A stranger holds no thread, whatever it sends and however slowly: what has arrived is taken without waiting. It has a time limit, and
-there are only so many: a further one takes the place of the oldest, so that no crowd of them keeps peers out.
+A pending handshake holds no thread, whatever the peer sends and however slowly: received bytes are taken without
+blocking. Handshakes have a timeout and a maximum number; a further one displaces the oldest, so that a flood does not
+lock peers out.
 """
 
 from collections.abc import Hashable
@@ -13,14 +14,14 @@ from kvstore.protocol.transfers import JoinEngine
 from kvstore.transfer.streams.connection import Connection
 
 MAX_JOIN_BYTES: Final = 2048
-"""Of the body: a name of 255 characters, its length, and a number."""
+"""Size of the body: a name of 255 characters, its length, and a number."""
 MAX_DISCARDED_BYTES: Final = 64 << 10
-"""What a stranger that was refused may still send; closing at once would throw away the answer that it has not read."""
+"""Bytes that a refused peer may still send. Closing at once would drop the error reply."""
 C = TypeVar("C", bound=Hashable)
 
 
 class HandshakeState:
-    """What one stranger has said."""
+    """Progress of one handshake."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(HEADER_BYTES + MAX_JOIN_BYTES))
@@ -28,10 +29,12 @@ class HandshakeState:
         self._discarded_bytes = 0
         self.header: FrameHeader | None = None
         self.is_refused = False
-        """It was told why, and has some time to read that."""
+        """An error reply was sent; the peer has some time to read it."""
 
     def receive(self, connection: Connection) -> JoinEngine | None:
-        """Take what has arrived; the Join once it is whole. Raises ProtocolError for anything else, and what ends the connection."""
+        """Read what has arrived; returns the JoinEngine once complete. Raises ProtocolError for anything else, and what
+        ends the connection.
+        """
         if self.is_refused:
             self._discard(connection)
             return None
@@ -50,7 +53,7 @@ class HandshakeState:
 
     @property
     def request_id(self) -> int:
-        """Of the request that is refused; 0 where none could be read."""
+        """Id of the refused request, 0 if none could be read."""
         return self.header.request_id if self.header is not None else 0
 
     def _discard(self, connection: Connection) -> None:
@@ -68,7 +71,7 @@ def _join_header(data: memoryview) -> FrameHeader:
 
 
 class PendingHandshakes(Generic[C]):
-    """Those that are here, and until when. Not thread-safe: its owner locks."""
+    """Pending handshakes and their time limits. Not thread-safe: the owner locks."""
 
     def __init__(self, *, max_pending: int, timeout_s: float) -> None:
         self._max_pending = max_pending
@@ -76,7 +79,7 @@ class PendingHandshakes(Generic[C]):
         self._until_ns: dict[C, int] = {}
 
     def add(self, connection: C, now_ns: int) -> C | None:
-        """One more; returns the oldest if it has to leave for it."""
+        """Add a connection; returns the oldest if it is displaced."""
         oldest = None
         if len(self._until_ns) >= self._max_pending:
             oldest = next(iter(self._until_ns))
@@ -85,21 +88,21 @@ class PendingHandshakes(Generic[C]):
         return oldest
 
     def shorten(self, connection: C, until_ns: int) -> None:
-        """It has to leave by then, if it is still here."""
+        """Bring a connection's time limit forward, if it is pending."""
         if connection in self._until_ns:
             self._until_ns[connection] = min(self._until_ns[connection], until_ns)
 
     def remove(self, connection: C) -> None:
-        """It has said who it is, or left. Others are ignored."""
+        """Remove a connection that joined or closed. Others are ignored."""
         self._until_ns.pop(connection, None)
 
     def expire(self, now_ns: int) -> list[C]:
-        """Those whose time is over, removed."""
+        """Remove and return the connections whose time is over."""
         expired = [connection for connection, until_ns in self._until_ns.items() if until_ns <= now_ns]
         for connection in expired:
             del self._until_ns[connection]
         return expired
 
     def next_ns(self) -> int | None:
-        """When the next one's time is over; None when there is nobody."""
+        """Return the next time limit, or None if there is no handshake."""
         return min(self._until_ns.values(), default=None)

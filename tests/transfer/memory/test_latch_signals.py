@@ -41,7 +41,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         for _ in range(1000):
             signal.pthread_kill(main, signal.SIGALRM)
         sent.append(True)
-        latch.open()
+        latch.set()
 
     go_on.acquire()
     opener = threading.Thread(target=open_late)

@@ -67,11 +67,11 @@ def test_all_who_wait_go_on_once_it_is_open() -> None:
     assert all(is_quiet(one) for one in waiting)
     assert not latch.wait(0)
     assert not latch.wait(-1)
-    assert not latch.is_open
-    latch.open()
-    latch.open()
+    assert not latch.is_set
+    latch.set()
+    latch.set()
     assert [one.result(10) for one in waiting] == [True] * 3
-    assert latch.is_open
+    assert latch.is_set
     assert latch.wait(0)
     latch.wait_uninterruptibly()
 
@@ -83,7 +83,7 @@ def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         latch.wait(30)
     assert not latch.wait(0)
-    latch.open()
+    latch.set()
     assert latch.wait()
 
 
@@ -92,7 +92,7 @@ def test_to_sit_out_ends_at_the_limit() -> None:
     began_ns = time.monotonic_ns()
     latch.wait_uninterruptibly()
     assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
-    assert not latch.is_open
+    assert not latch.is_set
 
 
 @pytest.mark.skipif(not latch_module._HAS_CLOCKWRLOCK, reason="this C library waits by the wall clock alone")
@@ -102,7 +102,7 @@ def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     waiting = in_background(latch.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.open()
+    latch.set()
     waiting.result(10)
 
 
@@ -112,7 +112,7 @@ def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypat
     latch = UninterruptibleEvent(60)
     waiting = in_background(latch.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.open()
+    latch.set()
     waiting.result(10)
 
 

@@ -88,7 +88,7 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
         eventually(lambda: not target._peers, "none has a place")
         with RawAsker(metadata) as known:
             known.send(JoinEngine("known", 1, b"the secret"))
-            assert known.respond()[0].type == JoinReply.TYPE
+            assert known.answer()[0].type == JoinReply.TYPE
             assert known.works()
 
 
@@ -120,7 +120,7 @@ def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata
         busy.send(store([(shown(region), 0, SIZE)]), b"x" * 10, payload_bytes=SIZE)
         eventually(lambda: region.users == 1, "its payload is awaited")
         asker.send(Fence([1, 2, 4]))
-        assert asker.respond()[0].type == Ok.TYPE
+        assert asker.answer()[0].type == Ok.TYPE
         eventually(lambda: region.users == 0, "the region is released")
         assert target.connections == 1
         assert idle.is_refused()
@@ -143,7 +143,7 @@ def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(
             eventually(lambda: not target._parked, "the other one waits for the thread")
             asker.socket.sendall(Fence([1]).pack())
             with within(CLOSE_S):
-                assert asker.respond()[0].request_id == 9
+                assert asker.answer()[0].request_id == 9
             assert old.is_refused()
             assert asker.works()
             assert bytes(region.memory[:5]) == b"ourso"
@@ -196,7 +196,7 @@ def test_a_connection_without_descriptor_is_served_by_a_thread_of_its_own(target
     with RawAsker(listener.metadata()) as raw:
         raw.join()
         raw.send(fetch([(shown(region), 0, 4)]))
-        assert raw.respond()[1] == b"ours"
+        assert raw.answer()[1] == b"ours"
         assert raw.works()
         target.close()
         assert raw.is_refused()
@@ -230,7 +230,7 @@ def test_a_fence_that_cannot_be_kept_is_not_promised(target: Target, metadata: b
         assert isinstance(asker.failure(), Unavailable)
         Stubborn.go_on.set()
         asker.send(Fence([1]))
-        assert asker.respond()[0].type == Ok.TYPE
+        assert asker.answer()[0].type == Ok.TYPE
 
 
 @pytest.mark.parametrize("lacking", ["kvstore-parked", "kvstore-accept"])
@@ -258,14 +258,14 @@ def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_
 def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hear, failures = HandshakeState.hear, [MemoryError("no memory")]
+    receive, failures = HandshakeState.hear, [MemoryError("no memory")]
 
     def hear_or_fail(self: HandshakeState, connection: Connection) -> JoinEngine | None:
         if failures:
             raise failures.pop()
-        return hear(self, connection)
+        return receive(self, connection)
 
-    monkeypatch.setattr(HandshakeState, "hear", hear_or_fail)
+    monkeypatch.setattr(HandshakeState, "receive", hear_or_fail)
     with RawAsker(metadata) as other:
         other.socket.sendall(b"x")
         assert other.is_refused()
@@ -433,7 +433,7 @@ def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target
         peer = target_module._InboundConnection(connection)
         target._drop(peer)
         target._park(peer)
-        assert peer.gone.is_set()
+        assert peer.finished.is_set()
         assert not target._parked
         assert raw.is_refused()
     listener.close()
