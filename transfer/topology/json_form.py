@@ -23,18 +23,18 @@ FORM_VERSION: Final = 1
 MAX_TOPOLOGY_BYTES: Final = 256 << 10
 """A machine with 8 GPUs and 8 NICs takes 5 KiB."""
 MAX_ENTRIES: Final = 1024
-"""Of any list: Linux knows at most 1,024 NUMA nodes, and no machine has as many NICs or GPUs."""
+"""Limit of every list: Linux supports 1,024 NUMA nodes, and no machine has as many NICs or GPUs."""
 MAX_TEXT_BYTES: Final = 255
 MAX_SPEED_GBIT_S: Final = 1_000_000
 
 
 def dump_topology(topology: Topology) -> bytes:
-    """The JSON form, on one line."""
+    """Return the JSON form, on one line."""
     return json.dumps(as_json(topology), separators=(",", ":")).encode()
 
 
 def as_json(topology: Topology) -> dict[str, Any]:
-    """The JSON form as plain values, the matrix as it is now."""
+    """Return the JSON form as plain values, with the current matrix."""
     return {
         "version": FORM_VERSION,
         "host": topology.host,
@@ -46,12 +46,12 @@ def as_json(topology: Topology) -> dict[str, Any]:
 
 
 def parse_topology(data: bytes) -> Topology:
-    """The topology that a peer described; its matrix holds as it says. Raises ProtocolError naming the place that is wrong."""
+    """Return the topology that a peer described, with its matrix. Raises ProtocolError naming the field at fault."""
     return _topology(_document(data))
 
 
 def override_from_file(path: str | Path) -> "Override":
-    """What the file of the `topology` setting says. Raises ConfigError naming the file and the place in it."""
+    """Read the file of the setting `topology`. Raises ConfigError naming the file and the field."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -67,17 +67,17 @@ def override_from_file(path: str | Path) -> "Override":
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What an operator's file says: a whole topology, or (`whole` is None) only entries of the matrix."""
+    """An operator's override: a whole topology, or (`whole` is None) only entries of the matrix."""
 
     source: str
     whole: Topology | None
     matrix: Matrix
 
     def apply(self, found: Topology) -> Topology:
-        """The topology to go by on the machine that was `found`.
+        """Apply it to the topology `found` on the machine.
 
-        A whole one keeps its word, except that a NIC the machine knows is down is down, and that addresses it does not name are those
-        found. A NIC that is gone is in no matrix.
+        A whole topology is kept, except that a NIC that is down is down, and that missing addresses are those found. A
+        NIC that does not exist is in no matrix.
         """
         if self.whole is not None:
             here = {nic.name: nic for nic in found.nics}
@@ -85,7 +85,9 @@ class Override:
         return replace(found, override=self.matrix)
 
     def check(self, found: Topology) -> None:
-        """Raises ConfigError when the matrix names a NIC that the machine does not have: a mistake at start, not later."""
+        """Raises ConfigError if the matrix names a NIC that the machine does not have, so that the mistake is found at
+        start.
+        """
         try:
             _check_names(self.matrix, found.nics)
         except ProtocolError as error:
@@ -179,7 +181,7 @@ def _check_names(matrix: Matrix, nics: Sequence[Nic], path: str = "") -> None:
 
 
 class _JsonValue:
-    """One value of a document and its place there, so that every error can name it. Methods raise ProtocolError."""
+    """A value of a document with its path there, for error messages. Methods raise ProtocolError."""
 
     __slots__ = ("_path", "_value")
 

@@ -1,7 +1,7 @@
-"""Keeps a topology current: a thread that looks again when the kernel says that a link or address changed, and now and then anyway.
+"""Watches links: re-reads the topology when the kernel reports a change of a link or address, and periodically.
 
-What changed is worked out by comparing two topologies (`changes`), which is pure. The kernel does not announce everything (the state of an
-InfiniBand port without an interface), and where netlink may not be listened to nothing at all: hence the interval.
+`changes` compares two topologies and is pure. The interval is needed because the kernel does not report every change
+(an InfiniBand port without an interface), and none at all if netlink is not permitted.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ log = logging.getLogger("kvstore.transfer")
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """One NIC's state before and after; None where it was not there."""
+    """A NIC's state before and after; None if it did not exist."""
 
     before: Nic | None
     after: Nic | None
@@ -43,13 +43,13 @@ class LinkChange:
 
 
 def changes(before: Topology, after: Topology) -> list[LinkChange]:
-    """What is different about the NICs, by name."""
+    """Return the differences between the NICs, by name."""
     old, new = ({nic.name: nic for nic in topology.nics} for topology in (before, after))
     return [LinkChange(old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
 
 
 class LinkWatch:
-    """Looks once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
+    """Reads the topology once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class LinkWatch:
         poll_interval_s: float,
         on_unchanged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`read_topology` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
+        """`read_topology` is Discovery.read_topology. Its error is raised here; later errors are logged and retried.
 
-        `on_change` is called in the thread, after `topology` is the new one; `on_unchanged` after each look that found no change, for what
-        else may have changed. Neither may call `close`.
+        `on_change` is called in the thread, after `topology` is updated; `on_unchanged` after each read without a
+        change, for other state. Neither may call `close`.
         """
         self._read_topology = read_topology
         self._on_change = on_change
@@ -76,14 +76,14 @@ class LinkWatch:
 
     @property
     def topology(self) -> Topology:
-        """As last seen."""
+        """The topology of the last read."""
         return self._topology
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; no callback comes afterwards. A second close is a no-op."""
+        """Stop the thread; no callback runs afterwards. A second close is a no-op."""
         if self._wake_fd < 0:
             return
         self._stopping.set()

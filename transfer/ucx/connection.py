@@ -1,7 +1,7 @@
-"""UCX as a Connection: tagged messages, one a part, straight between the memory of both ends.
+"""Connection over UCX: tagged messages, one per part, directly between the memory of both ends.
 
-A TCP connection to the listener introduces the two UCX workers to one another. It stays open: its end tells of the other end's, for
-every transport of UCX, also those that do not notice a peer's death themselves.
+A TCP connection to the listener exchanges the addresses of the two UCX workers. It stays open: its end reports the
+peer's death for every transport of UCX, also for those that do not detect it.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 256
 KEEPALIVE_S: Final = 60
 HANDSHAKE_S: Final = 1.0
-"""A peer that has connected says who it is within this time."""
+"""Timeout of the handshake of an accepted peer."""
 MAX_PENDING_HANDSHAKES: Final = 64
-"""Peers that have connected and have not: of more, the first one is hung up on."""
+"""Accepted peers without a completed handshake; one more displaces the oldest."""
 MAX_ADDRESS_BYTES: Final = 32 << 10
 PART_BITS: Final = 36
 """A tag is the receiver's number of the connection, then the part's size: a part of another size matches no receive."""
 _HELLO: Final = struct.Struct("!4sBHQ")
-"""Magic, version, size of the worker's address (it follows), number of the connection."""
+"""Magic, version, size of the worker's address (which follows), number of the connection."""
 _MAGIC: Final = b"kvUX"
 _VERSION: Final = 1
 
 
 class UcxConnection(Connection):
-    """See Connection. Goes by whole parts where it looks for stalls."""
+    """Connection over a UCX endpoint. Detects stalls by whole parts."""
 
     transport = "ucx"
 
     def __init__(self, sock: socket.socket, worker: UcxWorker, connection_id: int, peer: "_Introduction", name: str) -> None:
-        """Takes over `sock`, one use of `worker` and `connection_id`, also when it raises Unreachable."""
+        """Takes ownership of `sock`, one reference to `worker` and `connection_id`, also when it raises Unreachable."""
         self._sock = sock
         self._worker = worker
         self._connection_id = connection_id
@@ -56,7 +56,7 @@ class UcxConnection(Connection):
         self._operations: set[UcxOperation] = set()
         self._users = 1
         self._is_reported = False
-        """Whether a caller knows of the failure."""
+        """Whether a caller has seen the failure."""
         self._is_released = False
         self._endpoint: Any = None
         try:
@@ -94,7 +94,7 @@ class UcxConnection(Connection):
         self._move(parts, self._connection_id, deadline, is_receive=True)
 
     def _move(self, parts: Sequence[memoryview | bytes], connection_id: int, deadline: Deadline, *, is_receive: bool) -> None:
-        """All parts, as messages of this number. Any error closes the connection."""
+        """Send or receive all parts, as messages with this number. Any error closes the connection."""
         operation = self._enter(parts, connection_id, is_receive)
         try:
             self._worker.post(operation)
@@ -125,7 +125,7 @@ class UcxConnection(Connection):
         return Unreachable(f"the connection to {self._name} broke: {error}")
 
     def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> UcxOperation:
-        """Raises InvalidArgument: a part is too long; Closed, or what broke the connection if nobody was told yet."""
+        """Raises InvalidArgument: a part is too long; Closed, or the connection's failure if no caller has seen it."""
         if any(len(part) >> PART_BITS for part in parts):
             raise InvalidArgument(f"a part has at most {(1 << PART_BITS) - 1} bytes")
         with self._lock:
@@ -141,7 +141,7 @@ class UcxConnection(Connection):
         raise self._closed() if is_reported else failure
 
     def _leave(self, operation: UcxOperation | None = None) -> None:
-        """The last one to leave a broken connection gives back what it has."""
+        """Leave; the last thread to leave a broken connection releases its resources."""
         with self._lock:
             if operation is not None:
                 self._operations.remove(operation)
@@ -156,7 +156,7 @@ class UcxConnection(Connection):
             self._worker.release()
 
     def _end(self, operation: UcxOperation, error: KVStoreError) -> KVStoreError:
-        """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
+        """Fail, and stop all bytes of the operation. Returns the error to raise: the connection's first failure."""
         self._fail(error)
         self._is_reported = True
         self._close_endpoint()
@@ -165,13 +165,13 @@ class UcxConnection(Connection):
         return self._failure
 
     def _fail(self, error: KVStoreError) -> None:
-        """Break it for good, and have all leave."""
+        """Fail permanently, and interrupt all operations."""
         self._mark(error)
         for operation in list(self._operations):
             self._worker.interrupt(operation)
 
     def _mark(self, error: KVStoreError) -> None:
-        """The first failure counts, and hangs up."""
+        """Record the first failure and shut the socket down."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -186,11 +186,11 @@ class UcxConnection(Connection):
             self._worker.close_endpoint(endpoint)
 
     def _on_endpoint_closed(self, *status: Any) -> None:
-        """UCX gave the endpoint up; it ends the messages itself. Called within UCX: the worker's lock is held."""
+        """Callback of UCX for a failed endpoint, whose messages UCX ends. Called with the worker's lock held."""
         self._mark(Unreachable(f"the connection to {self._name} broke"))
 
     def _on_readable(self) -> None:
-        """The peer says something only when it hangs up. What came before that still counts."""
+        """The peer sends nothing more, so readable means closed. Messages that arrived before still count."""
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -217,7 +217,7 @@ class UcxConnection(Connection):
 
 
 class UcxListener(Listener):
-    """See Listener."""
+    """Listener for UCX connections."""
 
     def __init__(self, rail: Rail) -> None:
         host = rail.address or LOOPBACK
@@ -263,7 +263,7 @@ class UcxListener(Listener):
         raise Closed("the listener is closed")
 
     def _complete_handshake(self, sock: socket.socket, name: str) -> UcxConnection | None:
-        """None for a peer that is not one of ours, or has left."""
+        """Return the connection, or None for a peer that is not ours or has disconnected."""
         worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
         connection_id = worker.connection_ids.take()
         try:
@@ -294,18 +294,20 @@ class UcxListener(Listener):
 
 
 class _Introduction(NamedTuple):
-    """What the peer said of itself."""
+    """Handshake data of a peer."""
 
     connection_id: int
-    """Its own: what is sent to it carries this."""
+    """The peer's number of the connection; messages to it carry this."""
     address: bytes
-    """Of its UCX worker."""
+    """Address of its UCX worker."""
 
 
 def _exchange_introductions(
     address: Address, rail: Rail, worker: UcxWorker, connection_id: int, deadline: Deadline
 ) -> tuple[socket.socket, _Introduction]:
-    """A socket to the listener, and who that is. Raises Unreachable, DeadlineExceeded, ProtocolError."""
+    """Connect to the listener and return the socket and its introduction. Raises Unreachable, DeadlineExceeded,
+    ProtocolError.
+    """
     try:
         sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
         try:
@@ -325,7 +327,7 @@ def _pack_introduction(worker: UcxWorker, connection_id: int) -> bytes:
 
 
 def _introduction_size(head: bytes) -> int:
-    """How long one is that begins so. Raises ProtocolError: it is none."""
+    """Return the length of an introduction from its head. Raises ProtocolError if it is malformed."""
     magic, version, size, _connection_id = _HELLO.unpack(head)
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:
         raise ProtocolError("the peer is no UCX connection of this version")
@@ -333,7 +335,7 @@ def _introduction_size(head: bytes) -> int:
 
 
 def _read_introduction(sock: socket.socket, deadline: Deadline) -> _Introduction:
-    """Raises OSError, DeadlineExceeded, ProtocolError. The socket then tells when the peer has gone."""
+    """Raises OSError, DeadlineExceeded, ProtocolError. The socket then detects the peer's death."""
     magic, version, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES or not 0 < connection_id <= MAX_CONNECTION_ID:
         raise ProtocolError("the peer is no UCX connection of this version")
@@ -346,7 +348,7 @@ def _read_introduction(sock: socket.socket, deadline: Deadline) -> _Introduction
 
 
 def _read(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """So many bytes. Raises OSError, DeadlineExceeded."""
+    """Receive `size` bytes. Raises OSError, DeadlineExceeded."""
     data = bytearray()
     while len(data) < size:
         sock.settimeout(deadline.left_s())

@@ -1,7 +1,7 @@
-"""Peers that have connected and have not said yet who they are: waited for together, so that none that says it slowly holds up another.
+"""Pending handshakes of a UCX listener, polled together, so that a slow peer does not delay others.
 
-The kernel tells of a socket when all that is wanted of it has come (SO_RCVLOWAT): nothing is kept here of what comes in drops, and whoever
-takes a socket from here reads it without waiting.
+The kernel reports a socket once all bytes of its handshake have arrived (SO_RCVLOWAT): nothing is buffered here, and
+the handshake is then read without blocking.
 """
 
 import select
@@ -16,7 +16,9 @@ GONE: Final = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
 class UnauthenticatedEndpoints:
-    """Of one listening socket, which stays its owner's. `next` is for one thread at a time; `close` comes after its end."""
+    """Accepted sockets of one listening socket, which its owner closes. `next` is for one thread at a time; `close`
+    comes after its end.
+    """
 
     def __init__(
         self,
@@ -27,22 +29,24 @@ class UnauthenticatedEndpoints:
         max_pending: int,
         timeout_s: Callable[[], float],
     ) -> None:
-        """`introduction_bytes` tells from the first `head_bytes` how many there are of a peer's introduction, or raises a KVStoreError. A peer
-        has `timeout_s` for it; of more than `max_pending` the one that came first goes."""
+        """`introduction_bytes` returns the length of an introduction from its first `head_bytes`, or raises a
+        KVStoreError. A peer has `timeout_s` for it; beyond `max_pending` the oldest is closed.
+        """
         self._listener = listener
         self._head_bytes = head_bytes
         self._introduction_bytes_of = introduction_bytes
         self._max_pending = max_pending
         self._timeout_s = timeout_s
         self._waiting: dict[int, tuple[socket.socket, str, float]] = {}
-        """By descriptor, in the order in which they came: whose it is, and until when."""
+        """By descriptor, in order of arrival: socket, peer's address, time limit."""
         self._poller = select.poll()
         listener.setblocking(False)
         self._poller.register(listener.fileno(), select.POLLIN)
 
     def next(self, timeout_s: float) -> tuple[socket.socket, str] | None:
-        """A socket whose peer has introduced itself, and its address: the caller's from now on. None: there was none in time. Raises
-        OSError: the listener is shut down, or there are no descriptors."""
+        """Return a socket with a complete introduction, and its peer's address; the caller owns it. None on timeout.
+        Raises OSError: the listener is shut down, or out of descriptors.
+        """
         end_s = time.monotonic() + timeout_s
         while True:
             now_s = time.monotonic()
@@ -94,6 +98,6 @@ class UnauthenticatedEndpoints:
         return self._waiting.pop(descriptor)[0]
 
     def close(self) -> None:
-        """Hang up on those who wait."""
+        """Close the pending connections."""
         for descriptor in list(self._waiting):
             self._remove(descriptor).close()
