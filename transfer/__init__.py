@@ -20,7 +20,7 @@ _MODULES = {
     "TransferEngine": "engine",
 }
 
-if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
+if not TYPE_CHECKING:  # a type checker would accept any name of the package
 
     def __getattr__(name: str) -> object:
         """Import lazily: the master parses descriptions of engines without having one."""

@@ -42,7 +42,7 @@ class Notices:
         size_bytes = len(message) + len(sender)
         with self._lock:
             if len(self._kept) >= MAX_NOTICES or self._bytes + size_bytes > MAX_NOTICES_BYTES:
-                raise Full(f"{self._name} has {len(self._kept)} notifications that nobody took")
+                raise Full(f"{self._name} has {len(self._kept)} queued notifications, the most that it keeps: call notifications()")
             self._kept.append((sender, message))
             self._bytes += size_bytes
 
@@ -176,7 +176,7 @@ class TransferAgent(ABC):
 
     @abstractmethod
     def metadata(self) -> bytes:
-        """Return how peers reach this agent: opaque bytes, at most 64 KiB, distributed by the application."""
+        """Return this agent's address for peers: opaque bytes, at most 64 KiB, distributed by the application."""
 
     @abstractmethod
     def load_remote(self, metadata: bytes) -> Remote:

@@ -41,8 +41,8 @@ class TransferSettings:
 
     deadline_s: float = constant(30.0)
     """Deadline of a transfer whose caller gives none: the longest time that a put may stay open."""
-    # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
-    # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
+    # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three in flight no more than two
+    # (benchmarks/RESULTS.md). More in flight would only delay urgent transfers.
     slice_bytes: int = constant(2 << 20)
     """Large transfers are cut into slices of this size."""
     shm_slice_bytes: int = constant(4 << 20)

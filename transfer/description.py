@@ -119,7 +119,7 @@ def _names(value: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 255:
         raise TypeError("not a text of at most 255 characters")
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # raises for half a surrogate pair
     return value
 
 

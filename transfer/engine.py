@@ -154,7 +154,9 @@ class TransferEngine:
             if not routes:
                 ours = sorted({agent.transport for agent in self.agents})
                 theirs = sorted({agent.transport for agent in info.agents})
-                raise Unreachable(f"no way to {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}")
+                raise Unreachable(
+                    f"no common transport with {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}"
+                )
             if peer is None:
                 peer = Peer(info, self.settings, self._random, self._preferred_rails, owner=self)
             with self._lock:
@@ -224,12 +226,12 @@ class TransferEngine:
         try:
             routes = self._rails.routes(peer.info, peer)
         except KVStoreError as error:
-            log.warning("a new way to %s cannot be used: %s", peer.name, error)
+            log.warning("a new route to %s cannot be used: %s", peer.name, error)
             routes = {path: route for path, route in peer.routes.items() if route.agent not in gone}
         with self._lock:
             return peer.set_routes(peer.info, routes)
 
-    # --- moving ---
+    # --- transfers ---
 
     def submit(
         self,
@@ -248,7 +250,7 @@ class TransferEngine:
         read-only destination; Closed. An exception of a signal handler during the call is raised after the transfer is
         over, as the caller has no handle of it.
         """
-        if threading.get_ident() != threading.main_thread().ident:  # it sees no signals
+        if threading.get_ident() != threading.main_thread().ident:  # receives no signals
             return begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, on_done=on_done)
         transfer: Transfer | None = None
         gate = Gate()
@@ -258,10 +260,10 @@ class TransferEngine:
                 transfer = begin_transfer(batch, self._dispatcher, self, deadline=deadline, priority=priority, on_done=on_done, gate=gate)
                 if shield.raised is not None:
                     transfer.abandon()
-        except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
+        except BaseException:  # also what a handler raised after that check: the caller gets no transfer
             try:
                 if transfer is not None:
-                    with contextlib.suppress(RuntimeError):  # no thread is to be had: it ends by its deadline
+                    with contextlib.suppress(RuntimeError):  # no thread can be started: it ends by its deadline
                         begin_thread(transfer.cancel)
             finally:
                 gate.close_and_wait()
@@ -291,14 +293,14 @@ class TransferEngine:
                     cancellation = error
                     transfer.cancel()
             timer.cancel()
-        except BaseException:  # a signal handler's, or the loop has ended: nobody comes back for it
+        except BaseException:  # of a signal handler, or the loop has ended: no task waits for it
             transfer.abandon()
             raise
         if cancellation is not None:
             raise cancellation
         transfer.check()
 
-    # --- notifications, figures, the end ---
+    # --- notifications, statistics, close ---
 
     def notify(self, peer: Peer, message: bytes, *, deadline_s: float | None = None) -> None:
         """Deliver `message` (at most 64 KiB) to the peer's `notifications`, after all of our transfers to it that are
@@ -317,10 +319,10 @@ class TransferEngine:
             try:
                 route.agent.notify(route.remote, message, deadline)
                 return
-            except (Unreachable, Closed):  # Closed: its rail has just gone
+            except (Unreachable, Closed):  # Closed: its rail was just removed
                 if number == len(routes) - 1:
                     raise
-        raise Unreachable(f"there is no way to {peer.name}")
+        raise Unreachable(f"no path to {peer.name} exists")
 
     def notifications(self) -> list[tuple[str, bytes]]:
         """Remove and return the notifications received, as (name of the engine, message), in order per peer."""
@@ -359,20 +361,22 @@ class TransferEngine:
     def _check_process(self) -> None:
         """Raises Forked: connections and threads belong to the parent."""
         if os.getpid() != self._process_id:
-            raise Forked(f"this engine is that of process {self._process_id}, which process {os.getpid()} was forked from: make one here")
+            raise Forked(
+                f"this engine is that of process {self._process_id}, which process {os.getpid()} was forked from: make a new engine here"
+            )
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         self._check_process()
         if deadline_s is None:
             deadline_s = self.settings.deadline_s
-        if not abs(deadline_s) <= MAX_DEADLINE_S:  # nor is NaN
+        if not abs(deadline_s) <= MAX_DEADLINE_S:  # also false for NaN
             raise InvalidArgument(f"a deadline is at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
         return Deadline(deadline_s)
 
     @shielded
     def close(self) -> None:
         """Fail all transfers with Closed, and close connections, threads and mappings. A second close is a no-op."""
-        if os.getpid() != self._process_id:  # sockets, and what peers map, are the parent's too
+        if os.getpid() != self._process_id:  # sockets and mappings are shared with the parent
             return
         with self._changing, self._lock:
             if self._dispatcher.is_closed:

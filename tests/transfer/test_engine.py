@@ -431,7 +431,7 @@ def test_a_peer_that_a_new_agent_cannot_read_keeps_its_old_ways(scene: Scene, ca
     PickyAgent.is_picky = True
     try:
         assert engine.refresh(topology("rail0", "rail1"))
-        assert "a new way to other cannot be used" in caplog.text
+        assert "a new route to other cannot be used" in caplog.text
         assert len(remote.peer.routes) == 1
         engine.transfer([(remote, bytearray(4), 4)])
         with pytest.raises(ProtocolError):

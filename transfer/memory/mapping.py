@@ -80,9 +80,9 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, transparent_hugepages:
             raise Broken(f"cannot map a slab of {format_size(size_bytes)}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)
-    if transparent_hugepages:  # whose mapping touches a page first decides of which size it is
+    if transparent_hugepages:  # the mapping that first touches a page decides its size
         _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
-    if populated:  # kernels before 5.14 refuse it: pages then come with their first use
+    if populated:  # kernels before 5.14 refuse: pages are then allocated on first use
         _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
     view = memoryview(owner)[begin : begin + size_bytes]
     return MappedSlab(view if writable else view.toreadonly())
@@ -106,7 +106,7 @@ def allocate(size_bytes: int) -> Region:
     """
     if not 1 <= size_bytes <= MAX_REGION_BYTES:
         raise InvalidArgument(f"a region is 1 byte to {format_size(MAX_REGION_BYTES)} long, not {size_bytes:,} bytes")
-    if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # to touch all of it would get this process killed
+    if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # populating it would get this process killed
         raise Full(f"no shared memory of {format_size(size_bytes)}: this machine has {format_size(memory_bytes)}")
     try:
         fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -114,7 +114,7 @@ def allocate(size_bytes: int) -> Region:
         raise Full(f"no descriptor is left for a region: {error.strerror}") from None
     try:
         os.ftruncate(fd, size_bytes)
-        # A peer that has it mapped must not die because it shrinks.
+        # Shrinking would kill peers that map it (SIGBUS).
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         slab = map_slab(os.dup(fd), size_bytes, writable=True)
     except (OSError, Broken) as error:

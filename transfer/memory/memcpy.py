@@ -106,7 +106,7 @@ class MemcpyPool:
             try:
                 shared.gate.close_and_wait()
             finally:
-                shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
+                shared.left.clear()  # a late helper must not keep references to the caller's buffers
         return shared.outcome()
 
     def _run_alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
@@ -177,21 +177,21 @@ class _Helpers:
         for _ in range(self._running, self._limit):
             try:
                 begin_thread(self._serve)
-            except RuntimeError:  # the system has none: the next call tries again
+            except RuntimeError:  # no thread can be started: the next call tries again
                 break
             helpers += 1
-        for _ in range(min(count, helpers)):  # else nobody would ever take them out, and what they hold with them
+        for _ in range(min(count, helpers)):  # a call that no helper takes would stay queued, with its buffers
             self._calls.put(shared)
 
     def _serve(self) -> None:
         with self._lock:
-            if self._running >= self._limit:  # one more was started: a signal hid the start of another, or two callers saw none
+            if self._running >= self._limit:  # surplus: a signal hid another start, or two callers raced
                 return
             self._running += 1
         while (shared := self._calls.get()) is not None:
             shared.gate.run_inside(shared.help)
-            del shared  # with it go the caller's buffers
-        self._calls.put(None)  # for the next one
+            del shared  # drops the caller's buffers
+        self._calls.put(None)  # for the next helper
 
     def stop(self) -> None:
         """Stop the threads, each after its current work."""

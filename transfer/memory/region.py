@@ -80,7 +80,7 @@ class Region:
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self._named_location = location
         self.fd = fd
-        # Entered by itself, not through the condition, whose Python code a signal handler's exception could leave locked.
+        # Locked directly, not through the condition: its Python code could be interrupted by a signal handler and leave it locked.
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._users = 0
@@ -109,7 +109,7 @@ class Region:
         with self._lock:
             assert self._users > 0, "released more often than held"
             self._users -= 1
-            if self._is_closed and not self._users:  # nobody else waits, and to tell nobody takes 2 us
+            if self._is_closed and not self._users:  # only `close` waits; a notify without waiters takes 2 us
                 self._idle.notify_all()
 
     def on_close(self, callback: "Callable[[Region], None]") -> None:
@@ -152,7 +152,7 @@ class Region:
                 if not self._idle.wait_for(lambda: not self._users or shield.raised is not None, deadline_s):
                     raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {round(deadline_s, 2):g} s")
                 if self._users:
-                    return  # what a signal handler raised is raised by the shield
+                    return  # the shield raises the signal handler's exception
             self._close_unused()
 
     def _close_unused(self) -> None:
@@ -175,7 +175,7 @@ class PlainRegion(Region):
     def release(self) -> None:
         super().release()
         if not self.users:
-            self._close_unused()  # not `close`: its shield would raise what it kept in the midst of the end of a transfer
+            self._close_unused()  # not `close`: its shield could raise in the middle of Transfer.complete
 
 
 class RemoteRegion(NamedTuple):

@@ -68,7 +68,7 @@ class Gate:
         self._lock = _Lock()
         self._address = ctypes.addressof(self._lock)
         _init(self._address, None)
-        # A partial, since a method would be a function, at whose beginning a signal handler may raise.
+        # A partial, not a method: a signal handler may raise on function entry.
         self.close_and_wait: Callable[[], object] = partial(_shut, self._address)
 
     def enter(self) -> bool:
@@ -111,7 +111,7 @@ class Shield:
 
     _innermost: "Shield | None" = None
 
-    # Of an object once they change: most shields see no signal, or are another thread's.
+    # Class attributes until they change: most shields see no signal, or are another thread's.
     raised: BaseException | None = None
     """The exception deferred to the exit."""
     thread_id = 0
@@ -127,13 +127,13 @@ class Shield:
         if self._outer is None:
             try:
                 for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):  # in C: a loop takes twice as long
-                    if callable(handler := _handler_of(number)):  # still: another handler may just have run
+                    if callable(handler := _handler_of(number)):  # recheck: another handler may just have run
                         _defer_signal(number, handler)
             except BaseException:
                 _restore_handlers()
                 raise
         self.thread_id = thread_id
-        Shield._innermost = self  # last: what a handler of ours raises while no shield is up goes through
+        Shield._innermost = self  # last: without an active shield a wrapped handler's exception propagates
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -150,7 +150,7 @@ class Shield:
                 try:
                     raise raised
                 finally:
-                    del raised  # its traceback has this frame
+                    del raised  # its traceback refers to this frame
 
     def cancels(self, cancel: Callable[[], object]) -> None:
         """Set the function that ends the work early. It is called once an exception is deferred, in another thread, as
@@ -165,7 +165,7 @@ class Shield:
         if self.raised is None:
             self.raised = error
             if self._cancel is not None:
-                # Of the interpreter's own, for threading.Thread takes locks. Without a thread the work ends by its deadline.
+                # Not threading.Thread, which takes locks. Without a thread the work ends by its deadline.
                 with contextlib.suppress(RuntimeError):
                     _thread.start_new_thread(self._cancel, ())
 
@@ -183,11 +183,11 @@ class _DeferringHandler:
             self.handler(number, frame)
         except BaseException as error:
             shield = Shield._innermost
-            if shield is None:  # one of ours outlived its shield, which was itself cut off when it went up or down
+            if shield is None:  # the wrapper outlived its shield, which was itself interrupted on entry or exit
                 raise
             shield.defer(error)
         handler = _handler_of(number)
-        if Shield._innermost is not None and callable(handler):  # it may have chosen its successor
+        if Shield._innermost is not None and callable(handler):  # the handler may have installed another one
             _defer_signal(number, handler)
 
 
@@ -249,7 +249,7 @@ class UninterruptibleEvent:
     def __init__(self, limit_s: float) -> None:
         self.is_set = False
         self._waiting: list[threading.Lock] = []
-        # Readers are counted, not known by their thread, in glibc as in musl: another one may unlock.
+        # glibc and musl count readers without identifying them: another thread may unlock.
         self._lock = _Lock()
         address = ctypes.addressof(self._lock)
         _init(address, None)
@@ -260,9 +260,9 @@ class UninterruptibleEvent:
             now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
         parts_s, whole_s = math.modf(min(now_s + limit_s, _MAX_END_S))
         self._end = _Timespec(int(whole_s), int(parts_s * 1e9))
-        # A partial, since a method would be a function, at whose beginning a handler may raise.
+        # A partial, not a method: a signal handler may raise on function entry.
         self.wait_uninterruptibly: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
-        vars(self.wait_uninterruptibly)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
+        vars(self.wait_uninterruptibly)["memory"] = self._lock, self._end  # lives as long as the wait, even if the event does not
 
     def set(self) -> None:
         """Set the event and wake all waiters. Idempotent. For one thread that receives no signals."""
@@ -279,7 +279,7 @@ class UninterruptibleEvent:
         if not self.is_set:
             waiting = threading.Lock()
             waiting.acquire()
-            self._waiting.append(waiting)  # whoever opens it has marked it so before he looks at this list
+            self._waiting.append(waiting)  # `set` sets the flag before it reads this list
             if not self.is_set and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
                 self._waiting.remove(waiting)
         return self.is_set

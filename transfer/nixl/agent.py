@@ -260,7 +260,7 @@ class NixlAgent(TransferAgent):
 
     def _begin(self, request: AgentRequest, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
         if not request.caller_runs:
-            self._ensure_thread()  # before a byte moves
+            self._ensure_thread()  # before any byte moves
         initiator = self._load_peer(request.remote, exported)
         for region in local_regions(request.pieces):
             self._register(initiator, region)
@@ -274,7 +274,7 @@ class NixlAgent(TransferAgent):
     def _poll(self, transfers: Iterable[_NixlTransfer]) -> None:
         with suppress(Closed), self._locked():
             for transfer in transfers:
-                # NIXL gives handles of old transfers to new ones: by its handle alone a transfer may be taken for another.
+                # NIXL reuses handles: the handle alone does not identify a transfer.
                 if self._in_flight.get(transfer.handle) is transfer and self._initiator is not None:
                     self._settle(transfer, self._initiator.progress(transfer.handle))
 
@@ -317,7 +317,7 @@ class NixlAgent(TransferAgent):
             transfer.is_caller_polling = False
             try:
                 self._ensure_thread()
-            except Unreachable:  # nobody would see its end
+            except Unreachable:  # its completion would never be polled
                 self._give_up_initiator(_collateral_error(transfer.peer))
             self._work.notify()
 
@@ -328,7 +328,7 @@ class NixlAgent(TransferAgent):
             try:
                 thread.start()
             except RuntimeError as error:
-                raise Unreachable(f"no thread can be had to look after NIXL's transfers: {error}") from None
+                raise Unreachable(f"no thread can be started to poll NIXL's transfers: {error}") from None
             self._thread = thread
 
     def _unpolled(self) -> list[_NixlTransfer]:
@@ -351,4 +351,4 @@ class NixlAgent(TransferAgent):
 
 
 def _collateral_error(peer: NixlRemote) -> Unreachable:
-    return Unreachable(f"all transfers of this agent were cut off because one with {peer.name} had to be; try again")
+    return Unreachable(f"all transfers of this agent were aborted together with one to {peer.name}: retry")

@@ -109,7 +109,7 @@ def descriptor_rows(direction: Direction, pieces: Pieces) -> tuple[list[Exported
     exported = [unpack_region(region, direction) for region in table.remote]
     regions: list[Region | ExportedRegion] = [*table.local, *exported]
     known = np.array([(region.address, region.size_bytes, region.region_id) for region in regions], np.int64)
-    # Both sides in one array: calls of numpy are what a small request costs.
+    # Both sides in one array: numpy calls dominate the cost of a small request.
     index = np.stack((table.local_index, table.remote_index + len(table.local)))
     rows = _rows(known[index], np.stack((table.local_offset, table.remote_offset)), table.length)
     return exported, rows[0], rows[1]
@@ -125,7 +125,7 @@ def _rows(regions: Int64s, offset: Int64s, size: Int64s) -> Rows:
     regions[:, :, 0] += offset
     regions[:, :, 1] = size
     if not size.all():
-        regions = np.ascontiguousarray(regions[:, size > 0])  # numpy lays out what it picks as it likes, NIXL wants rows
+        regions = np.ascontiguousarray(regions[:, size > 0])  # fancy indexing may change the memory layout, and NIXL needs rows
     return regions.view(np.uint64)
 
 

@@ -26,11 +26,11 @@ PACKAGES: Final = ("nixl_cu12", "nixl_cu13")
 PROGRESS_PERIOD_US: Final = 10_000
 """Period of the progress thread, which bounds the delay of a wake-up that UCX missed."""
 ENVIRONMENT: Final = {
-    # The wheel's module for Amazon's EFA needs the system's libefa, whose libnl and the wheel's own mix: the process then crashes at exit.
+    # The wheel's EFA module loads the system's libefa, whose libnl conflicts with the wheel's: the process crashes at exit.
     "UCX_MODULES": "^efa",
-    # PartSender up a stalled peer leaves operations behind, of each of which UCX warns in a line of its own.
+    # UCX logs a warning for each operation left over from a stalled peer.
     "UCX_LOG_LEVEL": "fatal",
-    # Each of its errors reaches the caller as an error.
+    # Errors are raised to the caller.
     "NIXL_LOG_LEVEL": "FATAL",
 }
 """Set while NIXL and UCX are loaded, unless the user has set them."""
@@ -50,7 +50,7 @@ class NixlProgress(Enum):
 
 def bindings() -> Any:
     """Return NIXL's native module. Raises ConfigError if it is not installed."""
-    raises = logging.raiseExceptions  # importing it changes this for the whole process
+    raises = logging.raiseExceptions  # the import changes it for the whole process
     try:
         for package in PACKAGES:
             try:
@@ -152,8 +152,8 @@ class NativeAgent:
         del self._agent
 
     def _registration(self, region: Region) -> Any:
-        # The id of the region is put where devices are numbered: NIXL keeps what it loaded of a region that is closed, and would take
-        # it for another at the same address.
+        # The region's id takes the place of the device number: NIXL keeps closed regions that it loaded, and would confuse one with
+        # another at the same address.
         return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(region.address, region.size_bytes, region.region_id, "")])
 
     def _outcome(self, call: Any, *args: Any) -> NixlProgress:
@@ -175,7 +175,7 @@ class NativeAgent:
 def _backend_options(rail: Rail) -> dict[str, str]:
     if not rail.device:
         return {}
-    # UCX names a port of an InfiniBand device, and nothing but the interface of any other.
+    # UCX requires the port of an InfiniBand device, and only the interface of any other.
     is_infiniband = Path("/sys/class/infiniband", rail.device).exists()
     return {"engine_config": f"NET_DEVICES={rail.device}{':1' if is_infiniband else ''}"}
 

@@ -74,9 +74,9 @@ class Bandwidth:
         if not is_idle and self._sample_bytes < SAMPLE_BYTES:
             return
         took_ns = max(now_ns - self._sample_ns, 1)
-        # A few bytes alone show that the path is at least this fast, not that it is no faster.
+        # A small sample can raise the estimate, not lower it: it measures mostly latency.
         if self._sample_bytes >= SAMPLE_BYTES or self._sample_bytes * self._busy_ns > self._bytes * took_ns:
-            # Time passes for old measurements while the path is idle, too: then a single probe can outweigh them.
+            # Old measurements decay while the path is idle, too, so that a single probe can outweigh them.
             kept = math.exp((self.measured_ns - now_ns) / AVERAGING_NS) if self.measured_ns >= 0 else 0.0
             self._bytes = self._bytes * kept + self._sample_bytes
             self._busy_ns = self._busy_ns * kept + took_ns
@@ -156,7 +156,7 @@ class PathChooser:
         """All paths, including removed ones with slices in flight."""
         return self._states
 
-    # --- which paths there are ---
+    # --- the set of paths ---
 
     def set_paths(self, paths: Mapping[Path, PathFacts]) -> None:
         """Replace the paths. Paths that stay keep their measurements, even if their facts changed."""
@@ -181,7 +181,7 @@ class PathChooser:
             self._forget(state)
             self._sort()
 
-    # --- choosing ---
+    # --- choice ---
 
     def choose(
         self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), unpreferred_ends: Mapping[Path, int] | None = None
@@ -198,7 +198,7 @@ class PathChooser:
         unpreferred_ends = unpreferred_ends or {}
         chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, unpreferred_ends.get(state.path, 0)))
         if len(candidates) > 1 and not chosen.consecutive_failures and self._random.random() < self._settings.probe_share:
-            # What has something in flight is being measured; if it has stalled, probes must not pile up on it until that is noticed.
+            # Busy paths are being measured already; on a stalled one, probes would pile up until the stall is detected.
             others = [state for state in candidates if state is not chosen and not state.in_flight_slices]
             chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.last_chosen), default=chosen)
         chosen.last_chosen = next(self._choices)
@@ -223,7 +223,7 @@ class PathChooser:
         cooling_down = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
         return min((state.cooldown_until_ns for state in cooling_down), default=None)
 
-    # --- what became of it ---
+    # --- results ---
 
     def begun(self, path: Path, size_bytes: int, now_ns: int, *, is_retry: bool = False) -> None:
         """Record that a slice is in flight on a path returned by `choose`."""
@@ -245,7 +245,7 @@ class PathChooser:
         state.delivered_bytes += size_bytes
         state.delivered_slices += 1
         state.latency_counts[min((max(now_ns - begun_ns, 0) // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
-        if begun_ns >= state.failed_ns:  # one begun before the failure says nothing of the time after it
+        if begun_ns >= state.failed_ns:  # a slice begun before the failure is no evidence of recovery
             state.consecutive_failures = 0
         self._forget(state)
 

@@ -26,7 +26,7 @@ reported soon.
 
 
 class PathRoute(NamedTuple):
-    """How a path is used: the local agent, and its object for the peer."""
+    """Use of a path: the local agent, and its object for the peer."""
 
     agent: TransferAgent
     remote: Remote
@@ -127,9 +127,9 @@ class Peer:
         """
         regions = remote_regions(part.pieces)
         reaching = [path for path in self.routes if _is_reached(regions, path)]
-        if part.fences:  # late bytes of an earlier attempt could land over what another agent writes, or what is written after it
+        if part.fences:  # late bytes of an earlier attempt could overwrite this or a later write
             reaching = [path for path in reaching if self.routes[path].agent.honours_fences]
-        if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
+        if part.tried:  # a transport with many rails must leave tries to the fallback
             attempts = Counter(path.transport for path in part.tried)
             reaching = [path for path in reaching if attempts[path.transport] < self._settings.max_attempts]
         fewest = min(map(part.tried.count, reaching), default=MAX_TRIES_PER_PATH)

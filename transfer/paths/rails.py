@@ -45,7 +45,7 @@ def local_address_towards(address: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             return str(probe.getsockname()[0])
-    except OSError:  # also where the kernel has no IPv6
+    except OSError:  # also without IPv6
         return ""
 
 
@@ -130,7 +130,7 @@ class AgentFactory:
         if transport == "ucx":
             from kvstore.transfer.ucx.connection import UcxConnection
 
-            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share its one worker
+            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share one worker
         if transport == "nixl":
             from kvstore.transfer.nixl.agent import NixlAgent
 
@@ -162,7 +162,7 @@ def _version(address: str) -> int:
 def _after(port: int, count: int) -> int:
     """Return the port `count` after `port`; 0 (any) stays 0. Raises ConfigError beyond the last port."""
     if port and port + count > MAX_PORT:
-        raise ConfigError(f"listen_port leaves no room behind it: this engine needs ports up to {port + count}")
+        raise ConfigError(f"listen_port {port} is too high: this engine needs ports up to {port + count}, over the limit of {MAX_PORT}")
     return port + count if port else 0
 
 
@@ -171,7 +171,7 @@ def _load(path: str) -> type[Any]:
     module, _, name = path.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing a module runs it
+    except Exception as error:  # an import may raise anything
         raise ConfigError(f"transports names {path!r}, which cannot be imported: {error!r}") from error
     if not isinstance(kind, type) or not issubclass(kind, (Connection, TransferAgent)):
         raise ConfigError(f"transports names {path!r}, which is neither a Connection nor a TransferAgent")
@@ -201,7 +201,7 @@ def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls:
     plain = [name for name in names if name not in ("shm", "tcp")]
     if is_tls and plain and not settings.allow_plaintext_rdma:
         raise ConfigError(
-            f"transports names {', '.join(plain)}, which nothing encrypts, beside TLS: leave it out, or say allow_plaintext_rdma=true"
+            f"transports names {', '.join(plain)}, which nothing encrypts, beside TLS: leave it out, or set allow_plaintext_rdma=true"
         )
     if not names:
         raise ConfigError("transports is empty: write auto, or some of " + ", ".join(NAMES))
@@ -287,7 +287,7 @@ class RailAgents:
             path = Path(agent.transport, agent.rail.device, entry.rail.device)
             old = peer.routes.get(path) if peer is not None and entry in known else None
             if path in routes:
-                continue  # two of the peer's rails have one name
+                continue  # two rails of the peer have the same name
             if old is not None and old.agent is agent:
                 routes[path] = old._replace(facts=self._facts(agent, entry))
                 continue

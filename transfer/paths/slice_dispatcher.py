@@ -180,7 +180,7 @@ class SliceDispatcher:
             rail.delivered_slices += 1
             transfer.slices_left -= 1
         elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
-            chooser.cancelled(path, part.size_bytes)  # no fault of the path
+            chooser.cancelled(path, part.size_bytes)  # not the path's fault
             self._fail(transfer, error, deferred)
         else:
             rail.failed_slices += 1
@@ -200,7 +200,7 @@ class SliceDispatcher:
         """Fail the transfer: drop its queued slices and cancel those in flight. Called with the lock held."""
         if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
             return
-        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
+        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been raised in the waiting thread
         if transfer.in_flight:
             submitted = [(request, agent) for request, agent in transfer.in_flight.items() if agent is not None]
             deferred.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
@@ -226,8 +226,8 @@ class SliceDispatcher:
 def _submit(agent: TransferAgent, request: AgentRequest) -> None:
     try:
         agent.submit(request)
-    except Exception as error:  # a plug-in at fault must not take other slices with it
-        log.exception("the agent of %s cannot take requests", agent.transport)
+    except Exception as error:  # a faulty plug-in must not fail other slices
+        log.exception("the agent of %s failed to submit a request", agent.transport)
         if not request.is_over:
             request.finish(Unreachable(f"{agent.transport} failed: {error!r}"))
 

@@ -34,7 +34,7 @@ def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:
     if not len(lengths):
         return []
     ends = np.cumsum(lengths)
-    # Each bound ends a piece; counted in bytes of the batch. What is to be sorted is sorted twice over, which a stable sort makes use of.
+    # Each bound ends a piece, in bytes of the batch. The input is two sorted runs, which a stable sort merges.
     bounds = np.sort(np.concatenate((ends, np.arange(slice_bytes, ends[-1], slice_bytes))), kind="stable")
     sizes = np.diff(bounds, prepend=0)
     starts, sizes = (bounds - sizes)[sizes > 0], sizes[sizes > 0]
@@ -70,7 +70,7 @@ def cut_list(pieces: Sequence[Piece], slice_bytes: int) -> list[list[Piece]]:
     room_bytes = slice_bytes
     for piece in _merged(pieces):
         size_bytes = piece[4]
-        if size_bytes < room_bytes and len(current) < MAX_PIECES_A_SLICE - 1:  # the usual case of small pieces
+        if size_bytes < room_bytes and len(current) < MAX_PIECES_A_SLICE - 1:  # the common case of small pieces
             current.append(piece)
             room_bytes -= size_bytes
             continue

@@ -70,7 +70,7 @@ class Transfer:
 
     def complete(self) -> None:
         """Mark the transfer as over. Called by the engine."""
-        held, self._held = self._held, ()  # who keeps the transfer does not keep its memory
+        held, self._held = self._held, ()  # a reference to the transfer must not keep its memory
         for region in held:
             region.release()
         with self._lock:
@@ -83,7 +83,7 @@ class Transfer:
         if self._on_done is not None:
             try:
                 self._on_done(self)
-            except Exception:  # the caller's mistake; other transfers go on
+            except Exception:  # the caller's fault; other transfers continue
                 log.exception("on_done of a transfer failed")
 
     def cancel(self) -> None:
@@ -147,9 +147,7 @@ class Transfer:
     def _wait_until_finished(self) -> None:
         """Wait without limit: the memory must not be returned to its owner while a slice moves."""
         while not self.is_over and not self._event().wait(ABORT_TIMEOUT_S):
-            log.error(
-                "a slice has not ended within %g s of being given up: its agent is at fault, and its caller waits on", ABORT_TIMEOUT_S
-            )
+            log.error("a slice has not ended %g s after it was aborted: its agent is faulty, and its caller still waits", ABORT_TIMEOUT_S)
 
     def _event(self) -> threading.Event:
         with self._lock:

@@ -88,7 +88,7 @@ class _PeerProcess:
 
     def unload(self) -> None:
         """Disconnect for good."""
-        self.is_loaded = False  # first: threads that wait for the lock are to find it so
+        self.is_loaded = False  # first: threads that wait for the lock must see it
         with self.lock:
             self.disconnect()
 
@@ -133,10 +133,10 @@ class SharedMemoryAgent(TransferAgent):
     def load_remote(self, metadata: bytes) -> Remote:
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
-            raise ProtocolError("these bytes do not say how a process is reached over shared memory")
+            raise ProtocolError("malformed metadata of a shared-memory agent")
         peer = _PeerProcess(host.decode("ascii", "replace"), os.fsdecode(path))
         if not is_here(peer.path, peer.host_id):
-            raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
+            raise Unreachable("the peer's Unix socket is not reachable: it is on another host, or in another container")
         with self._lock:
             self._peers.append(peer)
         return peer
@@ -152,7 +152,7 @@ class SharedMemoryAgent(TransferAgent):
         for request in mine:
             request.finish(Unreachable("the peer was unloaded"))
         peer.is_loaded = False
-        if submit_once(self._threads, peer.unload) is None:  # it takes long to unmap a pool, and perhaps until nobody copies any more
+        if submit_once(self._threads, peer.unload) is None:  # unmapping a pool is slow, and may wait for copies
             peer.unload()
 
     def export(self, region: Region) -> bytes | None:
@@ -177,7 +177,7 @@ class SharedMemoryAgent(TransferAgent):
             request.finish(error)
             return
         if not request.caller_runs and submit_once(self._threads, partial(self.run, request)) is None:
-            self.run(request)  # closed meanwhile, which ended the request; or the system has no thread left
+            self.run(request)  # closed meanwhile, which ended the request; or no thread can be started
 
     def run(self, request: AgentRequest) -> None:
         with self._lock:
@@ -226,7 +226,7 @@ class SharedMemoryAgent(TransferAgent):
         indices: list[int] = []
         _lock(peer, request.deadline)
         try:
-            if peer.failed_ns >= request.state:  # found while this one waited: one such wait after the other would keep all threads
+            if peer.failed_ns >= request.state:  # failed while this request waited: consecutive timeouts would block all threads
                 raise self._no_answer()
             channel = self._connected(peer, request.deadline)
             peer.unmap_closed()
@@ -242,7 +242,7 @@ class SharedMemoryAgent(TransferAgent):
         if not peer.is_loaded:
             raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
         if peer.channel is None or not peer.channel.is_quiet():
-            peer.disconnect()  # the process has ended; another one may listen there
+            peer.disconnect()  # the process has ended; another may listen there
             self._connect(peer, deadline)
         assert peer.channel is not None
         return peer.channel
@@ -255,7 +255,7 @@ class SharedMemoryAgent(TransferAgent):
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
         try:
             if channel.welcome.host_id != peer.host_id:
-                raise Unreachable(f"at {peer.path} there is another process by now, {channel.welcome.name!r}")
+                raise Unreachable(f"{peer.path} now belongs to another process, {channel.welcome.name!r}")
             table = self._map(peer, channel, Attach(0, 0), deadline).memory
             if len(table) % _WORD_BYTES:
                 raise ProtocolError(f"the peer's table of live regions has {len(table)} bytes")
@@ -292,7 +292,7 @@ class SharedMemoryAgent(TransferAgent):
         if len(fds) != 1 or len(answer.sizes) != 1:
             for fd in fds:
                 os.close(fd)
-            raise ProtocolError(f"the peer sent {len(fds)} descriptors where one belongs")
+            raise ProtocolError(f"the peer sent {len(fds)} descriptors instead of one")
         try:
             return map_slab(fds[0], answer.sizes[0], writable=bool(message.writable))
         except Broken as error:
@@ -313,7 +313,7 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     def _no_answer(self) -> Unreachable:
-        return Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s")
+        return Unreachable(f"the peer did not respond within {self._settings.connect_timeout_s:g} s")
 
     # --- notifications ---
 
@@ -357,5 +357,5 @@ def _lock(peer: _PeerProcess, deadline: Deadline) -> None:
 
 def _as_process(remote: Remote) -> _PeerProcess:
     if not isinstance(remote, _PeerProcess):
-        raise InvalidArgument("this is not a peer that this agent has loaded")
+        raise InvalidArgument("not a peer of this agent: pass what load_remote returned")
     return remote

@@ -57,7 +57,7 @@ class LiveRegions:
         os.ftruncate(self.fd, self.size_bytes)
         self._table: npt.NDArray[np.uint64] = np.frombuffer(map_slab(os.dup(self.fd), self.size_bytes, writable=True).memory, np.uint64)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        with contextlib.suppress(OSError):  # an older kernel: peers are trusted not to write then
+        with contextlib.suppress(OSError):  # older kernels: peers are trusted not to write
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._max_regions = max_regions
         self._process_id = os.getpid()
@@ -69,7 +69,7 @@ class LiveRegions:
         """Return the region's new index in the table. Raises Full."""
         with self._lock:
             if not self._free and self._next > self._max_regions:
-                raise Full(f"{self._max_regions} regions are shared with this host already: close some")
+                raise Full(f"{self._max_regions} regions are shared already, the maximum: close some")
             index = self._free.pop() if self._free else self._next
             self._next = max(self._next, index + 1)
             self._table[index] = region_id
@@ -130,7 +130,7 @@ class SharedTarget:
         """
         if region.fd < 0:
             return None
-        region.hold()  # so that its close comes after all of this
+        region.hold()  # its close waits for this
         try:
             with self._lock:
                 if self._is_closed:
@@ -162,9 +162,9 @@ class SharedTarget:
             self._thread.join()
             self._server.close()
             self._reactor.close()
-            self._live.close()  # last: peers are to find the process gone, not its regions
+            self._live.close()  # last: peers must see the process disconnect, not closed regions
 
-    # --- the handler of the server's sessions ---
+    # --- handler of the server's sessions ---
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         if header.type == Hello.TYPE:
@@ -191,7 +191,7 @@ class SharedTarget:
             self._send_descriptor(session, header, self._live.fd, self._live.size_bytes, writable=False)
             return
         request = (WriteRegions if message.writable else ReadRegions)([message.region], [message.key], [0], [0])
-        _, [region] = self._exports.hold(request)  # once it is closed, its descriptor's number may be another file's
+        _, [region] = self._exports.hold(request)  # after its close the descriptor number may be reused
         try:
             if region.fd < 0:
                 raise StaleHandle(f"region {message.region} is not shared memory")
@@ -201,8 +201,8 @@ class SharedTarget:
 
     def _send_descriptor(self, session: Session, header: FrameHeader, fd: int, size_bytes: int, *, writable: bool) -> None:
         try:
-            # A new description: one that was opened for reading only cannot be mapped for writing.
+            # Reopen instead of dup: a description opened read-only cannot be mapped for writing.
             copy = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
-            raise Unavailable(f"no descriptor of this memory can be had: {error.strerror}") from None
+            raise Unavailable(f"no descriptor of this memory can be opened: {error.strerror}") from None
         session.reply(header.request_id, MapSlabsReply([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))

@@ -88,13 +88,13 @@ class ConnectionAgent(TransferAgent):
         )
         self._peers: set[_RemoteAgent] = set()
         self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
-        # Another process of the same name must not fence, or be taken for, connections of this one.
+        # Random start: another process of the same name must not fence or collide with these connections.
         self._numbers = itertools.count(secrets.randbits(62))
         self._expiry_thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._closed = False
 
-    # --- who is reached how ---
+    # --- peers ---
 
     def metadata(self) -> bytes:
         listener = b"" if self._listener is None else self._listener.metadata()
@@ -103,7 +103,7 @@ class ConnectionAgent(TransferAgent):
     def load_remote(self, metadata: bytes) -> Remote:
         head = MAGIC + self.transport.encode() + b" "
         if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
-            raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
+            raise ProtocolError(f"malformed metadata of an agent of transport {self.transport}")
         streams = self._settings.tcp_streams
         peer = _RemoteAgent(metadata[len(head) :], [RequestStream(self._lock, WINDOW_SLICES) for _ in range(streams)])
         with self._lock:
@@ -210,13 +210,13 @@ class ConnectionAgent(TransferAgent):
             request.is_cancelled = True
             was_pending = stream.remove(request)
             connection = stream.connection if request in stream.sent else None
-            self._changed.notify_all()  # nobody may want a connection for this lane any more
+            self._changed.notify_all()  # the stream may need no connection any more
         if was_pending:
             request.finish(cancelled())
         elif connection is not None:
-            connection.close()  # half a slice is on its way: only the connection's end stops it
+            connection.close()  # part of a slice is in flight: only closing the connection stops it
 
-    # --- running lanes ---
+    # --- running streams ---
 
     def _start(self, stream: RequestStream) -> None:
         """Have a pool thread serve a stream marked as running. If none is available, this thread does."""
@@ -238,7 +238,7 @@ class ConnectionAgent(TransferAgent):
                 first = (stream.sent or stream.queue)[0]
                 is_other_callers = until is not None and first is not until and first.waits_for is not until
                 is_draining = stream.endpoint is not None and self._pool.is_draining(stream.endpoint)
-                if is_draining and not stream.sent:  # another lane waits for its place
+                if is_draining and not stream.sent:  # another stream waits for its slot
                     self._release_endpoint(stream)
                     continue
             if is_other_callers or (until is not None and until.is_over):
@@ -248,10 +248,10 @@ class ConnectionAgent(TransferAgent):
                 stream.step(stream.endpoint or self._connect(stream, first), may_send=not is_draining, caller=until)
             except KVStoreError as error:
                 self._on_broken(stream, error)
-            except Exception as error:  # of a plug-in at fault: this side must still say how its requests ended
+            except Exception as error:  # of a faulty plug-in: its requests must still end
                 log.exception("a connection over %s failed", self.transport)
                 self._on_broken(stream, Unreachable(f"{self.transport} failed: {error!r}"))
-            except BaseException:  # interrupted: the stream may be anywhere
+            except BaseException:  # interrupted: the position in the stream is unknown
                 self._on_broken(stream, Closed("the thread that ran this connection was interrupted"))
                 self._start(stream)
                 raise
@@ -309,7 +309,7 @@ class ConnectionAgent(TransferAgent):
         with self._lock:
             if self._expiry_thread is None:
                 expiry_thread = threading.Thread(target=self._expire_idle, name="kvstore-sweep", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread is to be had: idle connections stay open until one is
+                with contextlib.suppress(RuntimeError):  # no thread can be started: idle connections stay open until one can
                     expiry_thread.start()
                     self._expiry_thread = expiry_thread
             self._pool.opened(stream, endpoint)
@@ -393,5 +393,5 @@ def _load_of(stream: RequestStream) -> tuple[int, bool]:
 
 def _as_agent(remote: Remote) -> _RemoteAgent:
     if not isinstance(remote, _RemoteAgent):
-        raise InvalidArgument("this is not a peer that this agent has loaded")
+        raise InvalidArgument("not a peer of this agent: pass what load_remote returned")
     return remote

@@ -94,7 +94,7 @@ class Connection(ABC):
         poller.register(self.fileno(), select.POLLIN)
         if not poller.poll(0):
             return 0
-        self.recv_into([part[:1]], Deadline(1.0))  # it is there
+        self.recv_into([part[:1]], Deadline(1.0))  # it has arrived
         return 1
 
 

@@ -78,11 +78,11 @@ class EndpointPool(Generic[K, E]):
     def __init__(self, *, max_endpoints: int, idle_ttl_s: float) -> None:
         self._max_endpoints = max_endpoints
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
-        self._usable: dict[K, _EndpointEntry[E]] = {}  # in the order in which they were opened
+        self._usable: dict[K, _EndpointEntry[E]] = {}  # in order of opening
         self._hand: K | None = None  # where the next eviction begins; None: at the oldest
-        self._idle: OrderedDict[K, _EndpointEntry[E]] = OrderedDict()  # usable ones without users, the longest idle first
+        self._idle: OrderedDict[K, _EndpointEntry[E]] = OrderedDict()  # usable, without users, longest idle first
         self._draining: dict[int, _EndpointEntry[E]] = {}  # by id() of the endpoint, which lives as long as its entry
-        self._opening: dict[K, bool] = {}  # False: what is being opened shall leave at once
+        self._opening: dict[K, bool] = {}  # False: the endpoint drains once opened
         self._waiting: OrderedDict[K, None] = OrderedDict()
         self._is_closed = False
 
@@ -184,10 +184,10 @@ class EndpointPool(Generic[K, E]):
     def check_integrity(self) -> None:
         """Assert the pool's invariants. For tests; O(endpoints)."""
         usable, draining = self._usable, self._draining.values()
-        assert self._hand is None or self._hand in usable, "the hand stands at an endpoint that left"
+        assert self._hand is None or self._hand in usable, "the hand is at an endpoint that was removed"
         assert self.open_count + len(self._opening) <= self._max_endpoints
         assert not usable.keys() & self._opening.keys(), "a key with an endpoint is being connected to"
-        assert not self._waiting.keys() & (usable.keys() | self._opening.keys()), "a key that has a place waits for one"
+        assert not self._waiting.keys() & (usable.keys() | self._opening.keys()), "a key that has a slot waits for one"
         assert dict(self._idle) == {key: entry for key, entry in usable.items() if not entry.in_flight}
         assert all(entry.in_flight for entry in draining), "an endpoint without users was not returned"
         assert not self._is_closed or not (usable or self._waiting or any(self._opening.values()))
@@ -208,7 +208,7 @@ class EndpointPool(Generic[K, E]):
         evicted = None
         if self.open_count + len(self._opening) == self._max_endpoints:
             victim = self._victim(is_idle=True)
-            assert victim is not None, "a place counted as free has no idle endpoint"
+            assert victim is not None, "a slot counted as free has no idle endpoint"
             evicted = self._forget_idle(victim)
         self._opening[key] = True
         return OpenEndpoint(evicted)
@@ -217,7 +217,7 @@ class EndpointPool(Generic[K, E]):
         """Drain as many endpoints as keys wait for that have no free or draining slot."""
         while len(self._waiting) > self._free_count() + len(self._draining):
             victim = self._victim(is_idle=False)
-            if victim is None:  # the other places are being connected: one of them will be free or in use
+            if victim is None:  # the other slots are being connected: one will be free or in use
                 return
             self._drain(victim, self._usable[victim])
 
@@ -227,7 +227,7 @@ class EndpointPool(Generic[K, E]):
         """
         keys = list(self._usable)
         at = keys.index(self._hand) if self._hand is not None else 0
-        for key in (keys[at:] + keys[:at]) * 2:  # one round clears every mark, so that the second finds whatever may leave
+        for key in (keys[at:] + keys[:at]) * 2:  # one round clears every mark, so the second finds any victim
             entry = self._usable[key]
             if entry.is_visited:
                 entry.is_visited = False

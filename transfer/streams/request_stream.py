@@ -86,20 +86,20 @@ class PeerConnection:
             if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.reply_id):
                 raise self._failure(header, Failure.unpack(body))
             if header.type != reply.TYPE or header.request_id != self.reply_id:
-                raise ProtocolError(f"the peer answered with a message of type {header.type} where {reply.__name__} belongs")
+                raise ProtocolError(f"the peer answered with a message of type {header.type} instead of {reply.__name__}")
             reply.unpack(body)
             if header.payload_bytes != payload_bytes:
-                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were asked for")
+                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were requested")
         except ProtocolError:
             self.connection.close()
             raise
 
     def _failure(self, header: FrameHeader, message: Failure) -> KVStoreError:
         if not header.request_id:
-            self.connection.close()  # the peer could not read us, or refuses us, and hangs up
+            self.connection.close()  # the peer rejects this connection, and closes it
         error = from_code(message.code, message.text)
-        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # would be taken for a reason of this side's, and tried again
-            return ProtocolError(f"the peer answered what only this side can know: {error!r}")
+        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # these would count as this side's own, and be retried
+            return ProtocolError(f"the peer sent an error that only this side can raise: {error!r}")
         return error
 
 

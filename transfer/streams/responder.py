@@ -48,7 +48,7 @@ class Responder:
     def receive(self, connection: Connection) -> tuple[FrameHeader, memoryview]:
         """Receive the next request's header and body; the payload follows. Raises what ends the connection."""
         head = memoryview(bytearray(HEADER_BYTES))
-        if connection.fileno() >= 0:  # something is there: a header that comes in drops would keep the thread from others
+        if connection.fileno() >= 0:  # it is readable: a slow header must not block the thread
             connection.recv_into([head], Deadline(self._settings.stall_timeout_s))
         else:
             connection.stall_timeout_s = IDLE_S
@@ -138,10 +138,10 @@ def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -
     """Receive and drop refused pieces. Raises ProtocolError for pieces that our agents never send, and what ends the
     connection.
     """
-    if connection.fileno() < 0:  # messages: each is taken as it was sent
+    if connection.fileno() < 0:  # messages: received with the sizes sent
         longest = max(sizes, default=0)
         if longest > MAX_DISCARDED_PIECE_BYTES:
-            raise ProtocolError(f"a piece of {longest} bytes for what is not open to this peer")
+            raise ProtocolError(f"a piece of {longest} bytes for a region that this peer cannot access")
         scratch = memoryview(bytearray(longest))
         connection.recv_into([scratch[:size] for size in sizes], deadline)
         return

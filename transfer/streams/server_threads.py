@@ -66,7 +66,7 @@ class ServerThreads:
         try:
             thread.start()
         except RuntimeError as error:
-            log.error("the transfer engine has %d threads and gets no more for now: %s", len(self._threads), error)
+            log.error("the transfer engine has %d threads and cannot start another: %s; retrying", len(self._threads), error)
             self._retry_ns = time.monotonic_ns() + RETRY_NS
             return
         self._threads.add(thread)
@@ -77,7 +77,7 @@ class ServerThreads:
             self._available -= 1
         while (work := self._next()) is not None:
             work()
-            del work  # with it goes its connection
+            del work  # drops its connection
 
     def _next(self) -> Callable[[], None] | None:
         """Return the next work, or None if this thread is surplus or the pool is closed and empty."""

@@ -105,7 +105,7 @@ class Target:
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)
         thread.start()
-        self._threads.append(thread)  # which `close` waits for
+        self._threads.append(thread)  # joined by `close`
 
     @property
     def connections(self) -> int:
@@ -134,7 +134,7 @@ class Target:
         for peer in peers:
             self._drop(peer)
         self._servers.close()
-        for peer in peers:  # those without a descriptor are served by threads of their own
+        for peer in peers:  # those without a descriptor have threads of their own
             peer.finished.wait(CLOSE_TIMEOUT_S)
         for thread in self._threads:
             thread.join()
@@ -152,7 +152,7 @@ class Target:
                     self._register(connection)
             except Closed:
                 return
-            except Exception as error:  # out of descriptors or threads, say, or a fault of a plug-in: the next one may be luckier
+            except Exception as error:  # out of descriptors or threads, for example, or a faulty plug-in: try the next one
                 log.error("the transfer engine cannot accept: %r", error)
                 self._closing.wait(ACCEPT_POLL_S)
 
@@ -166,10 +166,10 @@ class Target:
                 self._open.add(peer)
                 is_first = self._handshakes.next_ns() is None
                 displaced = self._handshakes.add(peer, time.monotonic_ns())
-                if is_first:  # the dispatcher looks after its time
+                if is_first:  # the event loop must observe its time limit
                     os.eventfd_write(self._wake_fd, 1)
         if displaced is not None:
-            log.warning("%d connections have not said who they are: the oldest is closed", self._settings.max_handshakes)
+            log.warning("%d connections are unauthenticated (max_handshakes): closing the oldest", self._settings.max_handshakes)
             self._drop(displaced)
         if not is_accepted:
             connection.close()
@@ -187,9 +187,9 @@ class Target:
         """Park an idle connection in epoll."""
         with self._lock:
             if peer.key[0] and peer.connection.has_unread() and not self._closing.is_set():
-                self._queue(peer)  # of that epoll would not tell
+                self._queue(peer)  # epoll would not report these bytes
                 return
-            # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
+            # `_drop` sets the flag before it closes: until then the descriptor cannot be reused.
             if peer.connection.is_open and not peer.is_dropped and not self._closing.is_set():
                 fd = peer.connection.fileno()
                 self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
@@ -249,7 +249,7 @@ class Target:
             if join is not None:
                 self._join(peer, handshake.request_id, join)
         except (ProtocolError, Unauthorized, Unavailable) as error:
-            if handshake.is_refused:  # it goes on after it was told: another answer might find no room, and nobody here may wait
+            if handshake.is_refused:  # it sends on after the refusal: another reply could block
                 self._forget(peer)
                 return
             handshake.is_refused = True
@@ -327,7 +327,7 @@ class Target:
             ready = [fd for fd, _ in poller.poll(LINGER_MS)]
             if self._yield_fd not in ready:
                 return not ready
-            with contextlib.suppress(BlockingIOError):  # another thread was quicker to leave
+            with contextlib.suppress(BlockingIOError):  # another thread parked first
                 os.eventfd_read(self._yield_fd)
                 return True
 
@@ -341,7 +341,7 @@ class Target:
             ProtocolError,
             Unauthorized,
             Unavailable,
-        ) as error:  # where the next request begins is no longer certain, or it may not join
+        ) as error:  # the position in the stream is lost, or it may not join
             self._responder.send_final(connection, header.request_id, error)
             raise
 
@@ -359,7 +359,7 @@ class Target:
         elif header.type == Notice.TYPE and peer.key[0]:
             self._responder.notice(peer.connection, peer.key[0], header, Notice.unpack(body))
         else:
-            raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
+            raise ProtocolError(f"a message of type {header.type} instead of {'a request' if peer.key[0] else 'Join'}")
 
     def _join(self, peer: _InboundConnection, request_id: int, message: JoinEngine) -> None:
         """Raises ProtocolError, Unauthorized, or Unavailable (too many connections)."""
@@ -367,15 +367,15 @@ class Target:
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
         if not hmac.compare_digest(message.secret, self._secret):
-            raise Unauthorized(f"{self._name} lets in who shows the secret of its description, as its cluster tells it to whom it knows")
+            raise Unauthorized(f"wrong secret for {self._name}: connect with its current description, from its cluster")
         with self._lock:
             if key in self._peers:
-                raise ProtocolError(f"connection {message.connection} of {message.name} is there already")
+                raise ProtocolError(f"connection {message.connection} of {message.name} is open already")
             if len(self._peers) >= self._settings.max_connections:
                 log.warning("refusing a peer: %d connections are open (max_connections)", len(self._peers))
                 raise Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
-            if peer.is_dropped:  # its time was over a moment ago
-                raise ProtocolError("it took too long to say who it is")
+            if peer.is_dropped:  # its time limit passed meanwhile
+                raise ProtocolError("the handshake took too long")
             self._peers[key] = peer
             peer.key = key
             self._handshakes.remove(peer)

@@ -99,7 +99,7 @@ class TcpConnection(Connection):
         try:
             got_bytes = self._sock.recv_into(part, 0, socket.MSG_DONTWAIT)
             if not got_bytes:
-                raise ConnectionResetError(0, "the peer hung up")
+                raise ConnectionResetError(0, "the peer closed the connection")
             return got_bytes
         except BlockingIOError:
             return 0
@@ -143,14 +143,14 @@ class TcpConnection(Connection):
             self._arm(deadline, option)
             try:
                 moved = step(views)
-            except BlockingIOError:  # nothing moved for as long as the kernel was told to wait, which may be an earlier step's limit
+            except BlockingIOError:  # nothing moved within the socket's timeout, which may be an earlier step's
                 waited_s, self._armed_s[option] = self._armed_s[option], 0.0
                 deadline.left_s()
                 if waited_s >= self.stall_timeout_s:
-                    raise Unreachable(f"{self._peer} has stalled: not a byte for {self.stall_timeout_s:g} s") from None
+                    raise Unreachable(f"{self._peer} has stalled: no byte for {self.stall_timeout_s:g} s") from None
                 continue
             if not moved:
-                raise ConnectionResetError(0, "the peer hung up")
+                raise ConnectionResetError(0, "the peer closed the connection")
             return moved
 
     def _arm(self, deadline: Deadline, option: int) -> None:
@@ -200,7 +200,7 @@ class TcpConnection(Connection):
     def _hang_up(self) -> None:
         """Wake the threads inside. Unsent bytes must not arrive after the caller saw a failure."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        with contextlib.suppress(OSError):  # the peer may have hung up before
+        with contextlib.suppress(OSError):  # the peer may have closed before
             self._sock.shutdown(socket.SHUT_RDWR)
 
     @property
@@ -240,7 +240,7 @@ class TcpListener(Listener):
                 raise Closed("the listener is closed") from None
             raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A peer that vanished without a word does not keep its connection for ever.
+        # Detects a peer that died without closing.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         return self._made(sock, f"{peer[0]}:{peer[1]}")
@@ -253,7 +253,7 @@ class TcpListener(Listener):
         if not self._is_closed:
             self._is_closed = True
             try:
-                self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
             finally:
                 self._sock.close()
 
@@ -261,7 +261,7 @@ class TcpListener(Listener):
 def _is_within_host(sock: socket.socket) -> bool:
     try:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
-    except OSError:  # the peer has gone already, which the first use tells
+    except OSError:  # the peer has disconnected, which the first use reports
         return False
 
 
@@ -270,24 +270,24 @@ def _parse(metadata: bytes) -> Address:
     if metadata.startswith(b"tls1 "):
         raise ProtocolError("the peer's transfer engine speaks TLS, and this one's does not: set tls_ca, tls_cert and tls_key")
     if not metadata.startswith(MAGIC) or len(metadata) > 300:
-        raise ProtocolError("these bytes do not say how a TCP listener is reached")
+        raise ProtocolError("malformed metadata of a TCP listener")
     try:
         return parse_address(metadata[len(MAGIC) :].decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a TCP listener is reached") from None
+        raise ProtocolError("malformed metadata of a TCP listener") from None
 
 
 class TlsTransport:
     """Transport that makes TcpConnections over TLS."""
 
     def __init__(self, tls: Certificates) -> None:
-        self.transport = TcpConnection.transport  # for routes and rails they are alike
+        self.transport = TcpConnection.transport  # routes and rails do not distinguish them
         self._tls = tls
 
     def listen(self, rail: Rail) -> "TlsListener":
         """As Connection.listen. Also raises ConfigError if this program has no server certificate."""
         if not self._tls.serves:
-            raise ConfigError("an engine that others connect to with TLS needs tls_cert and tls_key")
+            raise ConfigError("an engine that serves peers with TLS needs tls_cert and tls_key")
         return TlsListener(rail.address or LOOPBACK, rail.port, self._tls)
 
     def connect(self, metadata: bytes, rail: Rail, deadline: Deadline) -> TcpConnection:
@@ -328,14 +328,14 @@ class TlsListener(TcpListener):
     def _made(self, sock: socket.socket, peer: str) -> TcpConnection | None:
         try:
             return TcpConnection(self._tls.begin_from(sock), peer)
-        except OSError:  # gone already
+        except OSError:  # the peer has disconnected
             return None
 
 
 def _check(found: CertifiedPeer | None, meant: CertifiedPeer, address: Address) -> None:
     """Raises Untrusted unless the certificate has one of the expected subjects."""
     if found is None or not set(found.subjects) & set(meant.subjects):
-        raise Untrusted(f"the certificate of {address} is for {found}, and {meant} was to be there")
+        raise Untrusted(f"the certificate of {address} is for {found}, expected {meant}")
 
 
 def _parse_tls(metadata: bytes) -> tuple[CertifiedPeer, Address]:
@@ -346,4 +346,4 @@ def _parse_tls(metadata: bytes) -> tuple[CertifiedPeer, Address]:
     try:
         return peer_of(subjects.decode("ascii").split(",")), parse_address(address.decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a TLS listener is reached") from None
+        raise ProtocolError("malformed metadata of a TLS listener") from None

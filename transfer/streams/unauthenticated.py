@@ -1,6 +1,6 @@
 """Unauthenticated connections: their handshakes and time limits. No I/O of its own; target.py accepts and closes.
 
-A pending handshake holds no thread, whatever the peer sends and however slowly: received bytes are taken without
+A pending handshake holds no thread, even for a slow peer: received bytes are taken without
 blocking. Handshakes have a timeout and a maximum number; a further one displaces the oldest, so that a flood does not
 lock peers out.
 """
@@ -60,13 +60,13 @@ class HandshakeState:
         while (got_bytes := connection.recv_arrived(self._buffer)) > 0:
             self._discarded_bytes += got_bytes
             if self._discarded_bytes > MAX_DISCARDED_BYTES:
-                raise Unreachable("a stranger goes on after it was refused")
+                raise Unreachable("a peer sent more than the limit after its handshake was refused")
 
 
 def _join_header(data: memoryview) -> FrameHeader:
     header = unpack_header(data)
     if header.type != JoinEngine.TYPE or header.payload_bytes or header.body_bytes > MAX_JOIN_BYTES:
-        raise ProtocolError(f"a message of type {header.type} where Join belongs")
+        raise ProtocolError(f"a message of type {header.type} instead of Join")
     return header
 
 

@@ -128,7 +128,7 @@ def _rdma_nics(root: Path, interfaces: Mapping[str, Interface]) -> Iterator[Nic]
         for port in ports:
             is_ethernet = _read(port / "link_layer") == "Ethernet"
             interface = _rdma_interface(device, port)
-            # RoCE in software has no device of its own: it is where its interface is.
+            # Software RoCE has no hardware: it is located at its interface.
             location = (
                 _interface_location(device, 0) or _interface_location(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
             )
@@ -160,7 +160,7 @@ def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
     hardware (docker0, cni0).
     """
     path = root / "sys/class/net" / name
-    if _read(path / "ifindex") != str(interface.index):  # this /sys belongs to another network namespace, or is not there
+    if _read(path / "ifindex") != str(interface.index):  # /sys belongs to another network namespace, or is missing
         kind = LOOPBACK if name == "lo" else ETHERNET
         return Nic(name, kind, name, interface.addresses, is_up=interface.is_up) if interface.addresses else None
     location = _interface_location(path, MAX_STACK)
@@ -169,7 +169,7 @@ def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
     if location is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
         return None
     kind = LOOPBACK if is_loopback else INFINIBAND if hardware_type == ARPHRD_INFINIBAND else ETHERNET
-    # A virtual device without hardware below reports what its driver's author wrote down: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
+    # A virtual device without hardware reports a constant of its driver: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
     speed_mbit_s = _leading_number(_read(path / "speed")) if location is not None else 0.0
     location = location or _DeviceLocation()
     return Nic(name, kind, name, interface.addresses, location.numa_node, speed_mbit_s / 1000, interface.is_up, location.pci_path)
@@ -236,7 +236,7 @@ def nvml_gpus(library: str = NVML_LIBRARY) -> list[FoundGpu] | None:
     except OSError:
         return None
     try:
-        pynvml: Any = importlib.import_module("pynvml")  # an extra: hosts without GPUs have no use for it
+        pynvml: Any = importlib.import_module("pynvml")  # optional: not needed without GPUs
     except ImportError:
         return None
     try:

@@ -102,7 +102,7 @@ class LinkWatch:
                 stack.enter_context(changed)
                 poll.register(changed, select.POLLIN)
             while not self._stopping.is_set():
-                self._refresh()  # before the first wait too: something may have changed since the first look
+                self._refresh()  # also before the first wait: a change may have been missed since the first read
                 poll.poll(self._poll_interval_s * 1000)
                 if changed is not None:
                     drain(changed)
@@ -111,7 +111,7 @@ class LinkWatch:
         try:
             return open_changes()
         except OSError as error:
-            log.warning("netlink cannot be listened to (%s): links are looked at every %g s", error.strerror, self._poll_interval_s)
+            log.warning("netlink notifications are not available (%s): links are polled every %g s", error.strerror, self._poll_interval_s)
             return None
 
     def _refresh(self) -> None:
@@ -119,8 +119,8 @@ class LinkWatch:
             after = self._read_topology()
             self._last_error = ""
         except KVStoreError as error:
-            if str(error) != self._last_error:  # once is enough for what stays wrong
-                log.warning("the links cannot be looked at: %s", error)
+            if str(error) != self._last_error:  # log a lasting error once
+                log.warning("cannot read the links: %s", error)
             self._last_error = str(error)
             return
         found = changes(self._topology, after)
@@ -133,4 +133,4 @@ class LinkWatch:
             else:
                 self._otherwise()
         except Exception:
-            log.exception("a receiver of link changes failed")
+            log.exception("a callback of link changes failed")

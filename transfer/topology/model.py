@@ -109,7 +109,7 @@ class Topology:
     matrix: Matrix = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "matrix", _matrix(self))  # frozen; computed once, because transfers ask for it
+        object.__setattr__(self, "matrix", _matrix(self))  # frozen; computed once, as transfers use it
 
     def preferred(self, location: str) -> RailPreference:
         """Return the rails for memory at `location`; all are equal for an unknown location."""
@@ -181,7 +181,7 @@ def _rank_rails(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_p
         nic.name: topology.numa_distance(numa_node, nic.numa_node) for nic in usable if UNKNOWN_NODE not in (numa_node, nic.numa_node)
     }
     nearest = min(by_numa.values(), default=NUMA_LOCAL)
-    # The one that nothing is known of is no farther than the nearest: it may well be that one, seen through a virtual device.
+    # A NIC of unknown node counts as near as the nearest: it may be that one, behind a virtual device.
     distances = {nic.name: (by_numa.get(nic.name, nearest), pci_distance(pci_path, nic.pci_path) if pci_path else 0) for nic in usable}
     best = min(distances.values(), default=None)
     order = sorted(distances, key=lambda name: (distances[name], name))

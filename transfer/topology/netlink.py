@@ -84,7 +84,7 @@ def attributes(body: memoryview) -> dict[int, bytes]:
         size, kind = _ATTRIBUTE.unpack_from(body, at)
         if not _ATTRIBUTE.size <= size <= len(body) - at:
             break
-        found[kind & 0x3FFF] = bytes(body[at + _ATTRIBUTE.size : at + size])  # without the bits "nested" and "network byte order"
+        found[kind & 0x3FFF] = bytes(body[at + _ATTRIBUTE.size : at + size])  # mask the flags "nested" and "network byte order"
         at += size + 3 & ~3
     return found
 
@@ -113,7 +113,7 @@ def _address(body: memoryview) -> tuple[int, str]:
     """Return (index of the interface, address); "" for an address that peers cannot use."""
     _family, _prefix, flags, scope, index = _ADDRESS.unpack_from(body)
     found = attributes(body[_ADDRESS.size :])
-    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS, b"")  # on a point-to-point link IFA_ADDRESS is the other end's
+    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS, b"")  # on a point-to-point link IFA_ADDRESS is the peer's
     if scope == RT_SCOPE_LINK or flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) or len(packed) not in (4, 16):
         return index, ""
     return index, str(ipaddress.ip_address(packed))
@@ -130,7 +130,7 @@ def read_interfaces() -> Mapping[str, Interface]:
             sock.settimeout(_ANSWER_TIMEOUT_S)
             return interfaces_of(_dump(sock, RTM_GETLINK), _dump(sock, RTM_GETADDR))
     except OSError as error:
-        raise Broken(f"the kernel does not tell the network interfaces: netlink says {error.strerror or error}") from None
+        raise Broken(f"cannot read the network interfaces over netlink: {error.strerror or error}") from None
 
 
 def _dump(sock: socket.socket, kind: int) -> list[Message]:

@@ -1,6 +1,6 @@
 """Byte counters of this host's NICs since link-up, as the kernel counts them for all processes.
 
-An interface's bytes come from /proc/net/dev, which shows this process's network namespace whichever /sys is mounted.
+An interface's bytes come from /proc/net/dev, which always shows this process's network namespace.
 RDMA bypasses the interface: its bytes are in the port's counters, in words of four bytes, if the driver has them.
 Source: the Linux kernel's Documentation/ABI/stable/sysfs-class-infiniband, port_rcv_data and port_xmit_data;
 proc_net_dev(5).
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvstore.transfer.topology.model import INFINIBAND, RDMA_KINDS, Nic
 
 WORD_BYTES: Final = 4
-"""Unit of InfiniBand's data counters: one octet on each of four lanes."""
+"""Unit of InfiniBand's data counters: four octets."""
 IN_BYTES_AT, OUT_BYTES_AT = 0, 8
 """Columns of /proc/net/dev."""
 
@@ -34,7 +34,7 @@ def traffic(nics: Iterable[Nic], root: Path = Path("/")) -> dict[str, Traffic]:
     found: dict[str, Traffic] = {}
     for nic in nics:
         counted = [_of_port(nic.name, root)] if nic.kind in RDMA_KINDS else []
-        if nic.kind != INFINIBAND:  # there IP goes by the port, too
+        if nic.kind != INFINIBAND:  # IP over InfiniBand is counted by the port
             counted.append(interfaces.get(nic.interface))
         known = [one for one in counted if one is not None]
         if known:

@@ -176,7 +176,7 @@ class UcxConnection(Connection):
             if self._failure is not None:
                 return
             self._failure = error
-            with contextlib.suppress(OSError):  # the peer was faster
+            with contextlib.suppress(OSError):  # the peer closed first
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def _close_endpoint(self) -> None:
@@ -195,11 +195,11 @@ class UcxConnection(Connection):
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError:  # a reset is an end, too
+        except OSError:  # a reset also means closed
             pass
         self._worker.unwatch(self._sock.fileno())
         self._worker.flush()
-        self._fail(Unreachable(f"{self._name} hung up"))
+        self._fail(Unreachable(f"{self._name} closed the connection"))
 
     def _closed(self) -> Closed:
         return Closed(f"the connection to {self._name} is closed")
@@ -228,7 +228,7 @@ class UcxListener(Listener):
         except OSError as error:
             self._worker.release()
             raise ConfigError(f"the transfer engine cannot listen on {host}:{rail.port}: {error.strerror or error}") from None
-        # The kernel tells of a peer when it has said something: a silent one takes no descriptor.
+        # Accept a peer only once it has sent data: a silent one takes no descriptor.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
         self._address = Address(host=host, port=self._sock.getsockname()[1])
         self._handshakes = UnauthenticatedEndpoints(
@@ -264,7 +264,7 @@ class UcxListener(Listener):
 
     def _complete_handshake(self, sock: socket.socket, name: str) -> UcxConnection | None:
         """Return the connection, or None for a peer that is not ours or has disconnected."""
-        worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
+        worker = UcxWorker.acquire(self._worker.device)  # another worker, if the listener's was abandoned
         connection_id = worker.connection_ids.take()
         try:
             peer = _read_introduction(sock, Deadline(HANDSHAKE_S))
@@ -285,7 +285,7 @@ class UcxListener(Listener):
                 return
             self._is_closed = True
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
         finally:
             with self._is_accepting:
                 self._handshakes.close()
@@ -330,7 +330,7 @@ def _introduction_size(head: bytes) -> int:
     """Return the length of an introduction from its head. Raises ProtocolError if it is malformed."""
     magic, version, size, _connection_id = _HELLO.unpack(head)
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:
-        raise ProtocolError("the peer is no UCX connection of this version")
+        raise ProtocolError("the peer is not a UCX connection of this version")
     return _HELLO.size + int(size)
 
 
@@ -338,10 +338,10 @@ def _read_introduction(sock: socket.socket, deadline: Deadline) -> _Introduction
     """Raises OSError, DeadlineExceeded, ProtocolError. The socket then detects the peer's death."""
     magic, version, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES or not 0 < connection_id <= MAX_CONNECTION_ID:
-        raise ProtocolError("the peer is no UCX connection of this version")
+        raise ProtocolError("the peer is not a UCX connection of this version")
     address = _read(sock, size, deadline)
     sock.settimeout(None)
-    # A peer that vanished without a word is found out.
+    # Detects a peer that died without closing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     return _Introduction(connection_id, address)
@@ -354,7 +354,7 @@ def _read(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
         sock.settimeout(deadline.left_s())
         got = sock.recv(size - len(data))
         if not got:
-            raise ConnectionResetError(errno.ECONNRESET, "the peer hung up")
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
         data += got
     return bytes(data)
 
@@ -366,4 +366,4 @@ def _parse(metadata: bytes) -> Address:
             raise ValueError
         return parse_address(metadata[len(MAGIC) :].decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a UCX listener is reached") from None
+        raise ProtocolError("malformed metadata of a UCX listener") from None

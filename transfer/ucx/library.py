@@ -64,7 +64,7 @@ class LoadedUcx(NamedTuple):
 @functools.cache
 def bindings() -> Any:
     """Return ucxx's native module. Raises ConfigError if ucxx is missing or does not load; a failure is not cached."""
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # ucxx sets one that UCX then complains of, on every start
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # ucxx sets a variable of which UCX would warn at every start
     _prefer_system_library()
     try:
         importlib.import_module("ucxx")
@@ -88,7 +88,7 @@ def loaded() -> LoadedUcx:
 
 def has_verbs(directory: Path) -> bool:
     """Whether the UCX in this directory supports RDMA devices."""
-    return bool(list((directory / "ucx").glob("libuct_ib*.so*")))  # all: one left half way leaves its folder open
+    return bool(list((directory / "ucx").glob("libuct_ib*.so*")))  # a list: an abandoned iterator would keep the folder open
 
 
 def system_library(directories: Sequence[str] | None = None) -> Path | None:
@@ -119,7 +119,7 @@ def _prefer_system_library() -> None:
     directory = system_library()
     if directory is None:
         return
-    # Libraries of these sonames are then there already when ucxx asks for them, and the wheel is told not to load its own.
+    # ucxx then finds libraries of these sonames loaded, and PREFER_SYSTEM keeps the wheel from loading its own.
     for name in LIBRARIES:
         if (directory / name).exists():
             ctypes.CDLL(str(directory / name))
@@ -162,7 +162,7 @@ def open_context(api: Any, device: str) -> tuple[Any, Any]:
     except (api.UCXError, RuntimeError, OSError) as error:
         raise ConfigError(f"UCX cannot use {device or 'any device'} here: {error}; see `kvstore doctor`") from None
     if set(context.config["TLS"].split(",")) <= SHARED_MEMORY:
-        raise ConfigError(f"UCX_TLS is {context.config['TLS']}, which is shared memory alone: unset it, or use the transport shm")
+        raise ConfigError(f"UCX_TLS is {context.config['TLS']}, which allows only shared memory: unset it, or use the transport shm")
     found = resources(context.info)
     devices = {name.partition("/")[2].partition(":")[0] for name in found}
     if device and device not in devices:

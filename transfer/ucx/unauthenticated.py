@@ -68,7 +68,7 @@ class UnauthenticatedEndpoints:
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # it has gone already
+        except (BlockingIOError, ConnectionAbortedError):  # the peer has disconnected
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._head_bytes)
         self._poller.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)

@@ -159,8 +159,8 @@ class UcxWorker:
         except RuntimeError as error:
             self._epoll.close()
             os.close(self._wakeup_fd)
-            raise Unreachable(f"no thread can be had for UCX: {error}") from None
-        atexit.register(self.close)  # a thread inside UCX does not survive the end of the interpreter
+            raise Unreachable(f"no thread can be started for UCX: {error}") from None
+        atexit.register(self.close)  # a thread inside UCX would crash at interpreter exit
 
     def resources(self) -> list[str]:
         """Return its transports and devices, TRANSPORT/DEVICE."""
@@ -223,7 +223,7 @@ class UcxWorker:
                         operation.requests.appendleft(call(array(part), tag_of(tag)))
                 except (self.api.UCXError, RuntimeError) as error:
                     raise Unreachable(f"UCX refused a message: {error}") from None
-                if self._leading is self._background:  # the threads of a conversation lead better
+                if self._leading is self._background:  # waiting threads lead with fewer switches
                     self._background.is_interrupted = True
                     os.eventfd_write(self._wakeup_fd, 1)
                 if self._leading is not None:
@@ -253,7 +253,7 @@ class UcxWorker:
         with self._lock:
             operation.waiters += 1
         try:
-            if self._leadership.locked():  # whoever leads sees from now on that this thread waits
+            if self._leadership.locked():  # from now on the leader sees this waiter
                 with contextlib.suppress(queue.Empty):
                     operation.wakeups.get(timeout=timeout_s)
         finally:
@@ -281,7 +281,7 @@ class UcxWorker:
             if time.monotonic() >= end_s:
                 self.abandon()
                 break
-            operation.is_interrupted = False  # others may still be told of the failure that this one knows
+            operation.is_interrupted = False  # set by `interrupt`, for waiters that do not know the failure yet
             with contextlib.suppress(Unreachable):
                 self.wait(operation, CANCEL_TIMEOUT_S)
         with self._lock:
@@ -342,20 +342,20 @@ class UcxWorker:
         for _ in range(ARM_TRIES):
             if self._is_closed:
                 return False
-            # ucxx's own `progress` goes on for as long as UCX says that it progresses: for ever, after some failures in shared memory.
+            # ucxx's `progress` loops while UCX reports progress, which never ends after some failures in shared memory.
             for _ in range(PROGRESS_LIMIT):
                 if not self._worker.progress_once():
                     break
-            self._worker.cancel_inflight_requests()  # those of endpoints that broke
+            self._worker.cancel_inflight_requests()  # of broken endpoints
             self._settle(ours)
-            # Whoever leads next progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
+            # The next leader progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
             if self._leading in (None, ours) and self._is_over(ours):
                 return False
             self._is_armed = self._worker.arm()
             if self._is_armed:
                 return True
         if self._leading not in (None, ours):
-            os.eventfd_write(self._wakeup_fd, 1)  # the leader sleeps for an event that will not come
+            os.eventfd_write(self._wakeup_fd, 1)  # wake the leader: no event would
         return True
 
     def _is_over(self, operation: UcxOperation | None) -> bool:

@@ -212,7 +212,7 @@ def test_an_agent_that_raises_fails_its_slices_and_no_others(
     scene = Scene(f"tests.transfer.faulty:RaisingAgent,{FAULTY}")
     transfer = scene.read(4)
     transfer.wait()
-    assert "the agent of raising cannot take requests" in caplog.text
+    assert "the agent of raising failed to submit a request" in caplog.text
     assert transfer.retries == (0 if finishes_first else 2)
     scene.close()
 

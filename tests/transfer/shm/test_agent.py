@@ -131,7 +131,7 @@ def test_another_process_that_listens_by_now_where_a_peer_did_is_not_that_peer(
     remote = agent.load_remote(impostor.metadata)
     impostor.host_id = "another"
     impostor.answers()
-    with pytest.raises(Unreachable, match="another process by now, 'impostor'"):
+    with pytest.raises(Unreachable, match="now belongs to another process, 'impostor'"):
         read(agent, remote, ours, REMOTE)
     agent.unload_remote(remote)
 

@@ -81,7 +81,7 @@ def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         servers.run_due(later_ns())
-        assert caplog.text.count("has 2 threads and gets no more for now") == 1
+        assert caplog.text.count("has 2 threads and cannot start another") == 1
         due_ns = servers.next_ns()
         assert due_ns is not None
         assert due_ns >= before_ns + RETRY_NS

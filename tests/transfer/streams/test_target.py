@@ -258,7 +258,7 @@ def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_
 def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receive, failures = HandshakeState.hear, [MemoryError("no memory")]
+    receive, failures = HandshakeState.receive, [MemoryError("no memory")]
 
     def hear_or_fail(self: HandshakeState, connection: Connection) -> JoinEngine | None:
         if failures:

@@ -244,7 +244,7 @@ def test_only_the_node_that_was_described_is_connected_to() -> None:
     listener = transport(node("two")).listen(RAIL)
     text = listener.metadata()
     assert text.startswith(TLS_MAGIC + b"kvstore://node/two 127.0.0.1:")
-    assert "is for kvstore://node/two, and kvstore://node/one was to be there" in refused(text.replace(b"two", b"one"), listener)
+    assert "is for kvstore://node/two, expected kvstore://node/one" in refused(text.replace(b"two", b"one"), listener)
     listener.close()
     assert "Connection refused" in refused(text, None)
 
@@ -381,5 +381,5 @@ def test_an_engine_without_tls_reads_nothing_of_one_with_it(make: Callable[..., 
 
 def test_nothing_goes_by_what_does_not_encrypt_unless_that_is_said() -> None:
     for names in ("ucx,tcp", "nixl", "module:Class"):
-        with pytest.raises(ConfigError, match="which nothing encrypts, beside TLS: leave it out, or say allow_plaintext_rdma=true"):
+        with pytest.raises(ConfigError, match="which nothing encrypts, beside TLS: leave it out, or set allow_plaintext_rdma=true"):
             TransferEngine("x", TransferSettings(transports=names), tls=node())

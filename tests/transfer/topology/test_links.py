@@ -109,7 +109,7 @@ def test_a_look_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptur
         watch.close()
     assert watch.topology is DOWN
     assert [record.message for record in caplog.records] == [
-        "the links cannot be looked at: no netlink",
+        "cannot read the links: no netlink",
         "links: eth0 went down",
     ]
 
@@ -129,7 +129,7 @@ def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureF
     assert twice.wait(WAIT_S)
     watch.close()
     assert calls == [DOWN, HOST]
-    assert "a receiver of link changes failed" in caplog.text
+    assert "a callback of link changes failed" in caplog.text
 
 
 def test_a_look_that_finds_no_change_is_told_of_too() -> None:

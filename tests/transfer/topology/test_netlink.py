@@ -98,7 +98,7 @@ def test_any_bytes_are_read_without_an_error(garbage: bytes) -> None:
 
 def test_a_kernel_that_refuses_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "RTM_GETADDR", 9999)  # a request that no kernel knows
-    with pytest.raises(Broken, match=r"the kernel does not tell the network interfaces: netlink says .+not supported"):
+    with pytest.raises(Broken, match=r"cannot read the network interfaces over netlink: .+not supported"):
         read_interfaces()
 
 

@@ -60,7 +60,7 @@ def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         for _ in range(5):
-            with pytest.raises(Unreachable, match="no thread can be had for UCX: can't start new thread"):
+            with pytest.raises(Unreachable, match="no thread can be started for UCX: can't start new thread"):
                 UcxWorker.acquire("")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -151,7 +151,7 @@ def test_what_only_shares_memory_is_refused_and_unreachable(monkeypatch: pytest.
     there = UcxWorker.acquire("lo")
     address = there.address
     monkeypatch.setenv("UCX_TLS", "posix,self")
-    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which is shared memory alone"):
+    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which allows only shared memory"):
         UcxWorker.acquire("")
     api = there.api
     other = api.UCXWorker(api.UCXContext({"TLS": "posix,self"}, (api.Feature.TAG, api.Feature.WAKEUP)))
