@@ -79,7 +79,7 @@ def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
     region.hold()
     transfer = Engine(ends=False).transfer([region], deadline_s=0)
     waiting = in_background(transfer.wait)
-    eventually(lambda: "its agent is at fault" in caplog.text, "it is logged")
+    eventually(lambda: "its agent is faulty" in caplog.text, "it is logged")
     assert is_quiet(waiting)
     assert region.users == 1
     transfer.complete()
