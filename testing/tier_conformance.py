@@ -111,7 +111,7 @@ class TierConformance(OpensTier):
         tier.release(second)
         assert tier.free_bytes == tier.capacity_bytes
 
-    def test_bytes_are_told_apart_by_tenant_until_their_slots_are_free(self, tier: Tier) -> None:
+    def test_tenant_bytes_count_slots_until_they_are_free(self, tier: Tier) -> None:
         first, second = (tier.allocate(VALUE_BYTES, tenant="red") for _ in range(2))
         other = tier.allocate(VALUE_BYTES, tenant="blue")
         assert tier.tenant_bytes == {"red": 2 * VALUE_BYTES, "blue": VALUE_BYTES}
@@ -133,7 +133,7 @@ class TierConformance(OpensTier):
         with pytest.raises(InvalidArgument):
             tier.write_batch([record(slot, b"eleven char")])
 
-    def test_a_slot_given_back_is_refused_everywhere(self, tier: Tier) -> None:
+    def test_a_freed_slot_is_refused_everywhere(self, tier: Tier) -> None:
         freed, held = put(tier, [value(1), value(2)])
         tier.free(freed)
         for act in (tier.free, tier.quarantine):
@@ -144,7 +144,7 @@ class TierConformance(OpensTier):
         assert isinstance(read(tier, freed), StaleHandle)
         assert get(tier, [held]) == [value(2)]
 
-    def test_an_old_handle_does_not_reach_the_next_value_in_its_place(self, tier: Tier) -> None:
+    def test_a_stale_handle_does_not_reach_the_next_value(self, tier: Tier) -> None:
         slots = put(tier, [value(number) for number in range(VALUE_COUNT)])
         tier.free_batch(slots)
         put(tier, [value(number) for number in range(10, 10 + VALUE_COUNT)])
@@ -201,7 +201,7 @@ class TierConformance(OpensTier):
             worker.join()
         assert wrong == []
 
-    def test_a_sound_tier_says_ok(self, tier: Tier) -> None:
+    def test_a_sound_tier_reports_ok(self, tier: Tier) -> None:
         assert tier.health == "ok"
 
     def test_closing_twice_is_closing_once(self, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ class DurableTierConformance(TierConformance):
         tier.check_integrity()
         tier.close()
 
-    def test_a_recovered_value_is_counted_for_the_tenant_that_adopts_it(self, tmp_path: Path) -> None:
+    def test_adopt_counts_a_recovered_value_for_its_tenant(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         put(tier, [value(1), value(2)], tags=[b"kept", b"let go"])
         tier = self.reopen(tier, tmp_path)
@@ -294,7 +294,7 @@ class DurableTierConformance(TierConformance):
         assert tier.allocate(VALUE_BYTES) != found.slot
         tier.close()
 
-    def test_what_was_given_back_does_not_return(self, tmp_path: Path) -> None:
+    def test_freed_values_are_not_recovered(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         slots = put(tier, [value(1), value(2), value(3)], tags=[b"freed", b"quarantined", b"kept"])
         tier.free(slots[0])

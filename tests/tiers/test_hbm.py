@@ -76,7 +76,7 @@ def test_a_device_that_fails_is_named_and_takes_no_more_values() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "no such device"])
-def test_a_device_that_is_not_there_is_a_setting_that_cannot_be_met(device: str) -> None:
+def test_a_missing_device_is_a_config_error(device: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot allocate an HBM tier of 100 B on '{device}': ."):
         HbmTier(100, device)
 

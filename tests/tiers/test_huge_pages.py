@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> None:
         ("what a later kernel writes", "", "the kernel does not support them for shared memory"),
     ],
 )
-def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Path, text: str, word: str, reason: str) -> None:
+def test_unavailable_reason_follows_the_active_policy(tmp_path: Path, text: str, word: str, reason: str) -> None:
     write(tmp_path / SHMEM_ENABLED, f"{text}\n")
     assert (policy(tmp_path), unavailable_reason(tmp_path)) == (word, reason)
 
@@ -46,7 +46,7 @@ def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
     assert shared_huge_bytes(tmp_path) == 0
 
 
-def test_memory_that_the_system_does_not_map_is_refused_and_leaves_nothing() -> None:
+def test_a_refused_mapping_leaks_nothing() -> None:
     fd, pipe = os.memfd_create("asking"), os.pipe()
     maps = len(Path("/proc/self/maps").read_text().splitlines())
     with pytest.raises(OSError, match="refuses another mapping") as refused:

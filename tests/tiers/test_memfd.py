@@ -131,7 +131,7 @@ def test_touching_ends_where_memory_was_made_smaller_or_closed(memory: Memfd) ->
     assert memory.touch(PAGE_BYTES) == 0
 
 
-def test_memory_that_the_system_refuses_leaves_no_descriptor_behind() -> None:
+def test_refused_memory_leaks_no_descriptor() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=r"memory|large|Invalid"):
         Memfd(1 << 62)
@@ -168,7 +168,7 @@ def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
     pool.close()
 
 
-def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_maps_it() -> None:
+def test_discarded_memory_is_freed_while_a_client_maps_it() -> None:
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
     pool.memory(0).bytes[:] = 7
@@ -181,7 +181,7 @@ def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_m
     pool.close()
 
 
-def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
+def test_mapped_memory_serves_slabs_of_other_sizes_warm() -> None:
     """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page that is still used is made anew."""
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.prefault_step(4 * PAGE_BYTES)
@@ -196,12 +196,12 @@ def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
     pool.close()
 
 
-def test_a_pool_beyond_the_descriptor_limit_is_a_setting_that_cannot_be_met() -> None:
+def test_a_pool_beyond_the_descriptor_limit_is_a_config_error() -> None:
     with descriptors_left(3), pytest.raises(ConfigError, match=r"2 slabs of shared memory: .*Too many open files"):
         MemfdPool(2 * PAGE_BYTES, slab_bytes=PAGE_BYTES)
 
 
-def test_a_later_slab_that_the_system_refuses_fails_typed_and_changes_nothing() -> None:
+def test_acquire_raises_tier_failed_and_changes_nothing() -> None:
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     for slab in range(2):
         pool.acquire(slab, 3 * PAGE_BYTES, 1, "")
@@ -232,7 +232,7 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("transparent_hugepages", [True, False])
-def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(transparent_hugepages: bool) -> None:
+def test_memfd_with_huge_pages_is_aligned(transparent_hugepages: bool) -> None:
     memory = Memfd(4 * HUGE_PAGE_BYTES, transparent_hugepages=transparent_hugepages)
     memory.resize(3 * HUGE_PAGE_BYTES + 1)
     with descriptor(memory, writable=True) as writer:
@@ -246,7 +246,7 @@ def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(tra
     small.close()
 
 
-def test_descriptors_are_bounded_and_spares_are_given_up_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_bounded_and_spares_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memfd, "MAX_MEMFDS", 3)
     before = len(os.listdir("/proc/self/fd"))
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)

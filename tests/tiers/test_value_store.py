@@ -114,7 +114,7 @@ def test_a_write_does_not_wait_for_ever(open_store: Callable[..., ValueStore], m
     store.placements.end_read(number)
 
 
-def test_a_disk_without_room_for_a_segment_gives_what_the_value_takes(
+def test_a_disk_without_space_for_a_segment_grows_by_the_value(
     open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()

@@ -196,7 +196,7 @@ def test_a_target_that_does_not_receive_as_it_should(asker: ConnectionAgent, _: 
     check_bad_target(asker, play, expected, Direction.WRITE)
 
 
-def test_more_bytes_than_asked_for_are_found_out_by_the_next_request(asker: ConnectionAgent) -> None:
+def test_surplus_bytes_are_detected_by_the_next_request(asker: ConnectionAgent) -> None:
     ours, theirs = make_region(SIZE), make_region(SIZE)
     with RawAnswerer(answer_request(lambda number: whole(number) + bytes(100))) as bad:
         remote = asker.load_remote(bad.metadata)
@@ -376,7 +376,7 @@ def test_an_asker_that_leaves_in_the_middle_of_its_payload(raw: RawAsker, region
     assert bytes(region.memory[1000:]) == bytes(make_region(SIZE, b"ours").memory[1000:])
 
 
-def test_an_asker_that_stalls_in_the_middle_of_its_payload_is_given_up(raw: RawAsker, region: Region) -> None:
+def test_a_client_that_stalls_in_its_payload_is_dropped(raw: RawAsker, region: Region) -> None:
     raw.join()
     raw.send(store([(shown(region), 0, SIZE)]), b"x" * 1000, payload_bytes=SIZE)
     eventually(lambda: region.users == 1, "the region is held")
@@ -439,7 +439,7 @@ def a_crowd(metadata: bytes, count: int) -> Iterator[list[RawAsker]]:
         yield crowd
 
 
-def test_connections_beyond_the_limit_are_refused_and_the_others_stay(metadata: bytes, served: tuple[Target, bytes]) -> None:
+def test_connections_beyond_the_limit_are_refused(metadata: bytes, served: tuple[Target, bytes]) -> None:
     with a_crowd(metadata, 8) as crowd:
         with RawAsker(metadata) as refused:
             refused.send(JoinEngine("refused", 1))

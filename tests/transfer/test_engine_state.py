@@ -385,7 +385,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_callers_cancellations_and_the_end_of_the_engine_may_race(seed: int) -> None:
+def test_submits_cancels_and_close_may_race(seed: int) -> None:
     """Four threads submit, cancel and wait while their requests end in a fifth and, at last, the engine is closed under them."""
     config, rails, size = settings(f"{FAULTY},{SPARE}"), topology(*RAILS), 512
     with TransferEngine("me", config, topology=rails) as engine, TransferEngine("left", config, topology=rails) as other:

@@ -74,7 +74,7 @@ def read_from(agent: ConnectionAgent, remote: Remote, peers: ManyTargets, ours: 
     assert ours.memory == b"\1" * REGION_BYTES
 
 
-def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: ManyTargets) -> None:
+def test_open_connections_stay_within_the_limit(peers: ManyTargets) -> None:
     before = len(descriptors())
     most_here, most_there = [0] * THREADS, 0
     with small_pool() as agent:

@@ -138,7 +138,7 @@ def words(name: str, count: int) -> list[str]:
     return [f"{name}{index}" for index in range(count)]
 
 
-def test_a_prompt_that_has_begun_to_shrink_goes_before_the_next_one_does() -> None:
+def test_prefix_evicts_a_shrinking_prompt_before_the_next() -> None:
     """But for last blocks, of which none has been read again yet."""
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     for name in "abc":
@@ -177,7 +177,7 @@ def test_orphans_leave_first_until_their_parent_is_back() -> None:
     assert policy.victim() == "d"
 
 
-def test_blocks_may_come_before_their_parents_and_stay_after_them() -> None:
+def test_prefix_accepts_children_without_parents() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     for key, parent in (("b1", "a"), ("b2", "a"), ("c", "b2"), ("x", None)):
         policy.insert(key, parent)
@@ -200,7 +200,7 @@ def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
     assert policy.victim(lambda key: key == "a") == "a"
 
 
-def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every_block() -> None:
+def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
     class Passing(DictStates[str, Any]):
         passed = 0
 
@@ -275,7 +275,7 @@ def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     assert set(words("system", 4)) <= set(gone[-5:])
 
 
-def test_blocks_stored_alone_leave_many_at_a_time_and_come_back_as_others() -> None:
+def test_prefix_evicts_lone_blocks_in_batches_and_readmits_them() -> None:
     clock = Clock()
     many, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
     for policy in (many, singles):

@@ -24,7 +24,7 @@ def test_a_gate_that_is_shut_lets_nobody_in() -> None:
     assert done == [1]
 
 
-def test_shutting_waits_for_all_who_are_inside() -> None:
+def test_gate_close_waits_for_all_inside() -> None:
     gate, inside, go_on = Gate(), threading.Barrier(3), threading.Event()
     left: list[int] = []
 
@@ -61,7 +61,7 @@ def strikes() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_all_who_wait_go_on_once_it_is_open() -> None:
+def test_event_set_wakes_all_waiters() -> None:
     latch = UninterruptibleEvent(60)
     waiting = [in_background(latch.wait) for _ in range(3)]
     assert all(is_quiet(one) for one in waiting)
@@ -106,7 +106,7 @@ def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) 
     waiting.result(10)
 
 
-def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_waits_by_the_wall_clock_without_clockwrlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latch_module, "_HAS_CLOCKWRLOCK", False)
     UninterruptibleEvent(0.01).wait_uninterruptibly()
     latch = UninterruptibleEvent(60)
@@ -171,7 +171,7 @@ def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -
         outer.raised = None
 
 
-def test_it_raises_the_handlers_exception_in_place_of_one_from_inside(handler: Handler) -> None:
+def test_shield_raises_the_handlers_exception_first(handler: Handler) -> None:
     with pytest.raises(ShieldStruck) as caught, Shield():
         strike()
         raise KeyError
@@ -192,7 +192,7 @@ def test_what_is_raised_cancels_the_work_from_another_thread(handler: Handler) -
     assert threads != [threading.get_ident()]
 
 
-def test_where_no_thread_is_to_be_had_to_cancel_it_the_work_goes_on(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shield_work_continues_without_a_cancel_thread(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -220,7 +220,7 @@ def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handle
     signal.signal(signal.SIGUSR1, handler)
 
 
-def test_a_handler_that_gives_the_signal_back_to_the_system_is_obeyed(handler: Handler) -> None:
+def test_shield_keeps_a_handler_reset_to_default(handler: Handler) -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: signal.signal(number, signal.SIG_IGN))
     with Shield():
         strike()
@@ -237,7 +237,7 @@ def test_other_threads_have_no_shield_and_change_no_handler(handler: Handler) ->
     assert in_background(run).result(PATIENCE_S) is handler
 
 
-def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shield_interrupted_on_entry_restores_the_handlers(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_of = module._defer_signal
 
     def struck(number: int, replaced: object) -> None:
@@ -250,7 +250,7 @@ def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler:
         raise AssertionError("it did not go up")
 
 
-def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shield_leaves_a_handler_removed_on_entry(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     look = module._handler_of
 
     def ignored_from_now_on(number: int) -> object:
@@ -266,9 +266,7 @@ def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Ha
     assert signal.signal(signal.SIGUSR1, handler) is signal.SIG_IGN
 
 
-def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_next_one_gives_the_handlers_back(
-    handler: Handler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shield_interrupted_on_exit_raises_and_the_next_restores(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     restore_handlers = module._restore_handlers
 
     with monkeypatch.context() as patch, pytest.raises(ShieldStruck, match="1"), Shield():
@@ -312,7 +310,7 @@ def test_a_process_forked_by_another_thread_has_no_shield_up(handler: Handler) -
         assert in_background(fork).result(PATIENCE_S) == 0
 
 
-def test_a_shield_of_a_thread_that_a_fork_left_behind_comes_down_and_one_of_its_own_stays(handler: Handler) -> None:
+def test_fork_deactivates_only_shields_of_other_threads(handler: Handler) -> None:
     with pytest.raises(ShieldStruck), Shield() as shield:
         module._after_fork()  # as in a child that the handler forked
         strike()

@@ -158,7 +158,7 @@ def scene() -> Iterator[Scene]:
         yield scene
 
 
-def test_memory_is_held_once_and_the_gate_entered_until_all_slices_are_over(scene: Scene) -> None:
+def test_memory_and_gate_are_held_until_all_slices_are_over(scene: Scene) -> None:
     scene.agent.default = WAIT
     region, gate = scene.engine.allocate(200), Gate()
     transfer = scene.begin((scene.remote, region, 100), (scene.remote, Span(region, 100), 100), gate=gate)
@@ -206,7 +206,7 @@ def test_a_copy_that_cannot_be_is_refused_and_nothing_is_begun(
     assert not scene.agent.begun
 
 
-def test_a_region_that_is_closed_is_refused_and_the_others_are_let_go(scene: Scene) -> None:
+def test_a_closed_region_is_refused_and_the_others_released(scene: Scene) -> None:
     engine, remote = scene.engine, scene.remote
     first, closed = engine.allocate(64), engine.allocate(64)
     closed.close()

@@ -71,9 +71,7 @@ def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
     assert transfer.is_over
 
 
-def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_is_held_while_a_slice_does_not_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(transfers, "ABORT_TIMEOUT_S", 0.01)
     region = Region(memoryview(bytearray(4)))
     region.hold()
@@ -88,7 +86,7 @@ def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
     assert region.users == 0
 
 
-def test_whatever_is_raised_in_a_wait_comes_when_the_transfer_is_over() -> None:
+def test_exceptions_in_wait_are_raised_when_it_is_over() -> None:
     engine = Engine(ends=False)
 
     def fail(transfer: Transfer) -> None:
@@ -128,7 +126,7 @@ def test_it_lets_go_of_its_regions_before_it_tells() -> None:
     assert seen == [(True, 0)]
 
 
-def test_a_callback_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(transfer: Transfer) -> None:
         raise ValueError("a mistake")
 

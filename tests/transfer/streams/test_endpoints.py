@@ -45,7 +45,7 @@ def idle(pool: Pool, key: str, now_ns: int = 0) -> Endpoint:
     return endpoint
 
 
-def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
+def test_is_draining_tells_a_long_user() -> None:
     pool = pool_of(2)
     first, second = opened(pool, "a"), opened(pool, "b")
     assert not pool.is_draining(first)
@@ -55,7 +55,7 @@ def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
     assert not pool.is_draining(first)
 
 
-def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
+def test_a_busy_endpoint_does_not_starve_waiters() -> None:
     pool = pool_of(1)
     endpoint = opened(pool, "hot")
     for _ in range(100):
@@ -66,7 +66,7 @@ def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
     assert (pool.take("hot"), pool.take("cold")) == (WaitForEndpoint(), OpenEndpoint(None))
 
 
-def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
+def test_hit_rate_equals_the_reference_sieve() -> None:
     """Zipf access (s = 1), 50,000 times: the reference's hits, at most 64 open at any time, none left open."""
     weights = 1 / np.arange(1, 1001)
     keys = np.random.default_rng(3).choice(1000, size=50_000, p=weights / weights.sum()).tolist()

@@ -115,7 +115,7 @@ def run(stream: RequestStream, endpoint: PeerConnection, requests: Sequence[Agen
     assert stream.is_proven
 
 
-def test_it_asks_as_far_ahead_as_the_window(stream: RequestStream) -> None:
+def test_requests_are_sent_ahead_up_to_the_window(stream: RequestStream) -> None:
     recorder = Recorder()
     with an_endpoint(recorder) as endpoint:
         requests = [a_request() for _ in range(WINDOW + 1)]
@@ -131,7 +131,7 @@ def test_only_one_direction_is_under_way_at_a_time(stream: RequestStream) -> Non
     assert recorder.ahead == [["ReadRegions"], ["WriteRegions", "WriteRegions"], ["WriteRegions"], ["ReadRegions"]]
 
 
-def test_notifications_and_fenced_writes_wait_for_what_is_under_way(stream: RequestStream) -> None:
+def test_notices_and_fenced_writes_wait_for_requests_in_flight(stream: RequestStream) -> None:
     recorder = Recorder()
     with an_endpoint(recorder) as endpoint:
         run(stream, endpoint, [a_request(WRITE), a_notice(), a_request(WRITE), a_request(WRITE, fences=(5, 6)), a_request(WRITE)])
@@ -147,7 +147,7 @@ def test_notifications_and_fenced_writes_wait_for_what_is_under_way(stream: Requ
     assert list(Fence.unpack(recorder.bodies[3]).connections) == [5, 6]
 
 
-def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(stream: RequestStream) -> None:
+def test_read_ahead_is_bounded_by_pieces(stream: RequestStream) -> None:
     """The peer sends and does not receive meanwhile: with more than its socket takes, each would wait for the other."""
     half, full = MAX_AHEAD_PIECES // 2, MAX_AHEAD_PIECES
     recorder = Recorder()
@@ -156,7 +156,7 @@ def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(st
     assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1, 2, 2, 1]
 
 
-def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(stream: RequestStream) -> None:
+def test_a_draining_stream_receives_and_sends_no_more(stream: RequestStream) -> None:
     recorder = Recorder()
     with an_endpoint(recorder) as endpoint:
         for _ in range(5):

@@ -51,7 +51,7 @@ def begun(works: list[Work]) -> int:
     return sum(work.begun.is_set() for work in works)
 
 
-def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: ServerThreads) -> None:
+def test_overdue_work_gets_an_extra_thread(servers: ServerThreads) -> None:
     held = submit(servers, USUAL)
     eventually(lambda: begun(held) == USUAL, "all threads are held")
     before_ns = time.monotonic_ns()
@@ -70,7 +70,7 @@ def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers:
     eventually(lambda: len(servers._threads) == servers._available == USUAL, "the one too many has left")
 
 
-def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
+def test_a_refused_thread_is_retried_later(
     servers: ServerThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(thread: threading.Thread) -> None:

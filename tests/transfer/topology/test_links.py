@@ -98,7 +98,7 @@ class Looks:
 DOWN = replace(HOST, nics=(replace(NIC, is_up=False),))
 
 
-def test_a_look_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_read_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     told = threading.Event()
     looks = Looks(HOST, Broken("no netlink"), Broken("no netlink"), DOWN)
     watch = LinkWatch(looks, lambda topology, found: told.set(), poll_interval_s=0.01)
@@ -114,7 +114,7 @@ def test_a_look_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptur
     ]
 
 
-def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     twice = threading.Event()
     calls: list[Topology] = []
 
@@ -147,7 +147,7 @@ def refuse() -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-def test_a_real_announcement_is_taken_and_without_announcements_the_interval_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_noticed_by_netlink_or_by_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, for the coverage of both ways; what they find is tested above."""
     for deaf in (False, True):
         if deaf:

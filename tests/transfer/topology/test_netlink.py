@@ -57,7 +57,7 @@ def test_interfaces_have_their_addresses_ipv4_first() -> None:
 
 
 @pytest.mark.parametrize("flag", WITHOUT.values(), ids=WITHOUT.keys())
-def test_an_interface_is_up_only_if_it_is_set_up_runs_and_has_a_carrier(flag: int) -> None:
+def test_an_interface_is_up_only_if_up_running_and_with_carrier(flag: int) -> None:
     assert interfaces_of([link(2, "eth0", IFF_WORKING & ~flag)], []) == {"eth0": Interface(2, False)}
 
 
@@ -78,7 +78,7 @@ def test_what_peers_cannot_use_is_left_out(message: Message) -> None:
     assert interfaces_of([link(2, "eth0"), (RTM_NEWLINK, memoryview(b"cut")), (99, memoryview(b""))], [message]) == {"eth0": Interface(2)}
 
 
-def test_a_datagrams_messages_are_told_apart_and_a_wrong_length_ends_it() -> None:
+def test_messages_end_at_an_invalid_length() -> None:
     def message(kind: int, body: bytes, size: int | None = None) -> bytes:
         return struct.pack("=IHHII", 16 + len(body) if size is None else size, kind, 0, 0, 0) + body + bytes(-len(body) % 4)
 

@@ -91,7 +91,7 @@ def test_a_killed_peer_does_not_harm_others(listener: Listener) -> None:
         assert exchange(other, b"well") == b"well"
 
 
-def test_a_peer_that_stops_in_the_middle_of_a_part_writes_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_stopped_within_a_part_writes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where UCX does not give the receive back, the worker is given up; a new one takes its place."""
     monkeypatch.setenv("UCX_RNDV_SCHEME", "am")  # the peer copies, piece by piece
     listener = UcxConnection.listen(Rail())
@@ -200,7 +200,7 @@ def test_strangers_do_not_keep_peers_out(listener: Listener, hello: bytes) -> No
         far.close()
 
 
-def test_strangers_who_say_a_part_of_who_they_are_hold_up_nobody(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_handshakes_do_not_delay_others(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 3600.0)
     monkeypatch.setattr(listener._handshakes, "_most", 4)  # type: ignore[attr-defined]
     port, hello = int(listener.metadata().rpartition(b":")[2]), HELLO.pack(b"kvUX", 1, 100, 1)
@@ -216,7 +216,7 @@ def test_strangers_who_say_a_part_of_who_they_are_hold_up_nobody(listener: Liste
         assert len(gone) >= 2, "of more than there may be"
 
 
-def test_a_stranger_who_takes_too_long_is_hung_up_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_handshake_is_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.01)
     with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2])), PATIENCE_S) as stranger:
         stranger.sendall(b"k")

@@ -54,7 +54,7 @@ def test_a_device_has_one_worker_until_its_last_user_has_left() -> None:
     fourth.release()
 
 
-def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_thread_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     UcxWorker.acquire("").release()  # what UCX opens once
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
@@ -88,7 +88,7 @@ def leads(worker: UcxWorker, endpoint: Any, operation: UcxOperation) -> bool:
     return worker._leading is operation
 
 
-def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
+def test_leadership_passes_to_a_waiter_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
     first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
     worker.post(first)
     leading = in_background(lambda: worker.wait(first, PATIENCE_S))
