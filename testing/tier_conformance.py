@@ -1,4 +1,4 @@
-"""What every tier must do, as test classes to inherit. Needs the `dev` extra (pytest).
+"""Conformance of tiers, as test classes to inherit. Needs the `dev` extra (pytest).
 
     class OpenMine:
         def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
@@ -8,8 +8,7 @@
         def raw_get(self, tier: Tier, slot: Slot) -> bytes: ...
         def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None: ...
 
-It uses nothing but the interface of tier.py; what only one tier does belongs into that tier's own tests. Against a dict, in any order of
-operations, tier_machine.py holds a tier.
+It uses only the interface of tier.py. tier_machine.py compares a tier with a dict under any order of operations.
 """
 
 import threading
@@ -27,26 +26,28 @@ VALUE_COUNT = 8
 
 
 class OpensTier:
-    """How a tier's tests open it."""
+    """Opens the tier under test."""
 
     def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
-        """A tier of `capacity_bytes`; a durable one keeps its values in `folder`, and opened there again has them still."""
+        """Return a tier of `capacity_bytes`. A durable one stores its values in `folder` and has them when opened there
+        again.
+        """
         raise NotImplementedError
 
     def slot_bytes(self, size_bytes: int) -> int:
-        """What a value of this size takes of the capacity: more in a tier that rounds all sizes."""
+        """Return the capacity that a value takes; override it for a tier that rounds sizes up."""
         return size_bytes
 
 
 class TierConformance(OpensTier):
-    """What any tier does. Its fixture `tier` has room for exactly VALUE_COUNT values of VALUE_BYTES."""
+    """Conformance of any tier. The fixture `tier` holds exactly VALUE_COUNT values of VALUE_BYTES."""
 
     def raw_get(self, tier: Tier, slot: Slot) -> bytes:
-        """The slot's bytes as the device has them, past the code under test."""
+        """Return the slot's bytes on the device, bypassing the code under test."""
         raise NotImplementedError
 
     def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None:
-        """Put `data` where the slot's bytes lie on the device, past the code under test."""
+        """Write `data` to the slot's location on the device, bypassing the code under test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -211,7 +212,7 @@ class TierConformance(OpensTier):
 
 
 class VolatileTierConformance(TierConformance):
-    """What a tier does whose values end with the process."""
+    """Conformance of tiers whose values end with the process."""
 
     def test_what_lies_on_the_device_is_read(self, tier: Tier) -> None:
         (slot,) = put(tier, [value(1)])
@@ -248,7 +249,7 @@ class VolatileTierConformance(TierConformance):
 
 
 class DurableTierConformance(TierConformance):
-    """What a tier does whose values outlive the process."""
+    """Conformance of tiers whose values survive the process."""
 
     def reopen(self, tier: Tier, folder: Path) -> Tier:
         tier.close()
@@ -332,7 +333,7 @@ class DurableTierConformance(TierConformance):
 
 
 def value(number: int, size_bytes: int = VALUE_BYTES) -> bytes:
-    """A value that no other number shares (from 8 bytes on)."""
+    """Return a value unique to `number` (from 8 bytes on)."""
     pattern = number.to_bytes(8, "little")
     return (pattern * (size_bytes // 8 + 1))[:size_bytes]
 
@@ -342,7 +343,7 @@ def record(slot: Slot, data: Buffer, tag: bytes = b"") -> Record:
 
 
 def put(tier: Tier, values: Sequence[Buffer], tags: list[bytes] | None = None) -> list[Slot]:
-    """Allocate and write one slot a value, in one batch."""
+    """Allocate and write one slot per value, in one batch."""
     slots = [tier.allocate(len(data)) for data in values]
     tier.write_batch([record(*parts) for parts in zip(slots, values, tags or [b""] * len(slots), strict=True)])
     return slots
@@ -358,5 +359,5 @@ def get(tier: Tier, slots: list[Slot]) -> list[bytes]:
 
 
 def read(tier: Tier, slot: Slot) -> Exception | None:
-    """The answer to reading one slot."""
+    """Read one slot and return its result."""
     return tier.read_batch_into([slot], [memoryview(bytearray(slot.size_bytes))])[0]

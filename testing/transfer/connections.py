@@ -36,7 +36,7 @@ GARBAGE: Final = [b"", b"\0", b"\xff" * 100, b"garbage", bytes(range(256)) * 256
 
 
 class ConnectionConformance:
-    """What any connection does. Its fixtures `near` and `far` are the two ends of one; the far end was accepted."""
+    """Conformance of any connection. The fixtures `near` and `far` are the connecting and the accepted end of one."""
 
     connection_class: type[Connection]
     rail: Rail = Rail()
@@ -63,7 +63,7 @@ class ConnectionConformance:
         return ends[1]
 
     def open(self, listener: Listener) -> tuple[Connection, Connection]:
-        """(the end that connected, the end that was accepted)."""
+        """Return (the connecting end, the accepted end)."""
         accepting = in_background(lambda: listener.accept(PATIENCE_S))
         near = self.connection_class.connect(listener.metadata(), self.rail, Deadline(PATIENCE_S))
         far = accepting.result(PATIENCE_S)
@@ -237,7 +237,7 @@ class ConnectionConformance:
 
 
 def carry(sender: Connection, receiver: Connection, parts: Sequence[memoryview | bytes]) -> list[bytes]:
-    """Send from one end; what the other end received."""
+    """Send from one end and return what the other end received."""
     sending = in_background(lambda: sender.send(parts, Deadline(PATIENCE_S)))
     received = receive(receiver, list(map(len, parts)))
     sending.result(PATIENCE_S)

@@ -166,7 +166,7 @@ def test_prefaulting_changes_no_byte_written_meanwhile() -> None:
 
 
 def test_memory_stays_in_reserved_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was made anew in other pages would come on top of what is set aside, beyond what a container may have."""
+    """Memory created in other pages would add to the reserved pages, beyond a container's limit."""
     monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)  # ordinary pages stand in for them
     tier = DramTier(96 << 20, hugepages=True)
     assert tier._pool._limit_bytes == 96 << 20

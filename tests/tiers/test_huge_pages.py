@@ -1,4 +1,4 @@
-"""What files like this kernel's say of huge pages, and mappings that ask for some."""
+"""Huge page policy files of several kernels, and mappings with huge pages."""
 
 import errno
 import mmap

@@ -37,7 +37,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 def pages_of(memory: Memfd) -> int:
-    """How many pages it has."""
+    """Number of present pages."""
     return os.fstat(memory.fd).st_blocks * 512 // PAGE_BYTES
 
 
@@ -182,7 +182,7 @@ def test_discarded_memory_is_freed_while_a_client_maps_it() -> None:
 
 
 def test_mapped_memory_serves_slabs_of_other_sizes_warm() -> None:
-    """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page that is still used is made anew."""
+    """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page in use is reallocated."""
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.prefault_step(4 * PAGE_BYTES)
     for slab, (slot_bytes, count, pages) in enumerate([(PAGE_BYTES, 4, 4), (4 * PAGE_BYTES, 1, 4), (3 * PAGE_BYTES, 1, 3)]):

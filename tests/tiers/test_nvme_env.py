@@ -22,7 +22,7 @@ from tests.address_space import address_space_limit
 
 MIB = 1 << 20
 READ_THREADS = 256
-"""What a node may have (the setting `read_threads`)."""
+"""Maximum of the setting `read_threads`."""
 
 
 class Faults:

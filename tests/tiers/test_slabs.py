@@ -13,7 +13,7 @@ from kvstore.tiers.tier import Record, Slot, TierFull
 
 
 class AnyMemory:
-    """A Backing that grants what is asked, up to `grant` slots at once, and remembers which slabs it serves."""
+    """A SlabAllocator that grants up to `grant` slots at once and records its slabs."""
 
     def __init__(self, grant: int = 1 << 30) -> None:
         self.grant = grant

@@ -1,7 +1,7 @@
 """Transfers of a main thread under a storm of signals whose handler raises: `-m tests.transfer.signal_storm TRANSPORTS DIRECTION COUNT`.
 
-Goes on until COUNT exceptions have come out of transfers with a process of its own, and prints, as a line of JSON, how often memory was
-touched after a call had raised, how often a handler raised, and whether transfers without signals go on as before.
+Interrupts transfers with another process until COUNT exceptions were raised. Prints a line of JSON: how often memory
+was touched after a call had raised, how often a handler raised, and whether transfers still work without signals.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Promises of agent.py: requests, the interface's defaults, and notifications that nobody takes."""
+"""Promises of agent.py: requests, the interface's defaults, and the bounded queue of notifications."""
 
 import pytest
 

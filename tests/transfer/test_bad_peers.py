@@ -245,7 +245,7 @@ def region(exports: Exports) -> Region:
 
 @pytest.fixture
 def served(exports: Exports, region: Region) -> Iterator[tuple[Target, bytes]]:
-    """With one thread only: whoever keeps it keeps everyone else waiting. All is well at the end."""
+    """With one thread only: a peer that occupies it blocks all others. All is well at the end."""
     with a_target(exports, serve_threads=1, stall_timeout_s=STALL_S, max_connections=8) as (target, metadata):
         yield target, metadata
         with RawAsker(metadata) as good:

@@ -1,4 +1,4 @@
-"""What engines and regions say of themselves comes back as it was; anything else is a ProtocolError and nothing worse."""
+"""Descriptions of engines and regions round-trip; anything else is a ProtocolError and nothing worse."""
 
 import json
 import math

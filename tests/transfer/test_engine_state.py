@@ -1,4 +1,4 @@
-"""Any schedule of transfers, faults, cancellations and changes of links: every byte arrives once, or the caller is told."""
+"""Any schedule of transfers, faults, cancellations and changes of links: every byte arrives once, or the caller gets an error."""
 
 import random
 import threading
@@ -91,7 +91,7 @@ class Case:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """One engine with two rails of each of two transports, two peers, and agents that do what the rules tell them."""
+    """One engine with two rails of each of two transports, two peers, and agents controlled by the rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.cases.append(Case(transfer, moves, {name for name in names if name in self.regions}, done))
 
     def _move(self, name: str, is_read: bool, length: int, random: random.Random) -> Move | None:
-        """A copy between runs of cells that nobody uses; None when there are none."""
+        """A copy between unused runs of cells; None when there are none."""
         source, destination = (self.remote[name], self.local) if is_read else (self.local, self.remote[name])
         cells = max(1, -(-length // CELL_BYTES))
         runs = [
@@ -265,7 +265,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_add_up(self) -> None:
-        """What the choosers think is under way is what the agents have, and at most the window of each path."""
+        """The choosers' slices in flight equal the agents', and stay within each path's window."""
         under_way = self._under_way()
         for peer in self.all_peers:
             peer.chooser.check_integrity()

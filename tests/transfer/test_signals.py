@@ -1,4 +1,4 @@
-"""Whatever a signal handler raises in the middle of a transfer, and however often: when it comes out, no byte moves any more."""
+"""Exceptions of signal handlers, at any time in a transfer and repeated: when it comes out, no byte moves any more."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
+"""The prefix-aware policy: evicts leaves only, orphans first, and keeps blocks whose reuse was learned."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.policy: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
         self.one_by_one: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
-        """Is told of batches a key at a time, and decides the same."""
+        """Gets batches key by key, and must decide the same."""
         self.parents: dict[int, int | None] = {}
 
     @rule(keys=st.lists(KEYS, max_size=6), has_parents=st.booleans())
@@ -222,7 +222,7 @@ def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
 
 
 def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
-    """Each 10 s a short prompt that is asked again after 20 s, and a long one that nobody asks again; ghosts teach as residents do."""
+    """Each 10 s a short prompt that is read again after 20 s, and a long one that is never read again; ghosts teach as residents do."""
     for index in range(rounds):
         clock.now_s = index * 10.0
         store(policy, words(f"again{index}-", 3))

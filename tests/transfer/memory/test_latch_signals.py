@@ -1,4 +1,4 @@
-"""A latch's `wait_uninterruptibly` is ended by no signal, however many come.
+"""No number of signals ends `UninterruptibleEvent.wait_uninterruptibly`.
 
 Apart from test_latch.py, which is traced: CPython 3.11 has a traced thread enter no function while a signal waits for a main thread that
 is in C, but spin and keep the interpreter from the others. Threads that earlier tests left do so, too.

@@ -1,4 +1,4 @@
-"""What is asked of pieces has the same answer of a list and of a table."""
+"""Functions on pieces return the same for a list and a table."""
 
 import pytest
 from hypothesis import given

@@ -175,7 +175,7 @@ def test_close_interrupted_by_a_signal_can_be_repeated() -> None:
 
 
 def test_a_deferred_exception_does_not_interrupt_a_plain_region() -> None:
-    """It is the beginning of the end of its transfer, which nobody would hear of."""
+    """The transfer would then never complete."""
 
     class Struck(BaseException):
         pass

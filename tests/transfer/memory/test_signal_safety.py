@@ -121,7 +121,7 @@ class ShieldStruck(Exception):
 
 
 class Handler:
-    """Counts, and raises as often as it is told to."""
+    """Counts calls, and raises the given number of times."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []

@@ -65,7 +65,7 @@ class TestOverTcp(AgentConformance):
 
     @pytest.mark.parametrize("direction", [Direction.WRITE])
     def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: AgentPair, peer: PeerProcess, direction: Direction) -> None:
-        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/transfer.md)."""
+        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader closes before its reply (docs/transfer.md)."""
         super().test_a_stalled_peer_is_given_up_and_memory_left_alone(pair, peer, direction)
 
     def test_a_request_past_its_deadline_fails_the_others(self, pair: AgentPair, peer: PeerProcess) -> None:

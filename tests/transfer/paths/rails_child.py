@@ -38,7 +38,7 @@ Direction = Literal["read", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the load has done so far."""
+    """Progress of the load."""
 
     now_ns: int
     """Monotonic time of the engine's process, which is that of the whole machine."""
@@ -49,7 +49,7 @@ class Look:
     """Of those that ended since the last look."""
     wrong_blocks: int
     errors: list[str] = field(default_factory=list)
-    """What callers were told."""
+    """Errors that callers saw."""
 
     @property
     def total_bytes(self) -> int:
@@ -126,7 +126,7 @@ def answer_of(process: "Forked | subprocess.Popen[str]") -> Any:
 
 
 def content(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """What a batch of that number moves."""
+    """Bytes of the batch with that number."""
     return np.random.default_rng(number % CONTENTS).integers(0, 256, BATCH_BYTES, np.uint8)
 
 

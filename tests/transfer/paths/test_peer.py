@@ -1,4 +1,4 @@
-"""What waits for a peer, in which order, and by which path it may go."""
+"""Queue of slices to a peer, its order, and the paths of each slice."""
 
 import random
 from collections.abc import Collection

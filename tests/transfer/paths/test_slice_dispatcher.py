@@ -127,7 +127,7 @@ def test_a_retried_write_fences_off_what_may_still_arrive(scene: Scene) -> None:
 
 
 def test_a_retried_write_fences_its_agents_attempts(scene: Scene) -> None:
-    """An agent asks anew by itself where a connection broke for another request's sake; then it cannot connect any more."""
+    """An agent retries by itself if a connection broke because of another request; then it cannot connect any more."""
     scene.agent.default = scene.spare.default = WAIT
     transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
     [request] = scene.agent.under_way
@@ -179,7 +179,7 @@ def test_an_expired_deadline_fails_the_transfer_at_dispatch(scene: Scene) -> Non
 
 
 def test_cancel_during_submit_takes_effect_afterwards(scene: Scene) -> None:
-    """An agent cannot cancel what it has not seen yet (FaultyAgent asserts that nobody asks it to)."""
+    """An agent cannot cancel what it has not seen yet (FaultyAgent asserts that)."""
     scene.agent.default = WAIT
 
     def cancel(request: AgentRequest) -> None:

@@ -1,4 +1,4 @@
-"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_slice_dispatcher.py)."""
+"""Transfer, as its holder sees it; that it ends is the carrier's (test_slice_dispatcher.py)."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from kvstore.transfer.paths.transfers import Priority, Transfer
 
 
 class Engine:
-    """What a transfer knows of an engine: it is told to abort, which does nothing to one that is over, and asked for help. `ends` says
+    """Engine as a transfer sees it: its `abort`, a no-op for a transfer that is over, and `assist`. `ends` says
     whether aborting does anything else."""
 
     def __init__(self, *, ends: bool = True) -> None:

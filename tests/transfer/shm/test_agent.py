@@ -227,7 +227,7 @@ def test_waiting_for_a_stopped_owner_ends_at_the_deadline(owner: SharedOwner, ou
 def test_only_one_request_waits_for_a_stopped_owners_timeout(
     agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would keep the threads from everybody else's copies, one after the other."""
+    """Consecutive timeouts would block the threads for all other copies."""
     attempts, attempt = list[Any](), agent._attempt
 
     def noted(*who: Any) -> Any:
@@ -337,7 +337,7 @@ def many_pieces(remote: Any, ours: Region, theirs: RemoteRegion) -> AgentRequest
 
 
 def carried_out(agent: SharedMemoryAgent, request: AgentRequest, act: Callable[[], None]) -> None:
-    """What happens if `act` does in the middle of it."""
+    """Runs `act` in the middle of a copy."""
     request.deadline = FaultyDeadline(20, act)
     agent.submit(request)
     agent.run(request)
@@ -381,7 +381,7 @@ def test_an_interrupted_caller_ends_its_request(agent: SharedMemoryAgent, ours: 
 
 
 class Impostor:
-    """Listens like an owner and gives the answers it is told to, one connection after another."""
+    """Listens like an owner and sends scripted replies, one connection after another."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

@@ -431,7 +431,7 @@ def test_a_connection_that_comes_too_late_is_not_used(owner: ConnectionAgent, re
 
 
 def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
-    """What is under way, what waits for its turn or for an endpoint, and what its caller has not begun to run."""
+    """Requests in flight, queued, waiting for an endpoint, and not yet run by their caller."""
     with an_agent(max_endpoints=2, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
         remotes = [agent.load_remote(stalled.metadata) for _ in range(3)]
         requests = [submit(agent, READ, remote, all_of(remote_region)) for remote in remotes for _ in range(5)]

@@ -31,7 +31,7 @@ def pool_of(max_endpoints: int) -> Pool:
 
 
 def opened(pool: Pool, key: str) -> Endpoint:
-    """A new endpoint with one user; there is a place that nobody has to leave."""
+    """A new endpoint with one user; a slot is free without eviction."""
     assert pool.take(key) == OpenEndpoint(None)
     endpoint = Endpoint(key)
     pool.opened(key, endpoint)
@@ -100,7 +100,7 @@ def test_hit_rate_equals_the_reference_sieve() -> None:
 class Schedule:
     """Users of a pool, one step of one of them at a time: each takes its keys one after the other, holding one endpoint at most.
 
-    A user that is told to wait sleeps until another call than `take` is made, as under an owner that then wakes all.
+    A waiting user sleeps until a call other than `take`, as if its owner then woke all.
     """
 
     def __init__(self, keys: list[list[int]], max_endpoints: int, rng: random.Random) -> None:

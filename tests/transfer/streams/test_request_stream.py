@@ -51,7 +51,7 @@ def a_notice(message: bytes = b"hello") -> NoticeRequest:
 
 
 class Watched(TcpConnection):
-    """Says when who asks has come to wait for an answer: it sends no more ahead then."""
+    """Signals when the stream waits for a reply: it sends no more ahead then."""
 
     def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
         if len(parts) == 1 and len(parts[0]) == HEADER_BYTES:

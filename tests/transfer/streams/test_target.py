@@ -128,8 +128,8 @@ def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata
 
 
 def test_a_queued_connection_can_be_fenced(exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had sent is not written, neither now nor when a thread is free."""
-    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 50)  # no other thread comes to its relief
+    """Its bytes are not written, neither now nor once a thread is free."""
+    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 50)  # no extra thread is started for it
     with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as old, RawAsker(metadata) as asker:
             old.join("raw", 1)
@@ -169,7 +169,7 @@ class Stubborn(WithoutDescriptor):
 
 
 class Wrapping(TcpListener):
-    """Its connections are of another class; `accept` fails as often as it is told to. Counts how often nobody came."""
+    """Its connections are of another class; `accept` fails the given number of times. Counts timeouts of `accept`."""
 
     def __init__(self, kind: type[TcpConnection], *, failures: int = 0) -> None:
         super().__init__("127.0.0.1", 0)
@@ -291,7 +291,7 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
 # --- limits and the end ---
 
 
-# --- strangers ---
+# --- handshakes ---
 
 THREADS = 2
 HELLO = HEADER.pack(MAGIC, VERSION, JoinEngine.TYPE, 1, 0, 100, 0)

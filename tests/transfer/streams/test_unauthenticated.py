@@ -1,4 +1,4 @@
-"""Strangers leave when their time is over or there are too many; what one says is taken as it comes."""
+"""Pending handshakes end at their timeout or when there are too many; what one says is taken as it comes."""
 
 import pytest
 

@@ -83,7 +83,7 @@ def test_links_that_come_and_go_are_told(arguments: list[str]) -> None:
 
 
 class Looks:
-    """A machine whose looks are told in advance; the last one stays."""
+    """A machine with scripted topologies; the last one stays."""
 
     def __init__(self, *looks: Topology | Exception) -> None:
         self._looks = list(looks)
@@ -143,7 +143,7 @@ def test_a_look_that_finds_no_change_is_told_of_too() -> None:
 
 
 def refuse() -> None:
-    """What a filter on system calls makes of opening a netlink socket."""
+    """Simulates a seccomp filter that refuses netlink sockets."""
     raise PermissionError(1, "Operation not permitted")
 
 

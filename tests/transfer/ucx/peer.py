@@ -1,6 +1,6 @@
 """A process at the other end of a UCX connection: `python -m`-less, for it is started by path. Does what its first argument says.
 
-echo: sends back every part of the size that it is told by eight bytes before. quiet: receives nothing. flood: sends parts of 256 MiB.
+echo: echoes each part, whose size is announced by eight bytes. quiet: receives nothing. flood: sends parts of 256 MiB.
 """
 
 import subprocess

@@ -50,7 +50,7 @@ def pair(listener: Listener) -> tuple[UcxConnection, Connection]:
 
 
 def exchange(connection: Connection, data: bytes) -> bytes:
-    """What the echo answers."""
+    """Reply of the echo."""
     answer = bytearray(len(data))
     connection.send([len(data).to_bytes(8), data], Deadline(PATIENCE_S))
     connection.recv_into([memoryview(answer)], Deadline(PATIENCE_S))
@@ -92,7 +92,7 @@ def test_a_killed_peer_does_not_harm_others(listener: Listener) -> None:
 
 
 def test_a_peer_stopped_within_a_part_writes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where UCX does not give the receive back, the worker is given up; a new one takes its place."""
+    """If UCX does not return the receive, the worker is abandoned; a new one takes its place."""
     monkeypatch.setenv("UCX_RNDV_SCHEME", "am")  # the peer copies, piece by piece
     listener = UcxConnection.listen(Rail())
     with process("flood", listener) as (child, connection):
@@ -225,7 +225,7 @@ def test_a_slow_handshake_is_closed(listener: Listener, monkeypatch: pytest.Monk
 
 
 def is_gone(sock: socket.socket) -> bool:
-    """The other side has hung up."""
+    """The other side has closed."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

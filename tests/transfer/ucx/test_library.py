@@ -1,4 +1,4 @@
-"""Which UCX is loaded: in processes of their own, for a process loads one."""
+"""Choice of the UCX library: in processes of their own, for a process loads one."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def system(tmp_path: Path) -> Path:
 
 
 def loaded_in_new_process(**environment: str) -> str:
-    """What `loaded` says there."""
+    """Output of `loaded` there."""
     code = "from kvstore.transfer.ucx import library; print(library.loaded())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, text=True, check=True)
     return done.stdout

@@ -1,4 +1,4 @@
-"""One UCX worker a device, shared, progressed by whoever waits; what is given up moves no byte any more."""
+"""One UCX worker a device, shared, progressed by the threads that wait; what is given up moves no byte any more."""
 
 import gc
 import os
@@ -107,7 +107,7 @@ def test_leadership_passes_to_a_waiter_or_the_background(worker: UcxWorker, endp
 
 
 def test_a_leader_is_not_followed_by_what_nobody_waits_for(worker: UcxWorker, endpoint: Any) -> None:
-    """It lies before what somebody does wait for."""
+    """It precedes a message that a thread waits for."""
     first, nobodys, second = (receive(endpoint, bytearray(1), tag) for tag in (1, 2, 3))
     worker.post(first)
     leading = in_background(lambda: worker.wait(first, PATIENCE_S))
