@@ -50,7 +50,7 @@ class FaultyRemote:
 
 
 class FaultyAgent(TransferAgent):
-    """Copies in the thread that asks, unless `answers` (the next ones) or `default` (after those) say otherwise.
+    """Copies in the calling thread, unless `answers` (for the next requests) or `default` (after those) script another result.
 
     `ignores_cancel` makes it an agent that cannot cancel. `peak` is the most requests that one peer had under way. `begun` lists the
     requests in the order in which they came.
@@ -211,7 +211,7 @@ class SpareAgent(FaultyAgent):
 
 
 class KeyedAgent(FaultyAgent):
-    """Each rail has a key of its own to a region, as with RDMA, and rail9 reaches none."""
+    """Each rail has its own key to a region, as with RDMA, and rail9 reaches none."""
 
     transport = "keyed"
 

@@ -1,6 +1,6 @@
 """Peers that die, stall, lie about lengths, or speak another protocol: a typed error within the deadline, and everything healthy after.
 
-Over raw sockets, both ways: bad targets that our agent asks, and bad askers at our target.
+Over raw sockets, both ways: faulty targets of our agent, and faulty clients of our target.
 """
 
 import select
@@ -297,7 +297,7 @@ def test_an_asker_that_leaves_in_the_middle_of_a_request(raw: RawAsker, data: by
 
 
 def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, metadata: bytes) -> None:
-    """Each drop is progress, and still a peer's header has to come within the time of a stall."""
+    """Each byte is progress, but a header must still arrive within the stall timeout."""
     enough = threading.Event()
     raw.join()
 
@@ -401,7 +401,7 @@ DENIED = [("read", "key"), ("read", "place"), ("write", "region"), ("write", "ke
 
 @pytest.mark.parametrize(("kind", "fault"), DENIED)
 def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region, kind: str, fault: str) -> None:
-    """The connection goes on, also after a payload that had nowhere to go."""
+    """The connection stays usable, also after a discarded payload."""
     right = shown(region, writable=kind == "write")
     wrong = {
         "region": right._replace(region_id=10**9),

@@ -1,4 +1,4 @@
-"""Promises of the engine to its callers: over agents that fail as told (tests/transfer/faulty.py), then over real ones."""
+"""Promises of the engine to its callers: over agents with scripted failures (tests/transfer/faulty.py), then over real ones."""
 
 import asyncio
 import signal

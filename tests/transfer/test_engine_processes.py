@@ -1,4 +1,4 @@
-"""The engine over real transports, between two processes, one of which stalls, dies and comes back."""
+"""The engine over real transports, between two processes, one of which stalls, dies and restarts."""
 
 import asyncio
 from collections.abc import Iterator

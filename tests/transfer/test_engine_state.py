@@ -355,7 +355,7 @@ class Network:
 
 @dataclass
 class Caller:
-    """A thread that reads into a buffer of its own, cancels some of that, and compares what has arrived, until the engine is closed."""
+    """A thread that reads into its own buffer, cancels some reads, and compares the results, until the engine is closed."""
 
     engine: TransferEngine
     source: Span

@@ -24,7 +24,7 @@ THREADS = 8
 OTHERS = 4
 """Descriptors for other threads of this process: a master that a fixture of the session keeps looks at its own now and then."""
 EXPONENT = 1.0
-"""Of the Zipf distribution: the peer of rank r is asked in proportion to 1 / r."""
+"""Of the Zipf distribution: the peer of rank r gets requests in proportion to 1 / r."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def peers() -> Iterator[ManyTargets]:
 
 
 def small_pool() -> AbstractContextManager[ConnectionAgent]:
-    # Eight threads of one process ask as many of another: on a busy machine half a second may pass without a byte.
+    # Eight threads of one process read from as many of another: on a busy machine half a second may pass without a byte.
     return an_agent(max_endpoints=ENDPOINTS, tcp_streams=1, listens=False, stall_timeout_s=PATIENCE_S)
 
 

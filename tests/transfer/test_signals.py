@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers, at any time in a transfer and repeated: when it comes out, no byte moves any more."""
+"""Exceptions of signal handlers, at any time in a transfer and repeated: when it is raised, no byte moves any more."""
 
 import json
 

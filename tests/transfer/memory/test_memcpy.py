@@ -171,7 +171,7 @@ def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: CopyM
 
 
 def test_what_keeps_the_gil_lets_no_other_thread_run() -> None:
-    """Another thread has a turn when it gets the GIL. It never asks for it: the switch interval is longer than the test."""
+    """Another thread has a turn when it gets the GIL. It never takes it: the switch interval is longer than the test."""
     calls, turns = SimpleQueue[bool](), list[bool]()
     source = memoryview(bytes(8 * HELD_BYTES))  # so much that the other thread wakes up meanwhile
     destination = memoryview(bytearray(len(source)))

@@ -168,7 +168,7 @@ def test_close_interrupted_by_a_signal_can_be_repeated() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not closed
-    region._wake()  # by the signal's own thread, which may come late
+    region._wake()  # by the signal's own thread, possibly late
     region.release()
     region.close()
     assert closed == [region]

@@ -219,7 +219,7 @@ def test_plain_buffers_are_deregistered_after_the_read() -> None:
 
 
 def test_memory_is_registered_anew_for_a_new_region(pair: AgentPair) -> None:
-    """Regions come and go at one address, with transfers in between."""
+    """Regions are registered and closed at one address, with transfers in between."""
     first, ours, described = pair.regions(4096)
     pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
     pair.user.export(ours)

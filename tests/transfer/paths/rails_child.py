@@ -1,7 +1,7 @@
 """Engines on two hosts (tests/namespaces.py), one of which loads all rails without pause and compares every byte.
 
 The parent's side is `Load`; the engines are processes: `python -m tests.transfer.paths.rails_child target SETTINGS` and
-`... initiator SETTINGS read|write`. They tell each other and the parent everything in lines of JSON.
+`... initiator SETTINGS read|write`. They communicate with each other and the parent in lines of JSON.
 """
 
 import base64
@@ -94,7 +94,7 @@ class Load:
 
 
 def wait_until_up(hosts: TwoHosts) -> None:
-    """The kernel takes up to a second to say that a new link is up, and engines take no other."""
+    """The kernel reports a new link as up after up to a second, and engines use no other."""
     until_s = time.monotonic() + ANSWER_DEADLINE_S
     for host in (0, 1):
         for rail in hosts.rails:

@@ -340,7 +340,7 @@ def test_total_bandwidth_is_measured_while_any_path_is_busy() -> None:
 
 
 class AgainstList(RuleBasedStateMachine):
-    """Any schedule leaves in flight what a plain list of slices holds, and paths are usable as promised."""
+    """In any schedule the slices in flight equal a plain list's, and paths are usable as specified."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def peer_with(*paths: Path, near: Collection[str] = (), info: EngineInfo | None 
 
 
 def waiting(peer: Peer, priority: Priority = Priority.FOREGROUND, *reach: str) -> Slice:
-    """A slice of a transfer of its own, to regions that are reached by these transports ("tcp" if none are named)."""
+    """A slice of a new transfer, to regions reachable by these transports ("tcp" if none are named)."""
     transfer = Transfer(Deadline(30), priority, [], lambda transfer, error: None, lambda transfer: None, None)
     local = Region(memoryview(bytearray(64)))
     regions = [RemoteRegion(number, 64, 0, dict.fromkeys(names.split(","), b"")) for number, names in enumerate(reach or ("tcp",))]

@@ -319,7 +319,7 @@ def test_what_no_thread_took_is_not_kept_for_one(
 
 
 class FaultyDeadline(Deadline):
-    """Acts when it is asked for the `number`th time, as if that happened while the request is carried out."""
+    """Acts at the `number`th check, as if that happened during the request."""
 
     def __init__(self, number: int, act: Callable[[], None]) -> None:
         super().__init__(10)

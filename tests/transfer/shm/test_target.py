@@ -130,7 +130,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# --- who comes in ---
+# --- access ---
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")

@@ -163,7 +163,7 @@ def test_under_any_schedule_every_user_gets_on(keys: list[list[int]], max_endpoi
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """Any calls answer as plain lists and the naive SIEVE say, and every endpoint is closed once, without users, never too many open."""
+    """Any calls return as plain lists and the naive SIEVE do. Every endpoint is closed once, without users; never are too many open."""
 
     max_endpoints = 3
 

@@ -1,4 +1,4 @@
-"""One stream of requests: how far ahead it asks, in which order, and who fails when its connection breaks."""
+"""One stream of requests: how far ahead it sends, in which order, and which requests fail when its connection breaks."""
 
 import select
 import socket
@@ -75,7 +75,7 @@ def an_endpoint(play: Callable[[socket.socket], None]) -> Iterator[PeerConnectio
 
 
 class Recorder:
-    """Answers requests rightly, each only after the asker sends no more ahead. `ahead` lists, for each answer, what had come by then."""
+    """Answers requests rightly, each only after the asker sends no more ahead. `ahead` lists, for each reply, the requests received by then."""
 
     def __init__(self) -> None:
         self.ahead: list[list[str]] = []
@@ -215,14 +215,14 @@ def broken(stream: RequestStream, error: KVStoreError, *, has_link: bool = True)
 
 
 def under_way(stream: RequestStream, *requests: AgentRequest) -> None:
-    """These have been asked for."""
+    """These have been sent."""
     for request in requests:
         stream.add(request)
         stream.sent.append(stream.queue.popleft())
 
 
 def test_one_that_was_open_before_and_is_dead_fails_none(stream: RequestStream) -> None:
-    """They are asked for again in the same order, the writes after a fence."""
+    """They are sent again in the same order, the writes after a fence."""
     one, other, third = a_request(WRITE, fences=(1,)), a_request(WRITE), a_request()
     under_way(stream, one, other)
     stream.add(third)

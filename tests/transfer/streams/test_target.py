@@ -355,7 +355,7 @@ def test_a_stranger_without_descriptor_is_closed_in_time(exports: Exports) -> No
 
 
 class ByteByByte(TcpConnection):
-    """A plug-in that has a descriptor, and no `recv_arrived` of its own."""
+    """A plug-in with a descriptor that inherits `recv_arrived`."""
 
     recv_arrived = Connection.recv_arrived
 
@@ -371,7 +371,7 @@ def test_recv_arrived_defaults_to_single_bytes(target: Target) -> None:
 def test_more_askers_than_threads_are_served_without_delay(
     exports: Exports, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that waits for the next request of its peer leaves at once when another peer needs it."""
+    """A thread that lingers for its peer's next request parks at once when another peer needs it."""
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(target_module, "LINGER_MS", 1000 * PATIENCE_S)
     with a_target(exports, serve_threads=2) as (_, metadata), ExitStack() as stack:

@@ -166,7 +166,7 @@ def test_a_rail_that_cannot_reach_the_peer_is_unreachable() -> None:
 
 
 def test_a_listener_with_a_full_queue_does_not_hold_up_its_peer() -> None:
-    """Connecting waits for an answer that does not come: until the deadline and no longer."""
+    """Connecting waits for a reply that never arrives: until the deadline and no longer."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.create_connection(full.getsockname()) for _ in range(1)]
         with within(SHORT_S), pytest.raises(DeadlineExceeded):

@@ -1,4 +1,4 @@
-"""Pending handshakes end at their timeout or when there are too many; what one says is taken as it comes."""
+"""Pending handshakes end at their timeout or when there are too many; bytes are read as they arrive."""
 
 import pytest
 
@@ -14,7 +14,7 @@ JOIN = pack_header(JoinEngine.TYPE, 3, len(BODY), 0) + BODY
 
 
 class Arriving:
-    """A connection on which so much arrives with each piece of `said`."""
+    """A connection on which each piece of `said` arrives separately."""
 
     def __init__(self, *said: bytes) -> None:
         self.said = list(said)

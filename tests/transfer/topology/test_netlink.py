@@ -1,4 +1,4 @@
-"""Promises of netlink.py: what the kernel says is understood, on this machine and byte for byte."""
+"""Promises of netlink.py: the kernel's messages are parsed, on this machine and byte for byte."""
 
 import select
 import socket
