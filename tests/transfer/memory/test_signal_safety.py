@@ -62,57 +62,57 @@ def strikes() -> Iterator[None]:
 
 
 def test_event_set_wakes_all_waiters() -> None:
-    latch = UninterruptibleEvent(60)
-    waiting = [in_background(latch.wait) for _ in range(3)]
+    event = UninterruptibleEvent(60)
+    waiting = [in_background(event.wait) for _ in range(3)]
     assert all(is_quiet(one) for one in waiting)
-    assert not latch.wait(0)
-    assert not latch.wait(-1)
-    assert not latch.is_set
-    latch.set()
-    latch.set()
+    assert not event.wait(0)
+    assert not event.wait(-1)
+    assert not event.is_set
+    event.set()
+    event.set()
     assert [one.result(10) for one in waiting] == [True] * 3
-    assert latch.is_set
-    assert latch.wait(0)
-    latch.wait_uninterruptibly()
+    assert event.is_set
+    assert event.wait(0)
+    event.wait_uninterruptibly()
 
 
 @pytest.mark.usefixtures("strikes")
 def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
-    latch = UninterruptibleEvent(60)
+    event = UninterruptibleEvent(60)
     with pytest.raises(Struck):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        latch.wait(30)
-    assert not latch.wait(0)
-    latch.set()
-    assert latch.wait()
+        event.wait(30)
+    assert not event.wait(0)
+    event.set()
+    assert event.wait()
 
 
 def test_to_sit_out_ends_at_the_limit() -> None:
-    latch = UninterruptibleEvent(0.01)
+    event = UninterruptibleEvent(0.01)
     began_ns = time.monotonic_ns()
-    latch.wait_uninterruptibly()
+    event.wait_uninterruptibly()
     assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
-    assert not latch.is_set
+    assert not event.is_set
 
 
 @pytest.mark.skipif(not latch_module._HAS_CLOCKWRLOCK, reason="this C library waits by the wall clock alone")
 def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)  # as if it had been set since, by half a century
-    latch = UninterruptibleEvent(60)
+    event = UninterruptibleEvent(60)
     monkeypatch.undo()
-    waiting = in_background(latch.wait_uninterruptibly)
+    waiting = in_background(event.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.set()
+    event.set()
     waiting.result(10)
 
 
 def test_event_waits_by_the_wall_clock_without_clockwrlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latch_module, "_HAS_CLOCKWRLOCK", False)
     UninterruptibleEvent(0.01).wait_uninterruptibly()
-    latch = UninterruptibleEvent(60)
-    waiting = in_background(latch.wait_uninterruptibly)
+    event = UninterruptibleEvent(60)
+    waiting = in_background(event.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.set()
+    event.set()
     waiting.result(10)
 
 

@@ -157,9 +157,9 @@ def test_a_port_without_an_address_borrows_another_nics(maker: Makers) -> None:
 def test_a_fixed_port_is_tcps_and_others_follow(maker: Makers) -> None:
     two = replace(CLUSTER, nics=(*CLUSTER.nics, replace(FABRIC, name="mlx5_2")))
     made = maker(f"ucx,tcp,{FAULTY}", listen_port=7000)
-    places = [(rail.address, rail.port) for transport in ("tcp", FAULTY, "ucx") for rail in made.rails(transport, two)]
-    assert len(set(places)) == len(places) == 7
-    assert {port for _, port in places} == {7000, 7001, 7002, 7003, 7004}
+    endpoints = [(rail.address, rail.port) for transport in ("tcp", FAULTY, "ucx") for rail in made.rails(transport, two)]
+    assert len(set(endpoints)) == len(endpoints) == 7
+    assert {port for _, port in endpoints} == {7000, 7001, 7002, 7003, 7004}
     assert [rail.port for rail in made.rails("tcp", ALONE)] == [7000]
     assert [rail.port for rail in maker("ucx", listen_port=7000).rails("ucx", Topology("no NIC is seen"))] == [7000]
     with pytest.raises(ConfigError, match="listen_port"):

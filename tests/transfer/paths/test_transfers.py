@@ -13,7 +13,7 @@ from kvstore.transfer.paths.transfers import Priority, Transfer
 
 
 class Engine:
-    """Engine as a transfer sees it: its `abort`, a no-op for a transfer that is over, and `assist`. `ends`: aborting also completes the transfer."""
+    """Engine as a transfer sees it: `abort`, a no-op for a transfer that is over, and `assist`. With `ends`, `abort` also completes it."""
 
     def __init__(self, *, ends: bool = True) -> None:
         self.ends = ends

@@ -75,7 +75,7 @@ def an_endpoint(play: Callable[[socket.socket], None]) -> Iterator[PeerConnectio
 
 
 class Recorder:
-    """Answers requests rightly, each only after the asker sends no more ahead. `ahead` lists, for each reply, the requests received by then."""
+    """Replies to each request once the client sends no more ahead. `ahead` lists, for each reply, the requests received by then."""
 
     def __init__(self) -> None:
         self.ahead: list[list[str]] = []

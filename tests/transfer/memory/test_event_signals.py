@@ -32,7 +32,7 @@ def strikes() -> Iterator[list[int]]:
 
 
 def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) -> None:
-    latch, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
+    event, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
     assert main is not None
     sent: list[bool] = []
 
@@ -41,7 +41,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         for _ in range(1000):
             signal.pthread_kill(main, signal.SIGALRM)
         sent.append(True)
-        latch.set()
+        event.set()
 
     go_on.acquire()
     opener = threading.Thread(target=open_late)
@@ -50,7 +50,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         try:
             go_on.release()
         finally:
-            latch.wait_uninterruptibly()
+            event.wait_uninterruptibly()
     assert sent
     opener.join()
     assert strikes
