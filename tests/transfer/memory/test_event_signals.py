@@ -31,7 +31,7 @@ def strikes() -> Iterator[list[int]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) -> None:
+def test_no_signal_ends_wait_uninterruptibly(strikes: list[int]) -> None:
     event, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
     assert main is not None
     sent: list[bool] = []
