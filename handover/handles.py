@@ -27,7 +27,7 @@ class Handover:
         self._limit_s = limit_s + PATIENCE_S
         self._over = UninterruptibleEvent(self._limit_s)
         self.wait_uninterruptibly = self._over.wait_uninterruptibly
-        """Block until it is over, whatever is raised meanwhile: see Latch."""
+        """Block until it is over, whatever is raised meanwhile: see UninterruptibleEvent."""
 
     @property
     def is_over(self) -> bool:

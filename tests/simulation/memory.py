@@ -103,7 +103,7 @@ class Descriptors:
 
 
 def free_pages(memory: memoryview) -> None:
-    """kvstore.transfer.memory.mapping.give_back_pages: zeros for whoever maps them."""
+    """kvstore.transfer.memory.mapping.free_pages: zeros for whoever maps them."""
     np.frombuffer(memory, np.uint8)[:] = 0
 
 

@@ -129,7 +129,7 @@ def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata
 
 def test_a_queued_connection_can_be_fenced(exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes are not written, neither now nor once a thread is free."""
-    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 50)  # no extra thread is started for it
+    monkeypatch.setattr(servers_module, "EXTRA_THREAD_DELAY_NS", 1 << 50)  # no extra thread is started for it
     with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as old, RawAsker(metadata) as asker:
             old.join("raw", 1)

@@ -202,7 +202,7 @@ def test_strangers_do_not_keep_peers_out(listener: Listener, hello: bytes) -> No
 
 def test_partial_handshakes_do_not_delay_others(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 3600.0)
-    monkeypatch.setattr(listener._handshakes, "_most", 4)  # type: ignore[attr-defined]
+    monkeypatch.setattr(listener._handshakes, "_max_pending", 4)  # type: ignore[attr-defined]
     port, hello = int(listener.metadata().rpartition(b":")[2]), HELLO.pack(b"kvUX", 1, 100, 1)
     with ExitStack() as opened:
         strangers = [opened.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(6)]
