@@ -205,8 +205,7 @@ class TransferAgent(ABC):
         """Begin a request. Never waits for the network; `request.finish` is called exactly once, possibly before this
         returns.
 
-        A request fails with Unreachable (the peer or the path is gone), DeadlineExceeded, Denied (wrong key),
-        StaleHandle (no such region), InvalidArgument (outside the region), ProtocolError (the peer violates the
+        Errors: Unreachable (the peer or the path is gone); DeadlineExceeded; Denied (wrong key); StaleHandle (no such region), InvalidArgument (outside the region), ProtocolError (the peer violates the
         protocol), Cancelled or Closed.
         """
 
@@ -234,7 +233,7 @@ class TransferAgent(ABC):
         """Stop threads and connections; requests in flight fail with Closed. A second close is a no-op."""
 
     def cancel_and_wait(self, request: AgentRequest) -> None:
-        """Cancel a request and return when it is over, whatever its result."""
+        """Cancel a request and return when it is over."""
         if not request.is_over:
             self.cancel(request)
         with suppress(KVStoreError):

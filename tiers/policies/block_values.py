@@ -2,8 +2,7 @@
 the other.
 
 A part of a block is useless. Engines that share blocks under any tensor parallelism store the KV heads of a block in
-several values (docs/engines.md). The wrapped policy orders blocks as if each were one value, whichever rank stored or
-reads it.
+several values (docs/engines.md). The wrapped policy orders blocks as if each were one value, for all ranks.
 """
 
 from collections.abc import Callable

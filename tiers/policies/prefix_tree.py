@@ -111,7 +111,7 @@ def is_alone(node: PrefixNode[K]) -> bool:
 
 
 def alone(key: K, cohort: Cohort[K]) -> PrefixNode[K]:
-    """Return the node of a block without parent and children that was stored by itself in a visit that ended in
+    """Return the node of a block without parent and children that was stored alone in a visit that ended in
     `cohort`, and not read since.
     """
     visit: Visit[K] = Visit()

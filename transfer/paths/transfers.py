@@ -119,7 +119,7 @@ class Transfer:
             raise copy(self.error)
 
     def abandon(self) -> None:
-        """Cancel it and return when it is over, whatever its result."""
+        """Cancel it and return when it is over."""
         self.cancel()
         with Shield() as shield:
             self._wait_until_over(shield)

@@ -21,7 +21,7 @@ from kvstore.transfer.memory.region import Exports, release
 from kvstore.transfer.streams.connection import Connection
 
 DISCARD_BYTES: Final = 256 << 10
-"""Buffer for refused payloads of a stream, whatever the peer has announced."""
+"""Buffer for refused payloads of a stream, regardless of the announced size."""
 MAX_DISCARDED_PIECE_BYTES: Final = 16 << 20
 """Longest refused message that is received: our agents cut slices no longer than that."""
 IDLE_S: Final = 86_400.0

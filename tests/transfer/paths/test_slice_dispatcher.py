@@ -24,7 +24,7 @@ SLICE = 64
 
 
 class Scene:
-    """An engine with one rail of each of two transports, a peer with a region of ten slices, and what was told of transfers."""
+    """An engine with one rail of each of two transports, a peer with a region of ten slices, and the results of transfers."""
 
     def __init__(self, transports: str = f"{FAULTY},{SPARE}", *, max_attempts: int = 6) -> None:
         config, links = settings(transports, max_attempts=max_attempts), topology("rail0")
