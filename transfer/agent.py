@@ -205,8 +205,12 @@ class TransferAgent(ABC):
         """Begin a request. Never waits for the network; `request.finish` is called exactly once, possibly before this
         returns.
 
-        Errors: Unreachable (the peer or the path is gone); DeadlineExceeded; Denied (wrong key); StaleHandle (no such region), InvalidArgument (outside the region), ProtocolError (the peer violates the
-        protocol), Cancelled or Closed.
+        A request fails with one of:
+
+        - Unreachable: the peer or the path is gone; DeadlineExceeded.
+        - Denied: wrong key; StaleHandle: no such region; InvalidArgument: outside the region.
+        - ProtocolError: the peer violates the protocol.
+        - Cancelled or Closed.
         """
 
     def run(self, request: AgentRequest) -> None:

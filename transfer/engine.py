@@ -115,7 +115,9 @@ class TransferEngine:
 
     @shielded
     def export(self, region: Region, *, writable: bool = False) -> bytes:
-        """Make a region accessible to peers until it is closed. Any holder of the returned bytes may read it, and write it if `writable`."""
+        """Make a region accessible to peers until it is closed. Any holder of the returned bytes may read it, and write
+        it if `writable`.
+        """
         self._check_process()
         if not self._serves:
             raise InvalidArgument("this engine serves no peers: make it with serves=True")

@@ -1,4 +1,4 @@
-"""A topology as JSON: what a node registers with the master, what `kvstore topology --json` prints, and what the `topology` setting reads.
+"""JSON form of a topology: registered with the master, printed by `kvstore topology --json`, read by the setting `topology`.
 
     {"version": 1, "host": "a", "numa_nodes": [{"number": 0, "distances": [10]}],
      "nics": [{"name": "mlx5_0", "kind": "roce", "interface": "eth0", "addresses": ["10.0.0.1"], "numa_node": 0,
@@ -6,7 +6,7 @@
      "gpus": [{"index": 0, "name": "H100", "numa_node": 0, "pci_path": "..."}],
      "matrix": {"cpu:0": [["mlx5_0"], []], "cuda:0": [["mlx5_0"], []]}}
 
-The matrix alone, without "version", is Mooncake's form; the setting takes either. Everything has a limit; errors name the place.
+The matrix alone, without "version", is Mooncake's form; the setting takes either. Every value is bounded; errors name the path of the value.
 """
 
 import json

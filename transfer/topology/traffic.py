@@ -15,7 +15,7 @@ from kvstore.transfer.topology.model import INFINIBAND, RDMA_KINDS, Nic
 WORD_BYTES: Final = 4
 """Unit of InfiniBand's data counters: four octets."""
 IN_BYTES_AT, OUT_BYTES_AT = 0, 8
-"""Columns of /proc/net/dev."""
+"""Columns of received and sent bytes in /proc/net/dev."""
 
 
 class Traffic(NamedTuple):
