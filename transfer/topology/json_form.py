@@ -6,7 +6,8 @@
      "gpus": [{"index": 0, "name": "H100", "numa_node": 0, "pci_path": "..."}],
      "matrix": {"cpu:0": [["mlx5_0"], []], "cuda:0": [["mlx5_0"], []]}}
 
-The matrix alone, without "version", is Mooncake's form; the setting takes either. Every value is bounded; errors name the path of the value.
+The matrix alone, without "version", is Mooncake's form; the setting accepts both.
+Every value is bounded; errors name the path of the value.
 """
 
 import json
