@@ -99,7 +99,7 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
     watch = node._watch
     assert watch is not None
-    look = watch._look
+    look = watch._read_topology
 
     def with_another_link() -> Topology:
         topology = look()

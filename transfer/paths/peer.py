@@ -90,7 +90,7 @@ class Peer:
 
     def set_routes(self, info: EngineInfo, routes: Mapping[Path, PathRoute]) -> list[PathRoute]:
         """Replace the routes; returns those that are no longer used."""
-        gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
+        removed = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
         self.info = info
         self.routes = dict(routes)
         self._unpreferred_by_location.clear()
@@ -98,7 +98,7 @@ class Peer:
             first = min(routes, key=lambda path: routes[path].facts.preference)
             self.slice_bytes = self._settings.slice_bytes_of(first.transport)
         self.chooser.set_paths({path: route.facts for path, route in routes.items()})
-        return gone
+        return removed
 
     def push(self, slices: Iterable[Slice]) -> None:
         """Queue slices behind others of their priority."""

@@ -235,12 +235,12 @@ class RailAgents:
         the settings name a rail that does not exist.
         """
         wanted = self._wanted_rails(topology)
-        gone = [agent for key, agent in self._agents.items() if key not in wanted]
-        fresh = {key: agent for key, rail in wanted.items() if key not in self._agents and (agent := self._try(key, rail))}
-        have = self._agents | fresh
+        removed = [agent for key, agent in self._agents.items() if key not in wanted]
+        added = {key: agent for key, rail in wanted.items() if key not in self._agents and (agent := self._try(key, rail))}
+        have = self._agents | added
         self._agents = {key: have[key] for key in wanted if key in have}
         self._rank_transports()
-        return gone, bool(fresh)
+        return removed, bool(added)
 
     def export(self, region: Region) -> dict[str, bytes]:
         """Return the descriptors of a region: one per transport if all its rails agree, else one per rail."""
@@ -282,7 +282,7 @@ class RailAgents:
         same_host = info.host == network_id()
         known = peer.info.agents if peer is not None and peer.info.secret == info.secret else ()
         routes: dict[Path, PathRoute] = {}
-        fresh: list[PathRoute] = []
+        added: list[PathRoute] = []
         for agent, entry in self._pairs(info, same_host):
             path = Path(agent.transport, agent.rail.device, entry.rail.device)
             old = peer.routes.get(path) if peer is not None and entry in known else None
@@ -298,9 +298,9 @@ class RailAgents:
             except Unreachable:
                 continue
             except KVStoreError:
-                unload(fresh)
+                unload(added)
                 raise
-            fresh.append(routes[path])
+            added.append(routes[path])
         return routes
 
     def _pairs(self, info: EngineInfo, same_host: bool) -> list[tuple[TransferAgent, AgentInfo]]:

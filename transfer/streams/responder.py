@@ -70,7 +70,7 @@ class Responder:
         """Return the deadline that the peer's request carries."""
         return Deadline(header.deadline_ms / 1000 if header.deadline_ms else self._settings.deadline_s)
 
-    def fetch(self, connection: Connection, header: FrameHeader, message: ReadRegions) -> None:
+    def handle_read(self, connection: Connection, header: FrameHeader, message: ReadRegions) -> None:
         """Reply with the pieces, or with an error. Raises what ends the connection."""
         try:
             payload_bytes = _check_pieces(message)
@@ -88,7 +88,7 @@ class Responder:
             del views
             release(held)
 
-    def store(self, connection: Connection, header: FrameHeader, message: WriteRegions) -> None:
+    def handle_write(self, connection: Connection, header: FrameHeader, message: WriteRegions) -> None:
         """Receive the pieces and acknowledge, or reply with an error. Raises what ends the connection."""
         deadline = self.deadline_of(header)
         payload_bytes = _check_pieces(message)
@@ -112,7 +112,7 @@ class Responder:
         with self._lock:
             self.served_bytes += payload_bytes
 
-    def notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
+    def handle_notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
         """Queue a notification from the agent `name`."""
         reply: Message = Ok()
         try:

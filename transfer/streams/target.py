@@ -349,15 +349,15 @@ class Target:
         if header.payload_bytes and header.type != WriteRegions.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload, and {header.payload_bytes} bytes were announced")
         if header.type == ReadRegions.TYPE and peer.key[0]:
-            self._responder.fetch(peer.connection, header, ReadRegions.unpack(body))
+            self._responder.handle_read(peer.connection, header, ReadRegions.unpack(body))
         elif header.type == WriteRegions.TYPE and peer.key[0]:
-            self._responder.store(peer.connection, header, WriteRegions.unpack(body))
+            self._responder.handle_write(peer.connection, header, WriteRegions.unpack(body))
         elif header.type == JoinEngine.TYPE and not peer.key[0]:
             self._join(peer, header.request_id, JoinEngine.unpack(body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
-            self._responder.notice(peer.connection, peer.key[0], header, Notice.unpack(body))
+            self._responder.handle_notice(peer.connection, peer.key[0], header, Notice.unpack(body))
         else:
             raise ProtocolError(f"a message of type {header.type} instead of {'a request' if peer.key[0] else 'Join'}")
 

@@ -183,7 +183,7 @@ class TcpConnection(Connection):
             if self._has_failed:
                 return self._closed()
             self._has_failed = True
-            self._hang_up()
+            self._shut_down()
         return error
 
     def _closed(self) -> Closed:
@@ -193,11 +193,11 @@ class TcpConnection(Connection):
         with self._lock:
             if not self._has_failed:
                 self._has_failed = True
-                self._hang_up()
+                self._shut_down()
                 if not self._users:
                     self._sock.close()
 
-    def _hang_up(self) -> None:
+    def _shut_down(self) -> None:
         """Wake the threads inside. Unsent bytes must not arrive after the caller saw a failure."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         with contextlib.suppress(OSError):  # the peer may have closed before
