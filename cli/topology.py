@@ -257,7 +257,7 @@ def topology(node: str | None, is_local: bool, svg: str | None, as_json: bool, s
 
 def _this_machine() -> HostPanel:
     settings = load_settings(TransferSettings, SECTION, flags={})
-    return HostPanel(socket.gethostname(), Discovery.configured(settings).look())
+    return HostPanel(socket.gethostname(), Discovery.configured(settings).read_topology())
 
 
 def _of_cluster(settings: ClientSettings, node: str | None) -> list[HostPanel]:

@@ -44,11 +44,11 @@ async def carry_out(effect: RunInThreadEffect) -> Any:
     working: asyncio.Future[bool] | None = None
     try:
         with contextlib.suppress(RuntimeError):  # the system has none, or the executor takes nothing more
-            working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
+            working = asyncio.get_running_loop().run_in_executor(None, gate.run_inside, lambda: results.append(effect.function()))
         if working is not None:
             await _wait_for(working)
     finally:
-        gate.shut()
+        gate.close_and_wait()
     return results[0] if results else effect.function()
 
 

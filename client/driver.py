@@ -67,7 +67,7 @@ def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
                     try:
                         part.abandon()
                     except BaseException as error:  # of a handler that struck in there: the others are to be abandoned all the same
-                        shield.keep(error)
+                        shield.defer(error)
     finally:
         for part in parts:
             part.operation.close()

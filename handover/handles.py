@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
-from kvstore.transfer.memory.signal_safety import Latch
+from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 PATIENCE_S: Final = 5.0
 """How long after its deadline and fence a request may take to say that it is over; one that takes longer is at fault."""
@@ -25,13 +25,13 @@ class Handover:
         """Whoever waited for it was interrupted: the transceiver ends it as soon as it sees this."""
         self.on_cancel: Callable[[], None]
         self._limit_s = limit_s + PATIENCE_S
-        self._over = Latch(self._limit_s)
-        self.sit_out = self._over.sit_out
-        """Block until it is over, whatever is raised meanwhile: see Latch."""
+        self._over = UninterruptibleEvent(self._limit_s)
+        self.wait_uninterruptibly = self._over.wait_uninterruptibly
+        """Block until it is over, whatever is raised meanwhile: see UninterruptibleEvent."""
 
     @property
     def is_over(self) -> bool:
-        return self._over.is_open
+        return self._over.is_set
 
     def wait(self) -> None:
         """Block until it is over on this rank. Raises its error: DeadlineExceeded, Cancelled, Unreachable (a rank is gone), InvalidArgument
@@ -47,7 +47,7 @@ class Handover:
             try:
                 self.cancel()
             finally:
-                self.sit_out()
+                self.wait_uninterruptibly()
             raise
         if not is_over:
             raise DeadlineExceeded(f"request {self.request_id!r} did not end at its deadline: its blocks must stay")
@@ -62,7 +62,7 @@ class Handover:
         """For the transceiver; a second time is a no-op."""
         if not self.is_over:
             self.error, self.is_fenced = error, is_fenced
-            self._over.open()
+            self._over.set()
 
 
 class SendHandle(Handover):

@@ -28,7 +28,7 @@ from kvstore.rpc.address import host_id, parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.signal_safety import Latch
+from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 MAX_DEADLINE_S: Final = 3600.0
 """What frames carry at most."""
@@ -111,7 +111,7 @@ class CacheTransceiver:
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
         self._process_id = os.getpid()
         self._is_closing = self._is_closed = False
-        self._closed = Latch(math.inf)
+        self._closed = UninterruptibleEvent(math.inf)
         self._failure: BaseException | None = None
         self._reactor = Reactor()
         try:
@@ -238,7 +238,7 @@ class CacheTransceiver:
                 try:
                     self._reactor.call_soon(self._requests.end_abandoned)
                 finally:
-                    handle.sit_out()
+                    handle.wait_uninterruptibly()
             raise
 
     def finished(self) -> list[RequestOutcome]:
@@ -276,7 +276,7 @@ class CacheTransceiver:
             self._closed.wait()
             self._thread.join()
         except BaseException:
-            self._closed.sit_out()
+            self._closed.wait_uninterruptibly()
             raise
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -293,7 +293,7 @@ class CacheTransceiver:
             self._failure = error
         finally:
             self._reactor.close()
-            self._closed.open()
+            self._closed.set()
 
     def _end(self) -> None:
         """Stop once every request is over."""
@@ -333,7 +333,7 @@ class CacheTransceiver:
     def _call(self, function: Callable[[], None]) -> None:
         """Run it in the reactor's thread. Raises what it does, Closed and Forked; DeadlineExceeded: that thread hangs."""
         self._check_process()
-        answered, raised = Latch(CALL_S), list[BaseException]()
+        answered, raised = UninterruptibleEvent(CALL_S), list[BaseException]()
 
         def run() -> None:
             try:
@@ -341,7 +341,7 @@ class CacheTransceiver:
             except BaseException as error:
                 raised.append(error)
             finally:
-                answered.open()
+                answered.set()
 
         if self._is_closed:
             raise Closed("the transceiver is closed")

@@ -115,13 +115,13 @@ def watch_topology(transfer: TransferSettings, engine: TransferEngine | None, de
         describe(topology=dump_topology(topology), transfer=now)
         told = now
 
-    def otherwise() -> None:
+    def on_unchanged() -> None:
         if engine is not None and engine.describe() != told:
             tell(watch.topology)
 
     try:
-        look, interval_s = Discovery.configured(transfer).look, transfer.link_poll_interval_s
-        watch = LinkWatch(look, changed, poll_interval_s=interval_s, otherwise=otherwise)
+        look, interval_s = Discovery.configured(transfer).read_topology, transfer.link_poll_interval_s
+        watch = LinkWatch(look, changed, poll_interval_s=interval_s, on_unchanged=on_unchanged)
     except Broken as error:
         log.warning("the topology of this host is unknown: %s", error)
         return None

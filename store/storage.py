@@ -78,7 +78,7 @@ def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, t
     """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
     tell its network interfaces. Raises ConfigError for settings that cannot be met."""
     try:
-        topology = Discovery.configured(transfer).look()
+        topology = Discovery.configured(transfer).read_topology()
     except Broken as error:
         log.warning("no transfer engine: the topology of this host is unknown: %s", error)
         return None

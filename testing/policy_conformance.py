@@ -1,4 +1,4 @@
-"""What every eviction policy must do, as test classes to inherit. Needs the `dev` extra (pytest, hypothesis).
+"""Conformance of eviction policies, as test classes to inherit. Needs the `dev` extra (pytest, hypothesis).
 
     class TestMine(PolicyConformance):
         policy = Mine
@@ -24,7 +24,7 @@ KEYS = st.integers(0, 7)
 
 
 class NaivePolicy(ABC):
-    """The part of EvictionPolicy that decides, as plainly as it can be written. Called only with keys it was given."""
+    """Reference implementation of a policy's decisions. Called only with known keys."""
 
     @abstractmethod
     def insert(self, key: int) -> None:
@@ -43,7 +43,7 @@ class NaivePolicy(ABC):
 
 
 class PolicyConformance:
-    """What any policy does, whatever its order."""
+    """Conformance of any policy."""
 
     policy: Callable[[], EvictionPolicy[int]]
     naive: Callable[[], NaivePolicy] | None = None
@@ -60,7 +60,7 @@ class PolicyConformance:
         return policy
 
     def test_no_graph_of_parents_keeps_a_key_from_eviction(self) -> None:
-        """Parents are what callers say: rings, forests, keys that are their own parent, parents that come later or never."""
+        """Any parents are accepted: cycles, forests, keys that are their own parent, parents inserted later or never."""
         for seed in range(200):
             generator = random.Random(seed)
             policy, stored = self.make_policy(), set[int]()

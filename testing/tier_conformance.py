@@ -1,4 +1,4 @@
-"""What every tier must do, as test classes to inherit. Needs the `dev` extra (pytest).
+"""Conformance of tiers, as test classes to inherit. Needs the `dev` extra (pytest).
 
     class OpenMine:
         def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
@@ -8,8 +8,7 @@
         def raw_get(self, tier: Tier, slot: Slot) -> bytes: ...
         def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None: ...
 
-It uses nothing but the interface of tier.py; what only one tier does belongs into that tier's own tests. Against a dict, in any order of
-operations, tier_machine.py holds a tier.
+It uses only the interface of tier.py. tier_machine.py compares a tier with a dict under any order of operations.
 """
 
 import threading
@@ -27,26 +26,28 @@ VALUE_COUNT = 8
 
 
 class OpensTier:
-    """How a tier's tests open it."""
+    """Opens the tier under test."""
 
     def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
-        """A tier of `capacity_bytes`; a durable one keeps its values in `folder`, and opened there again has them still."""
+        """Return a tier of `capacity_bytes`. A durable one stores its values in `folder` and has them when opened there
+        again.
+        """
         raise NotImplementedError
 
     def slot_bytes(self, size_bytes: int) -> int:
-        """What a value of this size takes of the capacity: more in a tier that rounds all sizes."""
+        """Return the capacity that a value takes; override it for a tier that rounds sizes up."""
         return size_bytes
 
 
 class TierConformance(OpensTier):
-    """What any tier does. Its fixture `tier` has room for exactly VALUE_COUNT values of VALUE_BYTES."""
+    """Conformance of any tier. The fixture `tier` holds exactly VALUE_COUNT values of VALUE_BYTES."""
 
     def raw_get(self, tier: Tier, slot: Slot) -> bytes:
-        """The slot's bytes as the device has them, past the code under test."""
+        """Return the slot's bytes on the device, bypassing the code under test."""
         raise NotImplementedError
 
     def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None:
-        """Put `data` where the slot's bytes lie on the device, past the code under test."""
+        """Write `data` to the slot's location on the device, bypassing the code under test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -111,7 +112,7 @@ class TierConformance(OpensTier):
         tier.release(second)
         assert tier.free_bytes == tier.capacity_bytes
 
-    def test_bytes_are_told_apart_by_tenant_until_their_slots_are_free(self, tier: Tier) -> None:
+    def test_tenant_bytes_count_slots_until_they_are_free(self, tier: Tier) -> None:
         first, second = (tier.allocate(VALUE_BYTES, tenant="red") for _ in range(2))
         other = tier.allocate(VALUE_BYTES, tenant="blue")
         assert tier.tenant_bytes == {"red": 2 * VALUE_BYTES, "blue": VALUE_BYTES}
@@ -133,7 +134,7 @@ class TierConformance(OpensTier):
         with pytest.raises(InvalidArgument):
             tier.write_batch([record(slot, b"eleven char")])
 
-    def test_a_slot_given_back_is_refused_everywhere(self, tier: Tier) -> None:
+    def test_a_freed_slot_is_refused_everywhere(self, tier: Tier) -> None:
         freed, held = put(tier, [value(1), value(2)])
         tier.free(freed)
         for act in (tier.free, tier.quarantine):
@@ -144,7 +145,7 @@ class TierConformance(OpensTier):
         assert isinstance(read(tier, freed), StaleHandle)
         assert get(tier, [held]) == [value(2)]
 
-    def test_an_old_handle_does_not_reach_the_next_value_in_its_place(self, tier: Tier) -> None:
+    def test_a_stale_handle_does_not_reach_the_next_value(self, tier: Tier) -> None:
         slots = put(tier, [value(number) for number in range(VALUE_COUNT)])
         tier.free_batch(slots)
         put(tier, [value(number) for number in range(10, 10 + VALUE_COUNT)])
@@ -201,7 +202,7 @@ class TierConformance(OpensTier):
             worker.join()
         assert wrong == []
 
-    def test_a_sound_tier_says_ok(self, tier: Tier) -> None:
+    def test_a_sound_tier_reports_ok(self, tier: Tier) -> None:
         assert tier.health == "ok"
 
     def test_closing_twice_is_closing_once(self, tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ class TierConformance(OpensTier):
 
 
 class VolatileTierConformance(TierConformance):
-    """What a tier does whose values end with the process."""
+    """Conformance of tiers whose values end with the process."""
 
     def test_what_lies_on_the_device_is_read(self, tier: Tier) -> None:
         (slot,) = put(tier, [value(1)])
@@ -248,7 +249,7 @@ class VolatileTierConformance(TierConformance):
 
 
 class DurableTierConformance(TierConformance):
-    """What a tier does whose values outlive the process."""
+    """Conformance of tiers whose values survive the process."""
 
     def reopen(self, tier: Tier, folder: Path) -> Tier:
         tier.close()
@@ -267,7 +268,7 @@ class DurableTierConformance(TierConformance):
         tier.check_integrity()
         tier.close()
 
-    def test_a_recovered_value_is_counted_for_the_tenant_that_adopts_it(self, tmp_path: Path) -> None:
+    def test_adopt_counts_a_recovered_value_for_its_tenant(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         put(tier, [value(1), value(2)], tags=[b"kept", b"let go"])
         tier = self.reopen(tier, tmp_path)
@@ -294,7 +295,7 @@ class DurableTierConformance(TierConformance):
         assert tier.allocate(VALUE_BYTES) != found.slot
         tier.close()
 
-    def test_what_was_given_back_does_not_return(self, tmp_path: Path) -> None:
+    def test_freed_values_are_not_recovered(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         slots = put(tier, [value(1), value(2), value(3)], tags=[b"freed", b"quarantined", b"kept"])
         tier.free(slots[0])
@@ -332,7 +333,7 @@ class DurableTierConformance(TierConformance):
 
 
 def value(number: int, size_bytes: int = VALUE_BYTES) -> bytes:
-    """A value that no other number shares (from 8 bytes on)."""
+    """Return a value unique to `number` (from 8 bytes on)."""
     pattern = number.to_bytes(8, "little")
     return (pattern * (size_bytes // 8 + 1))[:size_bytes]
 
@@ -342,7 +343,7 @@ def record(slot: Slot, data: Buffer, tag: bytes = b"") -> Record:
 
 
 def put(tier: Tier, values: Sequence[Buffer], tags: list[bytes] | None = None) -> list[Slot]:
-    """Allocate and write one slot a value, in one batch."""
+    """Allocate and write one slot per value, in one batch."""
     slots = [tier.allocate(len(data)) for data in values]
     tier.write_batch([record(*parts) for parts in zip(slots, values, tags or [b""] * len(slots), strict=True)])
     return slots
@@ -358,5 +359,5 @@ def get(tier: Tier, slots: list[Slot]) -> list[bytes]:
 
 
 def read(tier: Tier, slot: Slot) -> Exception | None:
-    """The answer to reading one slot."""
+    """Read one slot and return its result."""
     return tier.read_batch_into([slot], [memoryview(bytearray(slot.size_bytes))])[0]

@@ -1,4 +1,4 @@
-"""What every tier must do in any order of operations, as a state machine to inherit. Needs the `dev` extra (pytest, hypothesis).
+"""Conformance of tiers in any order of operations, as a state machine to inherit. Needs the `dev` extra (pytest, hypothesis).
 
 class MineAgainstDict(OpenMine, TierMachine): ...    # OpenMine: see conformance.py
 TestMineAgainstDict = MineAgainstDict.TestCase
@@ -18,11 +18,11 @@ from kvstore.testing.tier_conformance import OpensTier, get, read, record, value
 from kvstore.tiers.tier import Slot, TierFull
 
 MACHINE_SETTINGS = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
-"""For `TestX.settings` of a state machine: the same schedules in every run, no limit on a single step's time."""
+"""For `TestX.settings` of a state machine: the same schedules in every run, without a time limit per step."""
 
 
 class TierMachine(OpensTier, RuleBasedStateMachine):
-    """Any schedule of operations leaves a tier with the values that a dict from serial number to bytes has."""
+    """State machine that compares a tier, under any schedule of operations, with a dict from serial number to bytes."""
 
     CAPACITY_BYTES = 2000
     UNIT_BYTES = 1

@@ -19,7 +19,7 @@ FOLDER: Final = ROOT / "build" / "pythons"
 SUITES: Final = (
     "tests/client",
     "tests/store",
-    "tests/transfer/memory/test_latch_signals.py",
+    "tests/transfer/memory/test_event_signals.py",
     "tests/handover/test_signals.py",
     "tests/router/test_signals.py",
     "tests/telemetry/test_routes.py",

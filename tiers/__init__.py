@@ -1,1 +1,1 @@
-"""Where bytes live: the Tier interface, its three implementations (hbm, dram, nvme) and the eviction policies."""
+"""Storage tiers: the Tier interface, its three implementations (hbm, dram, nvme) and the eviction policies."""

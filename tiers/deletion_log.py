@@ -1,12 +1,12 @@
-"""Ids of values that are deleted although LMDB could not write that down: a small file beside it, made before it is needed.
+"""Log of deletions that LMDB could not write: a small preallocated file beside it.
 
-LMDB writes a deletion to new pages, which a full disk does not have. This file has its blocks from the start and is written in place,
-so it takes what a full disk does not; a disk that writes nothing at all fails both. It holds records of RECORD_BYTES:
+LMDB writes a deletion to new pages, which a full disk does not have. This file has its blocks from the start and is
+written in place; only a disk that accepts no write at all fails both. Records of RECORD_BYTES:
 
     id       8 bytes, big-endian
-    digest   xxh3_64 of the id: a record of zeros, or one that was torn, is none
+    digest   xxh3_64 of the id: a record of zeros, or a torn one, is void
 
-It knows neither values nor LMDB. The caller sees to it that an id that is in here is not given to another value.
+The caller never assigns an id that is in the log to another value.
 """
 
 import os
@@ -21,47 +21,51 @@ from kvstore.protocol.errors import ConfigError, TierFailed
 from kvstore.tiers.tier import TierFull
 
 RECORD_BYTES: Final = 16
-MAX_TOMBSTONES: Final = 16_384
-"""Deletions that can wait for LMDB, for the file has its size from the start: 256 KiB. One more cannot be promised."""
+MAX_LOGGED_DELETIONS: Final = 16_384
+"""Fixed size of the file: 256 KiB."""
 
 
 class DeletionLog:
     """The file at `path`. Not thread-safe."""
 
     def __init__(self, path: Path, *, sync: bool) -> None:
-        """Open or make it. `sync`: what `add` writes is on the device when it returns. Raises ConfigError."""
+        """Open or create it. With `sync`, `add` is durable on return. Raises ConfigError."""
         self._sync = sync
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         try:
-            os.posix_fallocate(self._descriptor, 0, MAX_TOMBSTONES * RECORD_BYTES)
-            raw = os.pread(self._descriptor, MAX_TOMBSTONES * RECORD_BYTES, 0)
+            os.posix_fallocate(self._descriptor, 0, MAX_LOGGED_DELETIONS * RECORD_BYTES)
+            raw = os.pread(self._descriptor, MAX_LOGGED_DELETIONS * RECORD_BYTES, 0)
         except OSError as error:
             os.close(self._descriptor)
-            raise ConfigError(f"{path} gets no room: {error.strerror}") from error
-        # Nearly all of it is zeros, which are no records: to look at each of them took most of what it takes to open a tier.
-        places = range(0, len(raw.rstrip(b"\0")), RECORD_BYTES)
-        found = {begin: raw[begin : begin + 8] for begin in places if raw[begin : begin + RECORD_BYTES] == _record(raw[begin : begin + 8])}
+            raise ConfigError(f"{path} cannot be allocated: {error.strerror}") from error
+        # Skip the trailing zeros, nearly all of the file: examining each record took most of the time to open a tier.
+        offsets = range(0, len(raw.rstrip(b"\0")), RECORD_BYTES)
+        found = {begin: raw[begin : begin + 8] for begin in offsets if raw[begin : begin + RECORD_BYTES] == _record(raw[begin : begin + 8])}
         self.ids: set[bytes] = set(found.values())
-        """What is in the file."""
+        """The ids in the file."""
         self._end_bytes = max(found, default=-RECORD_BYTES) + RECORD_BYTES
 
     def add(self, ids: Iterable[bytes]) -> None:
-        """Write down those that are not in it yet; durable when this returns. Raises TierFull or TierFailed: some may be in it."""
+        """Append the ids that are not in it; durable on return. Raises TierFull or TierFailed; some of them may then be
+        in the file.
+        """
         new = [one for one in ids if one not in self.ids]
         if not new:
             return
         data = b"".join(map(_record, new))
-        if self._end_bytes + len(data) > MAX_TOMBSTONES * RECORD_BYTES:
-            raise TierFull(f"{MAX_TOMBSTONES} deletions wait for the disk already")
+        if self._end_bytes + len(data) > MAX_LOGGED_DELETIONS * RECORD_BYTES:
+            raise TierFull(f"{MAX_LOGGED_DELETIONS} deletions already wait for LMDB: free space on its disk")
         self._write(data, self._end_bytes)
         self._end_bytes += len(data)
         self.ids.update(new)
 
     def clear(self) -> None:
-        """All of them are deleted where they were. Should the file not take that, they stay: they name nothing any more."""
+        """Remove all ids: LMDB has their deletions. If the write fails they stay, which is harmless: they refer to no
+        value.
+        """
         if self._end_bytes:
             with suppress(TierFull, TierFailed):
                 self._write(bytes(self._end_bytes), 0)
@@ -80,9 +84,9 @@ class DeletionLog:
             if self._sync:
                 os.fdatasync(self._descriptor)
         except OSError as error:
-            raise TierFailed(f"a deletion cannot be written down: {error.strerror}") from error
+            raise TierFailed(f"a deletion cannot be logged: {error.strerror}") from error
         if written < len(data):
-            raise TierFull(f"a deletion cannot be written down: {written} of {len(data)} bytes were")
+            raise TierFull(f"a deletion cannot be logged: {written} of {len(data)} bytes were written")
 
 
 def _record(key: bytes) -> bytes:

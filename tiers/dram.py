@@ -1,7 +1,7 @@
-"""The DRAM tier: blocks in shared memory that clients on the same host map and copy from, or read in place.
+"""DRAM tier: blocks in shared memory, which clients of the same host map and read in place.
 
-It puts SlabTier (which slot) over a MemfdPool (whose memory) and copies. It does not talk to clients: the node passes
-descriptors (`slab_fd`) and places (`locate`) to them.
+Combines SlabTier (slot allocation) with a MemfdPool (memory of the slabs). The node passes slab descriptors (`slab_fd`)
+and slot locations (`locate`) to clients.
 """
 
 import os
@@ -23,7 +23,7 @@ Column = npt.NDArray[np.int64]
 
 
 class DramTier(SlabTier):
-    """See the module and Tier. `prefault_step` may run in any one thread beside the rest."""
+    """Tier whose slabs are memfds. `prefault_step` may run in one other thread; see Tier for the rest."""
 
     name = "dram"
 
@@ -35,49 +35,53 @@ class DramTier(SlabTier):
         hugepages: bool = False,
         transparent_hugepages: bool = True,
     ) -> None:
-        """`hugepages` are used when the system has enough of them reserved: see the property. `transparent_hugepages` asks for those that
-        the kernel gives by itself.
+        """Allocate all of the memory.
 
-        Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
+        Args:
+          hugepages: use reserved huge pages if enough are free; the property tells.
+          transparent_hugepages: request transparent huge pages (madvise).
+
+        Raises ConfigError: the capacity is 0 or exceeds the machine's memory, or the system refuses so much shared
+        memory.
         """
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if capacity_bytes > physical_bytes:
             raise ConfigError(
-                f"a DRAM tier of {format_size(capacity_bytes)} does not fit into this machine's {format_size(physical_bytes)}"
+                f"a DRAM tier of {format_size(capacity_bytes)} does not fit into this machine's {format_size(physical_bytes)} of memory"
             )
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         is_chosen = slab_bytes is None
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
-        if is_chosen and hugepages:  # what is no whole page takes one all the same
+        if is_chosen and hugepages:  # part of a page takes a whole one
             slab_bytes = max(1, slab_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._pool = MemfdPool(
             capacity_bytes,
             slab_bytes=slab_bytes,
             first_sizes=growth_sizes(first_bytes, slab_bytes),
             hugepages=hugepages,
-            asks=transparent_hugepages,
+            transparent_hugepages=transparent_hugepages,
         )
         if self._pool.hugepages:
-            first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
+            first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page anyway
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool)
 
     @property
     def hugepages(self) -> bool:
-        """Whether the memory made at the start is in huge pages that were reserved."""
+        """Whether the memory is in reserved huge pages."""
         return self._pool.hugepages
 
     @property
     def prefaulted_bytes(self) -> int:
-        """How far `prefault_step` has come; `capacity_bytes` in the end."""
+        """Bytes whose pages are present; `capacity_bytes` once prefaulting is complete."""
         return self._pool.prefaulted_bytes
 
     @property
     def has_cold(self) -> threading.Event:
-        """Set whenever there is more for `prefault_step`; the thread that calls it may wait for it, and clears it before."""
+        """Set while `prefault_step` has work. The prefault thread clears it before each step and waits for it."""
         return self._pool.has_cold
 
     def prefault_step(self, max_bytes: int) -> bool:
-        """Fault in up to `max_bytes` more, of slabs first; whether something is left. Releases the GIL."""
+        """Fault in up to `max_bytes`, memory of slabs first. Returns whether more is left. Releases the GIL."""
         return self._pool.prefault_step(max_bytes)
 
     def is_warm(self, slab_id: int) -> bool:
@@ -85,51 +89,51 @@ class DramTier(SlabTier):
         return not self._pool.memory(slab_id).untouched_bytes
 
     def view(self, slot: Slot) -> memoryview:
-        """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
+        """Return the slot's memory, writable. For the node only; valid until the slot is freed. Raises StaleHandle."""
         return self._bytes(slot).data
 
     def fill(self, slot: Slot, value: memoryview) -> tuple[int, int]:
-        """Write a small value of the slot's size; where that is, as of `locate`. Raises StaleHandle."""
-        slab_id, offset_bytes = place = self.locate(slot)
+        """Copy a small value of the slot's size into it and return its location, as `locate`. Raises StaleHandle."""
+        slab_id, offset_bytes = location = self.locate(slot)
         self._pool.memory(slab_id).bytes.data[offset_bytes : offset_bytes + slot.size_bytes] = value
-        return place
+        return location
 
     def locate(self, slot: Slot) -> tuple[int, int]:
-        """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""
+        """Return (slab id, offset in bytes) of the slot. Slab ids are never reused. Raises StaleHandle."""
         slab = self.find(slot)
         return slab.number, position_of(slot) * slab.group.slot_bytes
 
     def locate_all(self, indexes: Column) -> tuple[Column, Column]:
-        """As `locate` for many slots, by their indexes: slab ids, and offsets in bytes."""
+        """Return (slab ids, offsets in bytes) of many slots, given by their indices."""
         slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
-        numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma at its first call, for 7 ms of a node's first put
+        numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma on first use: 7 ms of a node's first put
         if len(numbers) == 1:
             return slabs, positions * self.slab(numbers[0]).group.slot_bytes
         slot_bytes = np.array([self.slab(number).group.slot_bytes for number in numbers], np.int64)
         return slabs, positions * slot_bytes[np.searchsorted(numbers, slabs)]
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
-        """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.
+        """Return a new descriptor of the slab's memory for a process of `tenant`. The caller closes it.
 
-        Raises StaleHandle (no such slab any more), Unauthorized (the slab is another tenant's).
+        Raises StaleHandle (no such slab) or Unauthorized (the slab belongs to another tenant).
         """
         if self.slab(slab_id).group.tenant != tenant:
-            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+            raise Unauthorized(f"slab {slab_id} does not belong to tenant {tenant!r}")
         return self._pool.memory(slab_id).export(writable=writable)
 
     def slab_memory(self, slab_id: int, *, tenant: str) -> memoryview:
-        """The slab's whole memory, to be read for `tenant` until the slab is gone. Raises as `slab_fd`."""
+        """Return the slab's memory read-only, for `tenant`; valid while the slab exists. Raises as `slab_fd`."""
         if self.slab(slab_id).group.tenant != tenant:
-            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+            raise Unauthorized(f"slab {slab_id} does not belong to tenant {tenant!r}")
         return self._pool.memory(slab_id).bytes.data.toreadonly()
 
     @property
-    def slabs_gone(self) -> int:
-        """Slabs given up since the tier was made: whoever maps some may ask `has_slab` when it rises."""
-        return self._pool.slabs_gone
+    def slabs_released(self) -> int:
+        """Slabs released since the tier was made. When it rises, holders of mappings check `has_slab`."""
+        return self._pool.slabs_released
 
     def has_slab(self, slab_id: int) -> bool:
-        """Whether the slab is there: it goes when its memory is needed for another tenant or size."""
+        """Whether the slab exists. A slab is released when another tenant or size class needs its memory."""
         try:
             self.slab(slab_id)
         except StaleHandle:
@@ -137,7 +141,7 @@ class DramTier(SlabTier):
         return True
 
     def slab_bytes(self, slab_id: int) -> int:
-        """The size of the slab's memory. Raises StaleHandle."""
+        """Return the size of the slab's memory. Raises StaleHandle."""
         return self.slab(slab_id).size_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:

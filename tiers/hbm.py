@@ -1,8 +1,8 @@
-"""The HBM tier: blocks in one arena of device memory, a torch tensor. It needs the `hbm` extra.
+"""HBM tier: blocks in one arena of GPU memory, a torch tensor. Requires the `hbm` extra.
 
-Any torch device will do (`cpu` in tests). Slabs are ranges of the arena. On CUDA copies go through pinned staging memory on a stream of
-their own, so that they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. torch is imported when
-first used.
+Slabs are ranges of the arena. Copies to and from CUDA memory go through pinned staging buffers on a stream of their
+own: they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. Other torch
+devices (`cpu` in tests) copy directly. torch is imported on first use.
 """
 
 import threading
@@ -24,14 +24,14 @@ from kvstore.tiers.tier import Buffer, Record, Slot
 Bytes = npt.NDArray[np.uint8]
 
 STAGING_BYTES = 8 << 20
-"""Pinned memory for one run of a copy; there are two, so that one is filled while the other is on the bus."""
+"""Size of each of the two pinned buffers: one is filled while the other is on the bus."""
 
 
 class ArenaRanges:
-    """Which ranges [begin, end) of an arena of `capacity_bytes` are taken by which slab. A slabs.Backing.
+    """Allocator of slab ranges [begin, end) in an arena of `capacity_bytes`. A SlabAllocator.
 
-    First fit by address, neighbours joined on release: slabs of one size pack without gaps, mixed ones may leave some that are too
-    short for a whole slab. Acquire and release are O(ranges), once a slab.
+    First fit by address; neighbours are coalesced on release. Slabs of one size pack without gaps; mixed sizes may
+    leave gaps shorter than a slab. Acquire and release are O(ranges), once per slab.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -40,15 +40,15 @@ class ArenaRanges:
         self._taken: dict[int, tuple[int, int]] = {}
 
     def begin(self, slab: int) -> int:
-        """Offset of the slab's first byte in the arena."""
+        """Return the offset of the slab's first byte in the arena."""
         return self._taken[slab][0]
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        """See Backing: the first range that has room for all, else the longest."""
+        """Take the first range that is long enough, else the longest. See SlabAllocator."""
         wanted_bytes = count * slot_bytes
-        fitting = (place for place in self._free if place[1] - place[0] >= wanted_bytes)
-        longest = max(self._free, key=lambda place: place[1] - place[0], default=(0, 0))
-        begin, end = next(fitting, longest)
+        long_enough = (index for index in self._free if index[1] - index[0] >= wanted_bytes)
+        longest = max(self._free, key=lambda index: index[1] - index[0], default=(0, 0))
+        begin, end = next(long_enough, longest)
         count = min(count, (end - begin) // slot_bytes)
         if count:
             self._free.remove((begin, end))
@@ -59,14 +59,14 @@ class ArenaRanges:
         return count
 
     def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
-        """A device's memory always is."""
+        """Device memory needs no prefaulting."""
         return True
 
     def release(self, slab: int) -> None:
         self._insert(*self._taken.pop(slab))
 
     def check_integrity(self) -> None:
-        """Assert that free and taken ranges cover the arena once, free ones joined. For tests."""
+        """Assert that free and taken ranges cover the arena once and free ones are coalesced. For tests."""
         cover = sorted([*self._free, *self._taken.values()])
         assert [end for _, end in cover] == [begin for begin, _ in cover[1:]] + [self._capacity_bytes]
         assert cover[0][0] == 0
@@ -74,13 +74,13 @@ class ArenaRanges:
         assert all(left[1] < right[0] for left, right in zip(self._free, self._free[1:], strict=False)), "neighbours are not joined"
 
     def _insert(self, begin: int, end: int) -> None:
-        place = bisect_left(self._free, (begin, end))
-        if place < len(self._free) and self._free[place][0] == end:
-            end = self._free.pop(place)[1]
-        if place > 0 and self._free[place - 1][1] == begin:
-            place -= 1
-            begin = self._free.pop(place)[0]
-        self._free.insert(place, (begin, end))
+        index = bisect_left(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index > 0 and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
 
 
 class PlainCopier:
@@ -104,7 +104,7 @@ class PlainCopier:
 
 
 class CudaCopier:  # pragma: no cover - only with CUDA
-    """Copies on a side stream through two pieces of pinned memory. One batch at a time: callers in several threads queue."""
+    """Copies on a side stream through two pinned buffers. Concurrent callers are serialised by a lock."""
 
     def __init__(self, arena: Any) -> None:
         torch = import_torch()
@@ -116,11 +116,11 @@ class CudaCopier:  # pragma: no cover - only with CUDA
 
     def write(self, pieces: Sequence[tuple[int, Buffer]]) -> None:
         with self._lock, import_torch().cuda.stream(self._stream):
-            for turn, run in enumerate(runs((offset, np.frombuffer(data, np.uint8)) for offset, data in pieces)):
-                staging, done = self._staging[turn % 2], self._done[turn % 2]
+            for chunk_number, batch in enumerate(batches_of((offset, np.frombuffer(data, np.uint8)) for offset, data in pieces)):
+                staging, done = self._staging[chunk_number % 2], self._done[chunk_number % 2]
                 done.synchronize()
                 at = 0
-                for offset, source in run:
+                for offset, source in batch:
                     staged = staging[at : at + len(source)]
                     staged.numpy()[:] = source
                     self._arena[offset : offset + len(source)].copy_(staged, non_blocking=True)
@@ -131,47 +131,51 @@ class CudaCopier:  # pragma: no cover - only with CUDA
     def read(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         with self._lock, import_torch().cuda.stream(self._stream):
             before: list[tuple[int, Bytes]] = []
-            turn = 0
-            for turn, run in enumerate(runs((offset, np.frombuffer(target, np.uint8)) for offset, target in pieces), start=1):
+            chunk_number = 0
+            for chunk_number, batch in enumerate(
+                batches_of((offset, np.frombuffer(target, np.uint8)) for offset, target in pieces), start=1
+            ):
                 at = 0
-                for offset, target in run:
+                for offset, target in batch:
                     source = self._arena[offset : offset + len(target)]
-                    self._staging[turn % 2][at : at + len(target)].copy_(source, non_blocking=True)
+                    self._staging[chunk_number % 2][at : at + len(target)].copy_(source, non_blocking=True)
                     at += len(target)
-                self._done[turn % 2].record(self._stream)
-                self._unstage(turn - 1, before)
-                before = run
-            self._unstage(turn, before)
+                self._done[chunk_number % 2].record(self._stream)
+                self._unstage(chunk_number - 1, before)
+                before = batch
+            self._unstage(chunk_number, before)
 
-    def _unstage(self, turn: int, run: list[tuple[int, Bytes]]) -> None:
-        self._done[turn % 2].synchronize()
-        staged = self._staging[turn % 2].numpy()
+    def _unstage(self, chunk_number: int, batch: list[tuple[int, Bytes]]) -> None:
+        self._done[chunk_number % 2].synchronize()
+        staged = self._staging[chunk_number % 2].numpy()
         at = 0
-        for _, target in run:
+        for _, target in batch:
             target[:] = staged[at : at + len(target)]
             at += len(target)
 
 
-def runs(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
-    """The pieces (offset, bytes), in order, in runs of at most `limit_bytes`; a piece that crosses the limit is cut."""
-    run: list[tuple[int, Bytes]] = []
-    room = limit_bytes
+def batches_of(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
+    """Group (offset, bytes) pieces, in order, into batches of at most `limit_bytes`; pieces that cross the limit are
+    cut.
+    """
+    batch: list[tuple[int, Bytes]] = []
+    left_bytes = limit_bytes
     for offset, data in pieces:
         at = 0
         while at < len(data):
-            part = data[at : at + room]
-            run.append((offset + at, part))
+            part = data[at : at + left_bytes]
+            batch.append((offset + at, part))
             at += len(part)
-            room -= len(part)
-            if not room:
-                yield run
-                run, room = [], limit_bytes
-    if run:
-        yield run
+            left_bytes -= len(part)
+            if not left_bytes:
+                yield batch
+                batch, left_bytes = [], limit_bytes
+    if batch:
+        yield batch
 
 
 def import_torch() -> Any:
-    """The torch module. Raises ConfigError where it is not installed."""
+    """Import torch. Raises ConfigError if it is not installed."""
     try:
         import torch
     except ImportError as missing:
@@ -180,24 +184,23 @@ def import_torch() -> Any:
 
 
 class HbmTier(SlabTier):
-    """See the module and Tier. `arena` is the device memory (uint8, one dimension).
-
-    A device that failed once takes no values until the process starts anew.
+    """Tier in GPU memory; `arena` is the device memory (uint8, one dimension). After a device error it accepts no
+    values until a restart.
     """
 
     name = "hbm"
 
     def __init__(self, capacity_bytes: int, device: str = "cuda:0", *, slab_bytes: int | None = None) -> None:
-        """Raises ConfigError: torch is missing, there is no such device, or it has not so much memory."""
+        """Raises ConfigError: torch is missing, the device does not exist or has too little memory."""
         torch = import_torch()
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         try:
             self.arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         except (RuntimeError, AssertionError) as refusal:
-            # torch raises an AssertionError where it was built without CUDA; its messages go on with advice for developers.
+            # torch raises an AssertionError if it was built without CUDA. The further lines of its messages are for developers.
             reason = str(refusal).splitlines()[0]
-            raise ConfigError(f"no HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
+            raise ConfigError(f"cannot allocate an HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
         self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)
@@ -213,32 +216,32 @@ class HbmTier(SlabTier):
         return super().allocate(size_bytes, tenant=tenant)
 
     def locate(self, slot: Slot) -> int:
-        """Offset of the slot's first byte in the arena. Raises StaleHandle."""
+        """Return the offset of the slot's first byte in the arena. Raises StaleHandle."""
         slab = self.find(slot)
         return self._ranges.begin(slab.number) + position_of(slot) * slab.group.slot_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:
-        """See Tier. The bytes are on the device when this returns."""
+        """As Tier.write_batch. The bytes are on the device on return."""
         pieces = [(self.locate(record.slot), record.data) for record in records]
         self._check_sizes(records)
-        with self._translating():
+        with self._device_errors_translated():
             self._copier.write(pieces)
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        answers: list[Exception | None] = []
+        errors: list[Exception | None] = []
         pieces: list[tuple[int, memoryview]] = []
         for slot, destination in zip(slots, destinations, strict=True):
             try:
                 pieces.append((self.locate(slot), destination))
-                answers.append(None)
+                errors.append(None)
             except KVStoreError as stale:
-                answers.append(stale)
+                errors.append(stale)
         try:
-            with self._translating():
+            with self._device_errors_translated():
                 self._copier.read(pieces)
         except TierFailed as failed:
-            return [answer or failed for answer in answers]
-        return answers
+            return [error or failed for error in errors]
+        return errors
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -248,7 +251,7 @@ class HbmTier(SlabTier):
         self.arena = self._copier = None  # type: ignore[assignment]
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _device_errors_translated(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:

@@ -1,20 +1,20 @@
-"""Headers of all values of the NVMe tier, and the bytes of small ones, in LMDB.
+"""LMDB records of the NVMe tier: a header per value, and the bytes of small values.
 
-Two databases under one key, the block's id (8 bytes, big-endian, never used twice):
+Two databases are keyed by the block's id (8 bytes, big-endian, never reused):
 
     headers  size, checksum, extents and tag of every value
-    values   the bytes of values that lie in no extent
+    values   bytes of the values that have no extent
 
-A header:
+A header, big-endian:
 
-    digest    8 bytes   xxh3_64 of the key and of all that follows
+    digest    8 bytes   xxh3_64 of the key and of the rest
     size      uint64    bytes of the value
     checksum  uint64    xxh3_64 of the value
-    runs      uint32    how many; 0: the value is in the database `values`
+    runs      uint32    number of runs; 0: the value is in `values`
     run       12 bytes  each: first page (uint64) and pages (uint32) in the value file
     tag       the rest
 
-Integers are big-endian. LMDB notices no flipped bit: one in a tag would give the right bytes to the wrong key.
+The digest is needed because LMDB detects no flipped bit: one in a tag would return the right bytes for the wrong key.
 """
 
 import struct
@@ -37,11 +37,11 @@ _RUN_BYTES: Final = 12
 _FIXED: Final = struct.Struct(">QQI")
 
 SCAN_CHUNK: Final = 4096
-"""Headers read in one transaction of a scan: a caller that takes its time between them holds none open."""
+"""Headers read per transaction of a scan, so that a slow caller holds no transaction open."""
 
 
 class ValueHeader(NamedTuple):
-    """See the module. `runs` is empty for a value in LMDB."""
+    """Header of a value. `runs` is empty for a value in LMDB."""
 
     size_bytes: int
     checksum: int
@@ -55,7 +55,7 @@ def pack_header(key: bytes, header: ValueHeader) -> bytes:
 
 
 def unpack_header(key: bytes, raw: bytes) -> ValueHeader | None:
-    """None where a bit of the key or the header has changed."""
+    """Return the header, or None if a bit of the key or the header changed."""
     if xxhash.xxh3_64_digest(key + raw[_DIGEST_BYTES:]) != raw[:_DIGEST_BYTES]:
         return None
     size_bytes, checksum, count = _FIXED.unpack_from(raw, _DIGEST_BYTES)
@@ -65,14 +65,14 @@ def unpack_header(key: bytes, raw: bytes) -> ValueHeader | None:
 
 
 class LmdbRead(NamedTuple):
-    """One small value to be read into `buffer`, which has its size."""
+    """A small value to read into `buffer`, which has its size."""
 
     block_id: int
     buffer: memoryview
 
 
 class LmdbRecords:
-    """Records of one environment. Any thread may read; `put` and `delete` are for transactions of `Environment.write`."""
+    """Records of one environment. Any thread may read; `put` and `delete` are called within `Environment.write`."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -89,34 +89,34 @@ class LmdbRecords:
         transaction.delete(key, db=self._environment.values)
 
     def read(self, reads: Sequence[LmdbRead]) -> list[Exception | None]:
-        """Fill the buffers and verify them; one answer each, as Tier.read_batch_into has them. Raises Closed."""
-        answers: list[Exception | None] = []
+        """Fill and verify the buffers; one result per read, as Tier.read_batch_into. Raises Closed."""
+        errors: list[Exception | None] = []
         waiting = deque(reads)
         while waiting:
             try:
                 with self._environment.read() as transaction:
                     while waiting:
-                        answers.append(self._read(transaction, waiting[0]))
+                        errors.append(self._read(transaction, waiting[0]))
                         waiting.popleft()
             except TierFailed as error:
-                # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
-                answers.append(error)
+                # A transaction that met a damaged page refuses all further reads: continue in another one.
+                errors.append(error)
                 waiting.popleft()
-        return answers
+        return errors
 
     def newest_key(self) -> bytes | None:
-        """None: there is no value. Raises TierFailed."""
+        """Return the largest key, or None if there is no value. Raises TierFailed."""
         with self._environment.read() as transaction:
             cursor = transaction.cursor(self._environment.headers)
             return bytes(cursor.key()) if cursor.last() else None
 
     def scan(self) -> Iterator[tuple[bytes, ValueHeader | None]]:
-        """Keys and headers, oldest first; None for a damaged header. Raises TierFailed."""
+        """Yield keys and headers, oldest first; None for a damaged header. Raises TierFailed."""
         after = b""
         while True:
             with self._environment.read() as transaction:
                 cursor = transaction.cursor(self._environment.headers)
-                # The key after `after` in LMDB's order is the same with a zero byte behind it.
+                # The successor of `after` in LMDB's order is the same key with a zero byte appended.
                 found = cursor.set_range(after + b"\0") if after else cursor.first()
                 chunk = [(bytes(key), bytes(raw)) for key, raw in islice(cursor.iternext(), SCAN_CHUNK)] if found else []
             if not chunk:
@@ -126,7 +126,7 @@ class LmdbRecords:
                 yield key, unpack_header(key, raw)
 
     def scan_newest(self) -> Iterator[tuple[bytes, ValueHeader | None]]:
-        """As `scan`, newest first, in one transaction: read on without delay."""
+        """As `scan`, newest first, in one transaction: consume it without delay."""
         with self._environment.read() as transaction:
             for key, raw in transaction.cursor(self._environment.headers).iterprev():
                 yield bytes(key), unpack_header(bytes(key), bytes(raw))

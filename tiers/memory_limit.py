@@ -1,7 +1,7 @@
-"""The memory limit that control groups set for this process, of version 1 and of version 2.
+"""Memory limit of this process by its control groups, version 1 and 2.
 
-The kernel kills a process whose groups exceed the limit, without a word to it. A process is in one group of each hierarchy; each ancestor
-of that group may have a limit of its own, and the lowest one holds. Source: proc_pid_cgroup(5), cgroups(7), Documentation/admin-guide.
+The kernel kills a process whose group exceeds its limit. A process is in one group per hierarchy; each ancestor may
+have a limit of its own, and the lowest one applies. Source: proc_pid_cgroup(5), cgroups(7), Documentation/admin-guide.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,17 @@ from typing import Final
 from kvstore.protocol.settings import format_size
 
 NO_LIMIT_BYTES: Final = 1 << 60
-"""Version 1 has no word for "none": the file has the largest multiple of a page that fits 63 bits."""
+"""Version 1 represents "no limit" by the largest multiple of a page that fits 63 bits."""
 V1_FILES: Final = ("memory.limit_in_bytes",)
 V2_FILES: Final = ("memory.max", "memory.high")
-"""Above `memory.high` the kernel does not kill: it slows the process until memory is freed, which shared memory without swap never is."""
+"""Above `memory.high` the kernel throttles the process until memory is freed, which shared memory without swap never
+is.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """The lowest limit in bytes, and the file that has it."""
+    """The lowest limit, in bytes, and the file that states it."""
 
     limit_bytes: int
     file: str
@@ -31,7 +33,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A mounted hierarchy: the group that its folder shows, and where that is."""
+    """A mounted cgroup hierarchy: its root group and its mount point."""
 
     kind: str
     group: PurePosixPath
@@ -40,7 +42,7 @@ class _Mount:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """The limit of this process; None: no file states one. `root` is that of the files."""
+    """Return the limit of this process, or None if no file states one. `root` is the file system's root."""
     try:
         groups = (root / "proc/self/cgroup").read_text()
         mounts = (root / "proc/self/mountinfo").read_text()
@@ -51,7 +53,9 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
 
 def _mounts(mountinfo: str) -> Iterator[_Mount]:
-    """Lines are: id, parent, device, root, mount point, options, optional fields, "-", type, source, options of the file system."""
+    """Parse mountinfo lines: id, parent, device, root, mount point, options, optional fields, "-", type, source, fs
+    options.
+    """
     for line in mountinfo.splitlines():
         place, _, filesystem = line.partition(" - ")
         kind, _source, options = (filesystem.split(" ", 2) + ["", ""])[:3]
@@ -65,13 +69,13 @@ def _unescaped(path: str) -> str:
 
 
 def _limits_of(root: Path, mount: _Mount, groups: str) -> Iterator[MemoryLimit]:
-    """The limits of the process's group and of its ancestors, as far as the mount shows them."""
+    """Yield the limits of the process's group and its ancestors, as far as the mount exposes them."""
     if mount.kind == "cgroup" and "memory" not in mount.options:
         return
     own = _group(groups, mount.kind)
     if own is None:
         return
-    # In a container without a name space of groups the mount may show a group that the path does not lead to: the container's own.
+    # Without a cgroup namespace a container's mount may be rooted at a group outside the process's path: the container's own.
     below = own.relative_to(mount.group) if own.is_relative_to(mount.group) else PurePosixPath()
     folders = [mount.folder / part for part in (below, *below.parents)] if ".." not in below.parts else [mount.folder]
     for folder in folders:
@@ -82,7 +86,9 @@ def _limits_of(root: Path, mount: _Mount, groups: str) -> Iterator[MemoryLimit]:
 
 
 def _group(groups: str, kind: str) -> PurePosixPath | None:
-    """The process's group in the hierarchy; lines are number, controllers, path. Version 2 has the number 0 and no controllers."""
+    """Return the process's group in the hierarchy. Lines are number, controllers, path; version 2 has number 0 and no
+    controllers.
+    """
     for line in groups.splitlines():
         number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if (number == "0" and not controllers) if kind == "cgroup2" else "memory" in controllers.split(","):
@@ -91,7 +97,7 @@ def _group(groups: str, kind: str) -> PurePosixPath | None:
 
 
 def _read(file: Path) -> int | None:
-    """None: there is no such file, as at the root, or it has the word "max"."""
+    """Return the number in the file, or None if the file is missing or contains "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,19 +1,17 @@
-"""The NVMe tier: headers and small values in LMDB, large values in a file beside it, verified on every read.
+"""NVMe tier: headers and small values in LMDB, large values in a file beside it; every read is verified.
 
-LMDB has a header of every value (tiers/lmdb_records.py) and the bytes of values of up to LMDB_BYTES: tiers/lmdb_records.py.
+- LMDB holds a header per value and the bytes of values up to LMDB_BYTES (tiers/lmdb_records.py).
+- Larger values lie in extents of whole pages in the value file (tiers/value_file.py).
+- Write order: values, fdatasync, one transaction with the headers. A durable header therefore has its value.
+- An extent is reused once the deletion of its header is durable and no read of it is in flight (tiers/placements.py).
+- Without `sync` a power cut may keep a header and lose its value; the checksum detects it, and the read is a miss.
+- Deletions that LMDB cannot write (its disk is full) go to `removed.ids`: tiers/deletion_log.py.
 
-The bytes of larger values lie in extents of the value file (tiers/value_file.py), in whole pages. A batch is written in this order: values,
-fdatasync, one transaction with its headers; so a header that is durable has its value. An extent is reused once the deletion of its header
-is durable and no read of it is under way (tiers/placements.py). Without `sync` a power cut may keep a header and lose its value: the
-checksum says so, and it is a miss.
+Values may be encoded (tiers/value_codec.py): sizes and checksums here are those of the bytes on disk, and a read into a
+larger destination decodes.
 
-The bytes may be an encoded value (tiers/value_codec.py): a reader with memory for the value itself gets it decoded. Size and checksum here
-are those of the bytes as they lie on the disk.
-
-A deletion that LMDB cannot write (its disk is full) goes to `removed.ids` until it can: tiers/deletion_log.py.
-
-Capacity is counted in slots: whole pages in the value file, the value's own bytes in LMDB, whose trees are the disk's affair. The file may
-be one segment longer than the capacity: extents that were freed wait for the next transaction there, and writes need not wait for it.
+Capacity is counted in slots: whole pages in the value file, the value's bytes in LMDB without LMDB's trees. The file
+may be one segment longer than the capacity: freed extents wait there for the next transaction, so that writes do not.
 """
 
 import os
@@ -40,24 +38,27 @@ MAX_VALUE_BYTES: Final = 1 << 30
 MAX_TAG_BYTES: Final = 4096
 
 LMDB_BYTES: Final = 1024
-"""Values of up to this size are in LMDB, where several share a page: 1,486 bytes for 1,000. From 1,350 on each takes a page of its own
-there as well, and a cold read is a walk of the tree beside it."""
+"""Values up to this size are stored in LMDB, where several share a page: 1,486 bytes for 1,000. From 1,350 bytes on
+each takes a page of its own there too, and a cold read also walks the tree.
+"""
 
 MAX_DELETIONS = 16_384
-"""Deletions in one transaction, so that a write waits at most 50 ms for those of a great eviction; the others wait for the next."""
+"""Deletions per transaction. Bounds a write's wait behind a large eviction to about 50 ms; the rest go into the next
+transaction.
+"""
 
-_UNKNOWN = "\0"
-"""Whose a recovered value is before `adopt`: no tenant's name."""
+_UNKNOWN_TENANT = "\0"
+"""Tenant of a recovered value before `adopt`; not a valid name."""
 
 
 class NvmeTier(Tier):
-    """Values in one folder.
+    """Tier in one folder, with values that survive the process.
 
-    Threads: as Tier says; any number may call `write_batch`, `flush` and `read_batch_into` at once. The caller frees no slot that is being
-    written. Even if it did, the value would not outlast the next transaction: it is not written then, or deleted by the next one.
+    Threads: as Tier; any number may call `write_batch`, `flush` and `read_batch_into`. The caller frees no slot that is
+    being written. If it does, the value is not written, or deleted by the next transaction.
 
-    A slot's index is the block's id, its generation the count of times the folder was opened. An id is never used again within a
-    process, so a slot that was given back is stale for ever.
+    A slot's index is the block's id, its generation the number of times the folder was opened. Ids are never reused
+    within a process, so a freed slot stays stale.
     """
 
     name = "nvme"
@@ -66,44 +67,45 @@ class NvmeTier(Tier):
     def __init__(
         self, directory: str | os.PathLike[str], *, capacity_bytes: int, sync: bool = True, begin: Begin = begin_transaction
     ) -> None:
-        """Open `directory` (created where missing; one node at a time may use it) to hold `capacity_bytes` of slots.
+        """Open `directory` (created if missing, used by one node at a time) for `capacity_bytes` of slots.
 
-        Without `sync` a power cut may lose the newest batches, or the whole folder; the death of the process still loses nothing.
+        Without `sync` a power cut may lose the newest batches or the whole folder; a crash of the process loses
+        nothing.
 
         Raises:
-            ConfigError: the folder or the capacity cannot be used; the message says why.
+            ConfigError: the folder or the capacity is unusable.
         """
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
-        self._groups: dict[str, int] = {_UNKNOWN: 0}
-        self._tenants = [_UNKNOWN]
-        """By group."""
+        self._groups: dict[str, int] = {_UNKNOWN_TENANT: 0}
+        self._tenants = [_UNKNOWN_TENANT]
+        """Tenant names by group."""
         self._tenant_bytes: dict[str, int] = {}
         self._unwritten: set[int] = set()
-        """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, writers remove."""
+        """Ids allocated but not passed to `write_batch`: freeing one needs no deletion. The loop adds, writers remove."""
         self._freed: deque[bytes] = deque()
-        """Keys given back and not yet deleted, oldest first. Appended by the loop, taken by a writer."""
+        """Keys freed but not yet deleted, oldest first. The loop appends, a writer pops."""
         self._deleting: list[bytes] = []
-        """Keys taken from `_freed` whose transaction has not been committed. Of whoever has `_committing`."""
+        """Keys taken from `_freed` whose transaction has not committed. Guarded by `_committing`."""
         self._committing = threading.Lock()
-        """Held over a transaction and what follows from it for the extents: they change in the order of the transactions."""
+        """Held over a transaction and the changes to extents that follow it: both happen in the same order."""
         self._commits: deque[_Commit] = deque()
-        """Batches whose values are written, waiting for their transaction."""
+        """Batches whose values are written and that wait for a transaction."""
         with ExitStack() as opened:
             self._environment = Environment(directory, capacity_bytes=capacity_bytes, sync=sync, begin=begin)
             opened.callback(self._environment.close)
             self._records = LmdbRecords(self._environment)
             self._values = ValueStore(Path(directory) / "values", capacity_bytes=capacity_bytes, sync=sync)
             opened.callback(self._values.close)
-            self._tombstones = DeletionLog(Path(directory) / "removed.ids", sync=sync)
-            opened.callback(self._tombstones.close)
-            self._freed.extend(sorted(self._tombstones.ids))
+            self._deletion_log = DeletionLog(Path(directory) / "removed.ids", sync=sync)
+            opened.callback(self._deletion_log.close)
+            self._freed.extend(sorted(self._deletion_log.ids))
             try:
                 self._next_id = self._first_unused_id()
-                self._lost = self._restore()
+                self._lost_ids = self._restore()
             except TierFailed as damaged:
-                raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
+                raise ConfigError(f"{damaged}; move the folder away to start with an empty tier") from damaged
             opened.pop_all()
 
     @property
@@ -127,11 +129,11 @@ class NvmeTier(Tier):
         return self._values.written_bytes + self._environment.written_bytes
 
     def slot_bytes(self, size_bytes: int, *, tenant: str = "") -> int:
-        """Whole pages of the value file, or the bytes of a value in LMDB."""
+        """Return whole pages in the value file, or the value's size in LMDB."""
         return size_bytes if size_bytes <= LMDB_BYTES else pages_of(size_bytes) * PAGE_BYTES
 
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
-        self._require_health()
+        self._check_health()
         slot_bytes = self.slot_bytes(size_bytes)
         if not 1 <= size_bytes <= MAX_VALUE_BYTES or slot_bytes > self._capacity_bytes:
             raise InvalidArgument(
@@ -142,12 +144,13 @@ class NvmeTier(Tier):
         slot = Slot(self._next_id, self._environment.openings, size_bytes, self.group(size_bytes, tenant=tenant))
         self._next_id += 1
         self._unwritten.add(slot.index)
-        self._take(slot)
+        self._add(slot)
         return slot
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
-        """One a tenant: any slot makes room for any value, but keys are told apart within a tenant only. Recovered slots are in group 0
-        until they are adopted."""
+        """Return the tenant's group: a freed slot makes space for any value of the tenant. Recovered slots are in group
+        0 until `adopt`.
+        """
         group = self._groups.get(tenant)
         if group is None:
             group = self._groups[tenant] = len(self._tenants)
@@ -159,34 +162,34 @@ class NvmeTier(Tier):
         return self._tenant_bytes
 
     def adopt(self, slot: Slot, *, tenant: str) -> Slot:
-        self._require(slot)
+        self._check_slot(slot)
         adopted = slot._replace(group=self.group(slot.size_bytes, tenant=tenant))
-        self._count(slot, -1)
-        self._count(adopted, 1)
+        self._count_tenant(slot, -1)
+        self._count_tenant(adopted, 1)
         return adopted
 
     def write_batch(self, records: Sequence[Record]) -> None:
         for record in records:
             # Before the check: a slot freed after this line is queued for deletion, one freed before it is refused.
             self._unwritten.discard(record.slot.index)
-            self._check(record)
-        self._require_health()
+            self._check_record(record)
+        self._check_health()
         try:
             self._write(records)
         except TierFull:
-            # Nothing was written, so freeing these leaves nothing to delete, and no tombstone is spent on them.
+            # Nothing was written, so freeing these needs no deletion, nor space in the log.
             self._unwritten.update(record.slot.index for record in records if record.slot.index in self._size_by_id)
-            # Deletions are what makes room, so they must not depend on the success of a write that lacks it.
+            # Deletions free space, so they must not depend on a write that fails for lack of it.
             self.flush()
             raise
 
     def flush(self) -> None:
-        """Make every `free` before this call durable: in LMDB or, where that cannot write, as tombstones.
+        """Make every earlier `free` durable: in LMDB, or in the deletion log if LMDB cannot write.
 
-        Between `free` and the next `write_batch` or `flush` a crash brings the block back: harmless, for its bytes never change;
-        but a block that must not come back (removed on request) needs this.
+        A crash between `free` and the next `write_batch` or `flush` brings the block back. This is harmless, as its
+        bytes never change; a removal on request must be followed by `flush`.
 
-        Raises TierFull, TierFailed: not even that could be done. The deletions stay queued, and the next flush begins with them.
+        Raises TierFull or TierFailed when neither can be written. The deletions stay queued for the next flush.
         """
         with self._committing:
             try:
@@ -194,63 +197,63 @@ class NvmeTier(Tier):
                     self._environment.write(self._delete)
                     self._release_deleted()
             except (TierFull, TierFailed):
-                # One step of the interpreter, as the loop may append meanwhile.
-                self._tombstones.add([*self._deleting, *self._freed.copy()])
+                # `copy` is atomic under the GIL; the loop may append concurrently.
+                self._deletion_log.add([*self._deleting, *self._freed.copy()])
             else:
-                self._tombstones.clear()
+                self._deletion_log.clear()
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        answers: list[Exception | None] = [None] * len(slots)
+        errors: list[Exception | None] = [None] * len(slots)
         buffers = dict[int, memoryview]()
-        for place, (slot, destination) in enumerate(zip(slots, destinations, strict=True)):
+        for index, (slot, destination) in enumerate(zip(slots, destinations, strict=True)):
             try:
-                buffers[place] = self._buffer_for(slot, destination)
+                buffers[index] = self._buffer_for(slot, destination)
             except (StaleHandle, InvalidArgument) as refused:
-                answers[place] = refused
+                errors[index] = refused
         placements = self._values.placements
         number = placements.begin_read()
         try:
-            found = [(place, placements.find(slots[place].index)) for place in buffers]
-            in_extents = {place: ExtentRead(placement, buffers[place]) for place, placement in found if placement is not None}
-            in_lmdb = [place for place, placement in found if placement is None]
-            small = self._records.read([LmdbRead(slots[place].index, buffers[place]) for place in in_lmdb])
+            found = [(index, placements.find(slots[index].index)) for index in buffers]
+            in_extents = {index: ExtentRead(placement, buffers[index]) for index, placement in found if placement is not None}
+            in_lmdb = [index for index, placement in found if placement is None]
+            lmdb_errors = self._records.read([LmdbRead(slots[index].index, buffers[index]) for index in in_lmdb])
             self._values.read(list(in_extents.values()))
         finally:
             placements.end_read(number)
-        for place, answer in zip(in_lmdb, small, strict=True):
-            answers[place] = answer
-        for place, read in in_extents.items():
-            answers[place] = read.answer
-        for place, buffer in buffers.items():
-            if answers[place] is None and buffer.nbytes != destinations[place].nbytes:
-                answers[place] = decode_into(buffer, destinations[place])
-        return answers
+        for index, error in zip(in_lmdb, lmdb_errors, strict=True):
+            errors[index] = error
+        for index, read in in_extents.items():
+            errors[index] = read.error
+        for index, buffer in buffers.items():
+            if errors[index] is None and buffer.nbytes != destinations[index].nbytes:
+                errors[index] = decode_into(buffer, destinations[index])
+        return errors
 
     def free(self, slot: Slot) -> None:
-        self._require(slot)
+        self._check_slot(slot)
         del self._size_by_id[slot.index]
         self._used_bytes -= self.slot_bytes(slot.size_bytes)
-        self._count(slot, -1)
+        self._count_tenant(slot, -1)
         try:
             self._unwritten.remove(slot.index)
         except KeyError:
             self._freed.append(key_of(slot.index))
 
     def recover(self) -> Iterator[Recovered]:
-        """The values found, oldest first, each counted as used when it is yielded.
+        """Yield the values found, oldest first; each counts as used when it is yielded.
 
-        Where they are more than the capacity (it was larger once), the newest that fit; the others are deleted, as are those
-        with a damaged header: both by the next `write_batch` or `flush`. Those with a tombstone are not there.
+        Skips deletions in the log. Deletes, with the next `write_batch` or `flush`, values with a damaged header and,
+        if the capacity was reduced, the oldest that exceed it.
         """
         oldest = self._oldest_that_fits()
         for key, header in self._records.scan():
-            if key in self._tombstones.ids:
+            if key in self._deletion_log.ids:
                 continue
-            if header is None or key < oldest or int.from_bytes(key) in self._lost:
+            if header is None or key < oldest or int.from_bytes(key) in self._lost_ids:
                 self._freed.append(key)
                 continue
             slot = Slot(int.from_bytes(key), self._environment.openings, header.size_bytes)
-            self._take(slot)
+            self._add(slot)
             yield Recovered(slot, header.checksum, header.tag)
 
     def check_integrity(self) -> None:
@@ -262,37 +265,37 @@ class NvmeTier(Tier):
         self._values.placements.check_integrity()
 
     def close(self) -> None:
-        """Delete what was freed, if the device still lets us, and close. The threads that write must have stopped."""
+        """Write pending deletions if the device allows it, and close. Writers must have stopped."""
         try:
             self.flush()
         except (TierFull, TierFailed, Closed):
             pass
         finally:
             self._values.close()
-            self._tombstones.close()
+            self._deletion_log.close()
             self._environment.close()
 
-    def _take(self, slot: Slot) -> None:
+    def _add(self, slot: Slot) -> None:
         self._size_by_id[slot.index] = slot.size_bytes
         self._used_bytes += self.slot_bytes(slot.size_bytes)
-        self._count(slot, 1)
+        self._count_tenant(slot, 1)
 
-    def _count(self, slot: Slot, times: int) -> None:
+    def _count_tenant(self, slot: Slot, change: int) -> None:
         tenant = self._tenants[slot.group]
-        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + times * self.slot_bytes(slot.size_bytes)
+        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + change * self.slot_bytes(slot.size_bytes)
         if not self._tenant_bytes[tenant]:
             del self._tenant_bytes[tenant]
 
-    def _require(self, slot: Slot) -> None:
+    def _check_slot(self, slot: Slot) -> None:
         if slot.generation != self._environment.openings or slot.index not in self._size_by_id:
-            raise StaleHandle(f"{slot} was given back")
+            raise StaleHandle(f"{slot} was freed")
 
-    def _require_health(self) -> None:
+    def _check_health(self) -> None:
         if self.health != "ok":
             raise TierFailed(self.health)
 
-    def _check(self, record: Record) -> None:
-        self._require(record.slot)
+    def _check_record(self, record: Record) -> None:
+        self._check_slot(record.slot)
         size_bytes = memoryview(record.data).nbytes
         if size_bytes != record.slot.size_bytes:
             raise InvalidArgument(f"{size_bytes} bytes for a slot of {record.slot.size_bytes}")
@@ -301,32 +304,35 @@ class NvmeTier(Tier):
 
     def _write(self, records: Sequence[Record]) -> None:
         large = [record for record in records if record.slot.size_bytes > LMDB_BYTES]
-        placed = self._values.place([record.slot.size_bytes for record in large], flush=self.flush)
-        runs_by_id = {record.slot.index: runs for record, runs in zip(large, placed, strict=True)}
+        runs_of_large = self._values.place([record.slot.size_bytes for record in large], flush=self.flush)
+        runs_by_id = {record.slot.index: runs for record, runs in zip(large, runs_of_large, strict=True)}
         try:
             if large:
-                self._values.write(placed, [record.data for record in large])
+                self._values.write(runs_of_large, [record.data for record in large])
             self._commit(records, runs_by_id)
         finally:
             self._values.discard(list(runs_by_id.values()))
 
     def _commit(self, records: Sequence[Record], runs_by_id: dict[int, Runs]) -> None:
-        """Headers, values in LMDB and pending deletions, in one transaction with all batches that wait for one by then (group commit).
-        Values that were published leave `runs_by_id`."""
-        mine = _Commit(records, runs_by_id)
-        self._commits.append(mine)
+        """Write headers, small values and pending deletions in one transaction with all batches that wait (group
+        commit).
+
+        Published values are removed from `runs_by_id`.
+        """
+        batch = _Commit(records, runs_by_id)
+        self._commits.append(batch)
         with self._committing:
-            if not mine.is_done:
+            if not batch.is_done:
                 self._commit_group([self._commits.popleft() for _ in range(len(self._commits))])
-        if mine.failure is not None:
-            raise mine.failure
+        if batch.failure is not None:
+            raise batch.failure
 
     def _commit_group(self, group: Sequence["_Commit"]) -> None:
-        """All of it or nothing; a failure is that of every batch. To be called with `_committing`."""
+        """Commit all batches or none; a failure is every batch's. Called with `_committing` held."""
         live: list[tuple[_Commit, Record]] = []
 
         def put(transaction: Any) -> None:
-            # Not one freed meanwhile: its deletion may be in an earlier transaction.
+            # Skip values freed meanwhile: their deletion may be in an earlier transaction.
             live[:] = [(commit, record) for commit in group for record in commit.records if record.slot.index in self._size_by_id]
             for commit, record in live:
                 slot, runs = record.slot, commit.runs_by_id.get(record.slot.index, ())
@@ -340,7 +346,7 @@ class NvmeTier(Tier):
                 if (runs := commit.runs_by_id.pop(record.slot.index, None)) is not None:
                     self._values.placements.publish(record.slot.index, Placement(record.checksum, runs))
             self._release_deleted()
-        except BaseException as error:  # of whatever kind: every batch ends
+        except BaseException as error:  # of any kind: every batch must end
             failure = error
         for commit in group:
             commit.is_done, commit.failure = True, failure
@@ -356,8 +362,8 @@ class NvmeTier(Tier):
         self._deleting.clear()
 
     def _buffer_for(self, slot: Slot, destination: memoryview) -> memoryview:
-        """Memory for the slot's bytes: the destination itself, or other where they are to be decoded."""
-        self._require(slot)
+        """Return the buffer for the slot's bytes: the destination, or another one if they are to be decoded."""
+        self._check_slot(slot)
         if destination.nbytes == slot.size_bytes:
             return destination if destination.format == "B" and destination.ndim == 1 else destination.cast("B")
         if destination.nbytes < slot.size_bytes:
@@ -366,12 +372,12 @@ class NvmeTier(Tier):
 
     def _first_unused_id(self) -> int:
         newest = self._records.newest_key()
-        # Not one with a tombstone either: the next process would take the new value for the deleted one.
-        keys = [*self._tombstones.ids, *([newest] if newest is not None else [])]
+        # Nor an id in the deletion log: the next process would drop the new value.
+        keys = [*self._deletion_log.ids, *([newest] if newest is not None else [])]
         return max((int.from_bytes(key) + 1 for key in keys), default=0)
 
     def _restore(self) -> set[int]:
-        """Find the extents of all values; the ids of those that have none any more."""
+        """Rebuild the extents of all values; returns the ids of values that lost theirs."""
         placements = [
             (int.from_bytes(key), Placement(header.checksum, header.runs))
             for key, header in self._records.scan()
@@ -380,11 +386,11 @@ class NvmeTier(Tier):
         return self._values.restore(placements)
 
     def _oldest_that_fits(self) -> bytes:
-        """The key from which on everything fits the capacity."""
+        """Return the smallest key from which on all values fit the capacity."""
         left_bytes = self._capacity_bytes
         oldest = b"\xff" * 8
         for key, header in self._records.scan_newest():
-            left_bytes -= self.slot_bytes(header.size_bytes) if header and key not in self._tombstones.ids else 0
+            left_bytes -= self.slot_bytes(header.size_bytes) if header and key not in self._deletion_log.ids else 0
             if left_bytes < 0:
                 break
             oldest = key
@@ -392,7 +398,7 @@ class NvmeTier(Tier):
 
 
 class _Commit:
-    """A batch that waits for its transaction; `failure` is what that raised. Its writer and, meanwhile, whoever commits it use it."""
+    """A batch that waits for its transaction. Used by its writer and by the thread that commits it."""
 
     __slots__ = ("failure", "is_done", "records", "runs_by_id")
 

@@ -1,12 +1,13 @@
-"""Extents of the value file, in runs of 4 KiB pages: which are free, which value lies in which, and which a read or write still uses.
+"""Page allocator of the value file and the table of placements: which extents each value has, and when they can be
+reused.
 
-Best fit: a run from the first bin whose runs are long enough; bins are eight a doubling of the length. Neighbours are joined when a run
-is freed. A value for which no run is long enough gets several, the longest first: free pages are of use to a value of any size, and one
-size never starves another, whichever values are evicted.
-Source: Masmano et al., TLSF: a new dynamic memory allocator for real-time systems, ECRTS 2004.
+Allocation is best fit over runs of 4 KiB pages, in bins of eight steps per power of two (TLSF). Neighbours are
+coalesced on free. A value for which no run is long enough gets several, longest first, so that fragmentation never
+makes a value size unstorable. Source: Masmano et al., TLSF: a new dynamic memory allocator for real-time systems, ECRTS
+2004.
 
-An extent is free again once its value was deleted for good and the last read or write of it has ended: the value file has no snapshots,
-so an extent that is reused too early gives its reader the bytes of another value.
+Reuse is epoch-based reclamation. An extent is free once its value's deletion is durable and the last read or write of
+it has ended: the value file has no snapshots, and a reader of a reused extent would get another value's bytes.
 """
 
 import struct
@@ -19,20 +20,20 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import Closed
 
 PAGE_BYTES: Final = 4096
-"""Unit of extents: O_DIRECT needs offsets and lengths in whole logical blocks, which are 512 or 4,096 bytes."""
+"""Unit of extents: O_DIRECT needs offsets and lengths in logical blocks of 512 or 4,096 bytes."""
 
 STEPS_BITS: Final = 3
-"""Bins have 2**3 = 8 steps a doubling."""
+"""Bins have 2**3 = 8 steps per power of two."""
 
-MAX_LOOKED: Final = 4
-"""Runs of the bin of a value's own length that are looked at: some of them are shorter than the value."""
+MAX_PROBED: Final = 4
+"""Runs of the value's own bin that are probed: some of them are shorter than the value."""
 
 _CHECKSUM: Final = struct.Struct(">Q")
 
 _RUN: Final = struct.Struct(">QI")
 
 _ONE_RUN: Final = struct.Struct(">QQI")
-"""Of nearly all values."""
+"""Packed form of nearly all values."""
 
 
 class PageRun(NamedTuple):
@@ -47,7 +48,7 @@ class PageRun(NamedTuple):
 
 
 class ExtentAllocator:
-    """Pages [0, end_pages), each free or taken. Not thread-safe."""
+    """Allocator of pages [0, end_pages). Not thread-safe."""
 
     def __init__(self) -> None:
         self.end_pages = 0
@@ -56,18 +57,18 @@ class ExtentAllocator:
         """The free runs."""
         self._begin_by_end: dict[int, int] = {}
         self._bins: dict[int, dict[int, None]] = {}
-        """Begins of the free runs by bin of their length. None is empty."""
+        """Begins of the free runs by bin; no bin is empty."""
         self._filled = 0
-        """A bit for each bin that has a run."""
+        """Bitmap of bins that have a run."""
 
     def grow(self, end_pages: int) -> None:
-        """The pages from the end up to `end_pages` are there from now on, and free."""
+        """Add the pages up to `end_pages`, free."""
         begin, self.end_pages = self.end_pages, end_pages
         if begin < end_pages:
             self.free(PageRun(begin, end_pages))
 
     def take(self, pages: int) -> PageRun | None:
-        """A run of so many pages; None: no free run is that long."""
+        """Allocate a run of `pages`, or return None if no free run is that long."""
         begin = self._find(pages)
         if begin is None:
             return None
@@ -77,7 +78,7 @@ class ExtentAllocator:
         return PageRun(begin, begin + pages)
 
     def take_pieces(self, pages: int) -> list[PageRun]:
-        """So many pages in as few runs as are found at once, the longest first. At least so many must be free."""
+        """Allocate `pages` in few runs, longest first. At least that many must be free."""
         assert pages <= self.free_pages
         runs: list[PageRun] = []
         while pages:
@@ -90,7 +91,7 @@ class ExtentAllocator:
         return runs
 
     def free(self, run: PageRun) -> None:
-        """Give back a run that was taken, or a part of one."""
+        """Free an allocated run, or part of one."""
         begin, end = run
         if (before := self._begin_by_end.get(begin)) is not None:
             self._remove(before)
@@ -100,7 +101,7 @@ class ExtentAllocator:
         self._insert(begin, end)
 
     def take_all(self, runs: Iterable[PageRun]) -> None:
-        """Of an allocator that has no pages yet: the file has these values already. `runs` are sorted and do not overlap."""
+        """Mark the runs of an opened file as allocated, in an empty allocator. `runs` are sorted and disjoint."""
         assert self.end_pages == 0
         for begin, end in runs:
             if self.end_pages < begin:
@@ -111,7 +112,7 @@ class ExtentAllocator:
         return (PageRun(begin, end) for begin, end in self._end_by_begin.items())
 
     def check_integrity(self) -> None:
-        """Assert that free runs are joined, lie in the file, and are in the bins of their lengths. For tests; O(runs)."""
+        """Assert that free runs are coalesced, within the file, and in the right bins. For tests; O(runs)."""
         runs = sorted(self.free_runs())
         assert all(left.end < right.begin for left, right in pairwise(runs)), "neighbours are not joined"
         assert all(0 <= run.begin < run.end <= self.end_pages for run in runs)
@@ -124,7 +125,7 @@ class ExtentAllocator:
 
     def _find(self, pages: int) -> int | None:
         own = _bin(pages)
-        for _, begin in zip(range(MAX_LOOKED), self._bins.get(own, ()), strict=False):
+        for _, begin in zip(range(MAX_PROBED), self._bins.get(own, ()), strict=False):
             if self._end_by_begin[begin] - begin >= pages:
                 return begin
         longer = self._filled >> (own + 1)
@@ -141,7 +142,7 @@ class ExtentAllocator:
         self.free_pages += end - begin
 
     def _remove(self, begin: int) -> int:
-        """The run's end."""
+        """Remove a free run and return its end."""
         end = self._end_by_begin.pop(begin)
         del self._begin_by_end[end]
         number = _bin(end - begin)
@@ -155,7 +156,7 @@ class ExtentAllocator:
 
 
 def _bin(pages: int) -> int:
-    """Number of the bin of runs of this length; longer runs are in the same or in later ones."""
+    """Return the bin of runs of this length; longer runs are in the same or later bins."""
     shift = max(0, pages.bit_length() - 1 - STEPS_BITS)
     return (shift << STEPS_BITS) + (pages >> shift)
 
@@ -164,29 +165,29 @@ Runs = tuple[PageRun, ...]
 
 
 class Placement(NamedTuple):
-    """Where a value lies, in the order of its bytes, and the xxh3_64 of these."""
+    """A value's runs, in the order of its bytes, and the xxh3_64 of these."""
 
     checksum: int
     runs: Runs
 
 
 class Placements:
-    """Extents by block id. Any thread may call it; no call waits but `wait_for_release` and `close`.
+    """Extents by block id. Thread-safe; only `wait_for_release` and `close` block.
 
-    Reads are numbered. What is retired is free once all reads with a smaller number than the next one have ended (epoch-based
-    reclamation): a batch costs two steps, however many values it reads.
+    Reads are numbered. A retired extent is free once all reads with a number below its own have ended (epoch-based
+    reclamation), so a batch of reads costs two steps.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._allocator = ExtentAllocator()
         self._packed_by_id: dict[int, bytes] = {}
-        """A value's checksum and runs: a third of the memory of the objects that they are unpacked to."""
+        """Checksum and runs, packed: a third of the memory of objects."""
         self._reads: dict[int, None] = {}
-        """Numbers of reads under way, ascending."""
+        """Numbers of the reads in flight, ascending."""
         self._next_read = 0
         self._retired: deque[tuple[int, Runs]] = deque()
-        """Extents of values that are gone, and the number of the first read that cannot know them, ascending."""
+        """Extents of deleted values, each with the number of the first read that cannot see it, ascending."""
         self._is_closed = False
 
     @property
@@ -194,12 +195,14 @@ class Placements:
         return self._allocator.end_pages
 
     def grow(self, end_pages: int) -> None:
-        """The file has pages up to `end_pages`."""
+        """Add the file's pages up to `end_pages`."""
         with self._changed:
             self._allocator.grow(end_pages)
 
     def take(self, pages: int, *, in_pieces: bool) -> Runs | None:
-        """Extents for a value, the caller's until `publish` or `discard`. None: there is no such run or, in pieces, not so many pages."""
+        """Allocate extents for a value. The caller owns them until `publish` or `discard`. None: no run is long enough
+        or, with `in_pieces`, too few pages are free.
+        """
         with self._changed:
             if not in_pieces:
                 run = self._allocator.take(pages)
@@ -207,12 +210,12 @@ class Placements:
             return tuple(self._allocator.take_pieces(pages)) if pages <= self._allocator.free_pages else None
 
     def discard(self, runs: Runs) -> None:
-        """Give back extents of `take` in which no value was published."""
+        """Free extents of `take` that were not published."""
         with self._changed:
             self._free(runs)
 
     def publish(self, block_id: int, placement: Placement) -> None:
-        """The value is written and its header is durable: it can be read. Extents that the block had before are retired."""
+        """Make a written value with a durable header readable. The block's former extents are retired."""
         with self._changed:
             before = self._packed_by_id.get(block_id)
             self._packed_by_id[block_id] = _pack(placement)
@@ -220,7 +223,7 @@ class Placements:
                 self._retire(_unpack(before).runs)
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """The deletions of these values are durable. Ids of values that lie in no extent are passed over."""
+        """Retire the extents of values whose deletion is durable. Ids without extents are ignored."""
         with self._changed:
             for block_id in block_ids:
                 packed = self._packed_by_id.pop(block_id, None)
@@ -228,7 +231,9 @@ class Placements:
                     self._retire(_unpack(packed).runs)
 
     def begin_read(self) -> int:
-        """The extents that `find` gives until `end_read` of this number are not reused before. Raises Closed."""
+        """Begin a read and return its number. Extents that `find` returns until `end_read` are not reused before.
+        Raises Closed.
+        """
         with self._changed:
             if self._is_closed:
                 raise Closed("the NVMe tier was closed")
@@ -238,7 +243,7 @@ class Placements:
             return number
 
     def find(self, block_id: int) -> Placement | None:
-        """Where the value lies; None: in no extent. Between `begin_read` and `end_read`."""
+        """Return the value's placement, or None if it has no extent. Call between `begin_read` and `end_read`."""
         packed = self._packed_by_id.get(block_id)
         return None if packed is None else _unpack(packed)
 
@@ -248,13 +253,16 @@ class Placements:
             self._free_retired()
 
     def wait_for_release(self, timeout_s: float) -> bool:
-        """Wait until all that is retired is free. False: nothing is, or the time is over."""
+        """Wait until all retired extents are free. Returns False if none was retired or the time is over."""
         with self._changed:
             return bool(self._retired) and self._changed.wait_for(lambda: not self._retired, timeout_s)
 
     def restore(self, placements: Sequence[tuple[int, Placement]], file_pages: int) -> set[int]:
-        """Take over what the headers of an opened folder say; the ids of those that cannot be: what lies behind the end of the file, and
-        the older of two that overlap. Either is left by a power cut without `sync`. For a table that is new."""
+        """Load the placements of an opened folder into a new table; returns the ids of values that are lost.
+
+        A value is lost if it lies behind the end of the file, or if a newer value overlaps it. Both are left by a power
+        cut without `sync`.
+        """
         lost = {block_id for block_id, placement in placements if max(run.end for run in placement.runs) > file_pages}
         lost |= _overlapped([(block_id, placement.runs) for block_id, placement in placements if block_id not in lost])
         with self._changed:
@@ -264,13 +272,13 @@ class Placements:
         return lost
 
     def close(self, timeout_s: float) -> bool:
-        """Begin no more reads and wait until those under way have ended. False: the time is over."""
+        """Refuse new reads and wait for those in flight. Returns False if the time is over."""
         with self._changed:
             self._is_closed = True
             return self._changed.wait_for(lambda: not self._reads, timeout_s)
 
     def check_integrity(self) -> None:
-        """Assert that each page is free or one value's. Not while values are written. For tests; O(values)."""
+        """Assert that each page is free or has one owner, while no value is written. For tests; O(values)."""
         with self._changed:
             self._allocator.check_integrity()
             runs = [run for packed in self._packed_by_id.values() for run in _unpack(packed).runs]
@@ -295,7 +303,7 @@ class Placements:
 
 
 def pages_of(size_bytes: int) -> int:
-    """Pages of a value."""
+    """Return the pages that a value takes."""
     return -(-size_bytes // PAGE_BYTES)
 
 
@@ -311,7 +319,7 @@ def _unpack(packed: bytes) -> Placement:
 
 
 def pack_runs(runs: Runs) -> bytes:
-    """12 bytes a run: first page (uint64), pages (uint32), big-endian."""
+    """Pack 12 bytes per run: first page (uint64), pages (uint32), big-endian."""
     return b"".join(_RUN.pack(run.begin, run.pages) for run in runs)
 
 
@@ -320,7 +328,7 @@ def unpack_runs(packed: bytes) -> Runs:
 
 
 def _overlapped(placed: Sequence[tuple[int, Runs]]) -> set[int]:
-    """The ids of values of which a newer one, with a larger id, has a page."""
+    """Return the ids of values that share a page with a newer value (one with a larger id)."""
     lost: set[int] = set()
     while True:
         runs = sorted((run, block_id) for block_id, runs_of in placed if block_id not in lost for run in runs_of)

@@ -1,8 +1,8 @@
-"""Slabs of a tier, the groups that they belong to, and the sizes of both and of their slots. They own no memory.
+"""Slabs, their groups, and the rules for slab and slot sizes.
 
-The first sizes of a tenant are taken as they are, not rounded to any alignment: block sizes of real models are multiples of 64 on
-their own, a store sees few of them, and so N x B bytes hold N blocks of B bytes for every B. Later sizes round up to eight steps a
-doubling, which wastes at most 12.5 % and bounds the number of classes. Source: the size classes of jemalloc, jemalloc(3).
+The first EXACT_CLASSES value sizes of a tenant get slots of exactly that size: N x B bytes then hold N blocks of B
+bytes. Later sizes are rounded up to eight steps per power of two, which wastes at most 12.5 % and bounds the number of
+size classes. Source: the size classes of jemalloc, jemalloc(3).
 """
 
 from array import array
@@ -11,29 +11,33 @@ from dataclasses import dataclass, field
 from kvstore.protocol.errors import ConfigError
 
 STEPS_BITS = 3
-"""Rounded sizes have 2**3 = 8 steps a doubling."""
+"""Rounded sizes have 2**3 = 8 steps per power of two."""
 
 PAGE_BYTES = 4096
 
 SLAB_BYTES = 64 << 20
 
 SLABS_A_TIER = 64
-"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: memory goes from one tenant and size to another by
-the slab, so few slabs would mean that values of many sizes evict one another from a tier with room."""
+"""Small tiers get slabs below SLAB_BYTES, so that they have this many. Memory moves between tenants and size classes by
+the slab: with few slabs, values of many sizes would evict one another from a tier with free space.
+"""
 
 MAX_SLABS_A_TIER = 256
-"""Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs a descriptor or two."""
+"""Large tiers get slabs above SLAB_BYTES, so that they have no more than this: in DRAM a slab costs one or two
+descriptors.
+"""
 
 FIRST_SLABS_A_TIER = 4096
-"""The first slab of each tenant and size is this part of the tier: so many of them fit, of a few values each, before one evicts another.
-No more, for in DRAM each costs a descriptor or two (see memfd.MAX_MEMFDS)."""
+"""The first slab of each group is this fraction of the tier. So many groups of a few values each fit before one evicts
+another. Bounded, because in DRAM a slab costs one or two descriptors (memfd.MAX_MEMFDS).
+"""
 
 
 @dataclass(slots=True, eq=False)
 class SlabGroup:
-    """The slabs of one tenant and slot size: `open` ones have free slots and others, `vacant` ones free slots alone.
+    """The slabs of one tenant and slot size. `open` slabs have free and used slots, `vacant` slabs only free ones.
 
-    Blocks go to open slabs first, so that vacant ones stay free for another group.
+    Blocks are allocated in open slabs first, so that vacant slabs stay available to other groups.
     """
 
     number: int
@@ -43,15 +47,16 @@ class SlabGroup:
     vacant: dict[int, "Slab"] = field(default_factory=dict)
     used: int = 0
     size_bytes: int = 0
-    """Of all its slabs."""
+    """Sum over all slabs of the group."""
 
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """`count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` were, and are free again.
+    """A slab of `count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` ones are
+    free again.
 
-    `generations` and `sizes` say what the slot of each position below `touched` is, a generation of 0 that it is not allocated; `used` are:
-    12 bytes a slot, where the slots themselves would be 120. Whoever has a slot keeps what it is called.
+    `generations` and `sizes` describe the slot at each position below `touched`; generation 0 means free. They take 12
+    bytes per slot, a Slot object 120, so callers keep the handles.
     """
 
     number: int
@@ -63,7 +68,7 @@ class Slab:
     returned: list[int] = field(default_factory=list)
     quarantined: dict[int, int] = field(default_factory=dict)
     is_closed: bool = False
-    """None of its slots is given out: it is being emptied. Never of a vacant one."""
+    """No slot is allocated from it: the slab is being emptied. Never set on a vacant slab."""
 
     @property
     def touched(self) -> int:
@@ -79,18 +84,20 @@ class Slab:
 
 
 def rounded_size(size_bytes: int) -> int:
-    """The smallest of the rounded sizes (eight a doubling) that is at least `size_bytes`."""
+    """Return the smallest rounded size (eight per power of two) that is at least `size_bytes`."""
     step = 1 << max(0, (size_bytes - 1).bit_length() - 1 - STEPS_BITS)
     return -(-size_bytes // step) * step
 
 
 def chosen_first_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
-    """The size of a group's first slab: that of every slab where `slab_bytes` says it, else whole pages by the capacity."""
+    """Return the size of a group's first slab: `slab_bytes` if given, else whole pages in proportion to the capacity."""
     return slab_bytes if slab_bytes is not None else max(1, capacity_bytes // FIRST_SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
 
 
 def chosen_slab_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
-    """`slab_bytes` where one is given, else whole pages by the capacity. Raises ConfigError when either is under 1."""
+    """Return `slab_bytes` if given, else whole pages in proportion to the capacity. Raises ConfigError if either is
+    below 1.
+    """
     if capacity_bytes < 1:
         raise ConfigError(f"a tier's capacity must be at least 1 byte, not {capacity_bytes}")
     if slab_bytes is None:

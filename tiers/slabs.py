@@ -1,10 +1,13 @@
-"""Which slot of which slab holds what: the bookkeeping of a tier whose memory is cut into slabs. It owns no memory.
+"""Slab allocator of the DRAM and HBM tiers: assigns slabs to groups and slots to values. Owns no memory.
 
-A slab belongs to one tenant and one slot size (its *group*); memory for it comes from a Backing (memfds, ranges of an arena). A
-slab takes from the unassigned bytes exactly what its slots need, so a tier of N x B bytes holds N blocks of B bytes for any N
-and B. A group's first slab is small, and each further one has up to GROWTH times what the group has, until they are whole: many
-tenants of a few blocks each fit, and a large one has few slabs. A slab whose every slot is free stays with its group, where the
-next block of the same size finds it mapped and warm, until another group needs its bytes.
+- A slab belongs to one *group*: one tenant and one slot size. A SlabAllocator provides its memory (memfds, ranges of an
+  arena).
+- A slab takes exactly the bytes that its slots need, so a tier of N x B bytes holds N blocks of B bytes for any N and
+  B.
+- A group's first slab is small. Each further slab has up to GROWTH times the group's bytes, until slabs have full size.
+  Many small tenants
+  fit, and a large one has few slabs.
+- A vacant slab stays with its group, mapped and warm, until another group needs the bytes.
 """
 
 from array import array
@@ -23,47 +26,49 @@ from kvstore.protocol.settings import format_size
 from kvstore.tiers.slab import Slab, SlabGroup, rounded_size
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
-Numbers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
-"""Of slots, their indexes, and their generations."""
+IndexColumn = npt.NDArray[np.int64]
+GenerationColumn = npt.NDArray[np.uint64]
+"""Slot indices, and slot generations."""
 
 POSITION_BITS = 20
-"""A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
+"""A slot's index is `slab << POSITION_BITS | position`. Slab numbers are never reused, so the index of a released slab
+is never reused.
+"""
 
 POSITION_MASK = (1 << POSITION_BITS) - 1
 
-new_slot = partial(tuple.__new__, Slot)
-"""As Slot._make, in a third of the time: of a tuple that has all of its values."""
+make_slot = partial(tuple.__new__, Slot)
+"""Slot._make at a third of the cost, for a tuple that has all fields."""
 
 GROWTH = 3
-"""A slab is at most this many times what its group has: at least a quarter of a group's memory was wanted before, and three slabs of
-1/64, 3/64 and 12/64 come before the first whole one (with 48/64 after them where slabs are 64 times the first)."""
+"""Largest ratio of a new slab to its group's bytes: at least a quarter of a group's memory was in demand before. Slabs
+of 1/64, 3/64 and 12/64 precede the first full one (and 48/64 where full slabs are 64 times the first).
+"""
 
 
 EXACT_CLASSES = 16
-"""Sizes of each tenant that have slots of just that size; those that come later are rounded up."""
+"""Value sizes per tenant that get slots of exactly that size; later sizes are rounded up."""
 
 
 class SlabAllocator(Protocol):
-    """Gives slabs their memory."""
+    """Source of slab memory."""
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        """Find memory for slab number `slab`: for `count` slots, or as many of them as there is room for; 0 when for none."""
+        """Acquire memory for `count` slots of slab number `slab`, or for as many as fit; returns how many, 0 for none."""
 
     def release(self, slab: int) -> None:
-        """The slab holds nothing any more: its memory may serve another."""
+        """Release the slab's memory, which may then serve another slab."""
 
     def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
-        """Whether there is memory for such a slab that is as fast to write as it will ever be."""
+        """Whether prefaulted memory for such a slab is available."""
 
 
 class SlabTier(Tier):
-    """What the tiers made of slabs (dram, hbm) share. Subclasses bring the memory and the copies.
+    """Base class of the tiers that allocate by slabs (dram, hbm). Subclasses provide the memory and the copies.
 
-    Every operation is O(1) except creating or taking over a slab. Not thread-safe, but `find` may be called from another thread for slots
-    that are not given back meanwhile.
-
-    Invariant: used + quarantined + free == capacity, where free counts free slots and bytes in no slab.
+    Operations are O(1) except creating or reclaiming a slab. Not thread-safe; `find` may be called from another thread
+    for slots that stay allocated. Invariant: used + quarantined + free == capacity; free counts free slots and
+    unassigned bytes.
     """
 
     capacity_bytes: int = 0
@@ -72,17 +77,18 @@ class SlabTier(Tier):
     tenant_bytes: dict[str, int] = {}
 
     def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: SlabAllocator, first_bytes: int | None = None) -> None:
-        """`slab_bytes` is the size that slabs aim at, `first_bytes` (default: the same) that of a group's first; larger slots get a slab
-        each. All are at least 1."""
+        """`slab_bytes` is the size of full slabs, `first_bytes` (default: the same) that of a group's first slab. A
+        larger slot gets a slab of its own. All are at least 1.
+        """
         self.capacity_bytes = capacity_bytes
         self.tenant_bytes = {}
         self.tenant_slabs: dict[str, int] = {}
-        """Slabs of each tenant that has any which are not vacant: nobody else can have their memory."""
+        """Number of slabs per tenant that are not vacant; no other tenant can use their memory."""
         self._slab_bytes = slab_bytes
         self._first_bytes = first_bytes if first_bytes is not None else slab_bytes
         self._backing = backing
         self._exact_sizes: dict[str, set[int]] = {}
-        """By tenant, those of its sizes that have slots of just that size."""
+        """By tenant, the value sizes that have slots of exactly that size."""
         self._groups: list[SlabGroup] = []
         self._group_of: dict[tuple[str, int], SlabGroup] = {}
         self._slabs: dict[int, Slab] = {}
@@ -95,7 +101,7 @@ class SlabTier(Tier):
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
         generations, returned = slab.generations, slab.returned
-        # One counter for all places raises the generation of each, without remembering one for every place there ever was.
+        # One counter for all positions: no generation has to be kept for positions of released slabs.
         self._generation = generation = self._generation + 1
         if returned:
             position = returned.pop()
@@ -110,11 +116,12 @@ class SlabTier(Tier):
         group.used += 1
         self.used_bytes += group.slot_bytes
         self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + group.slot_bytes
-        return new_slot((slab.number << POSITION_BITS | position, generation, size_bytes, group.number))
+        return make_slot((slab.number << POSITION_BITS | position, generation, size_bytes, group.number))
 
     def allocate_unused(self, size_bytes: int, tenant: str, count: int) -> list[Slot]:
-        """Up to `count` slots of one slab that is open or vacant, those that were used before or else those that were not: what `allocate`
-        would give one after the other, in the order of their places, but of one generation. Raises InvalidArgument."""
+        """Return up to `count` free slots of one open or vacant slab, by ascending position, all of one generation.
+        Prefers slots that were used before. Raises InvalidArgument.
+        """
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or next(iter(group.vacant.values()), None)
         if slab is None or count < 1:
@@ -126,7 +133,7 @@ class SlabTier(Tier):
         base = slab.number << POSITION_BITS
         positions = sorted(returned[-count:]) or range(slab.touched, min(slab.count, slab.touched + count))
         columns = zip(map(base.__or__, positions), repeat(generation), repeat(size_bytes), repeat(number))
-        found = list(map(new_slot, columns))
+        found = list(map(make_slot, columns))
         if returned:
             np.frombuffer(generations, np.uint64)[positions] = generation
             np.frombuffer(slab.sizes, np.uint32)[positions] = size_bytes
@@ -144,32 +151,32 @@ class SlabTier(Tier):
 
     def free(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
-        self._withdraw(slab, position)
-        self._give_back(slab, (position,))
+        self._clear_position(slab, position)
+        self._return_positions(slab, (position,))
 
     def free_batch(self, slots: Iterable[Slot]) -> None:
-        """As `free`, one after the other."""
+        """As `free`, for each slot. Raises StaleHandle before any slot of the slab at fault is freed."""
         slots = list(slots)
-        self.free_places(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
+        self.free_indices(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
 
-    def free_places(self, indexes: Numbers, generations: Words) -> None:
-        """As `free_batch`, of slots by their indexes and generations."""
+    def free_indices(self, indexes: IndexColumn, generations: GenerationColumn) -> None:
+        """As `free_batch`, for slots given by their indices and generations."""
         numbers, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else ()):
-            slab, places = self.slab(int(numbers[begin])), positions[begin:end]
-            # No view of a column is kept: one that is looked at cannot grow.
-            known = np.frombuffer(slab.generations, np.uint64)[places]
-            if (known != generations[begin:end]).any() or len(set(places.tolist())) < end - begin:
-                raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} have been given back")
-            np.frombuffer(slab.generations, np.uint64)[places] = 0
+            slab, freed = self.slab(int(numbers[begin])), positions[begin:end]
+            # Keep no view of a column: an array with exported buffers cannot grow.
+            known = np.frombuffer(slab.generations, np.uint64)[freed]
+            if (known != generations[begin:end]).any() or len(set(freed.tolist())) < end - begin:
+                raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} were freed before")
+            np.frombuffer(slab.generations, np.uint64)[freed] = 0
             slab.used -= end - begin
             slab.group.used -= end - begin
             self.used_bytes -= (end - begin) * slab.group.slot_bytes
-            self._give_back(slab, places.tolist())
+            self._return_positions(slab, freed.tolist())
 
     def quarantine(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
-        self._withdraw(slab, position)
+        self._clear_position(slab, position)
         slab.quarantined[position] = slot.generation
         self.quarantined_bytes += slab.group.slot_bytes
 
@@ -180,54 +187,60 @@ class SlabTier(Tier):
             raise StaleHandle(f"slot {slot.index} is not in quarantine")
         del slab.quarantined[position]
         self.quarantined_bytes -= slab.group.slot_bytes
-        self._give_back(slab, (position,))
+        self._return_positions(slab, (position,))
 
     def find(self, slot: Slot) -> Slab:
-        """The slab of an allocated slot. Raises StaleHandle when it was given back."""
+        """Return the slab of an allocated slot. Raises StaleHandle if the slot was freed."""
         slab = self._slabs.get(slab_number_of(slot))
         if slab is not None:
             position = slot.index & POSITION_MASK
             if slab.generations[position] == slot.generation and slab.sizes[position] == slot.size_bytes:
                 return slab
-        raise StaleHandle(f"slot {slot.index} has been given back since generation {slot.generation}")
+        raise StaleHandle(f"slot {slot.index} was freed after generation {slot.generation}")
 
     def group(self, size_bytes: int, tenant: str = "") -> int:
-        """The number of the group for this size and tenant; the same for as long as the allocator lives. Raises InvalidArgument."""
+        """Return the number of the group for this size and tenant; constant over the allocator's life. Raises
+        InvalidArgument.
+        """
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).number
 
     def slot_bytes(self, size_bytes: int, tenant: str = "") -> int:
-        """What a slot for this size and tenant takes. Raises InvalidArgument."""
+        """Return the bytes that a slot for this size and tenant takes. Raises InvalidArgument."""
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).slot_bytes
 
     def needs_slab(self, size_bytes: int, tenant: str) -> bool:
-        """Whether the next slot for this size and tenant is in a slab in which the tenant has none yet. Raises InvalidArgument."""
+        """Whether the next allocation of this size opens a slab in which the tenant has no slot yet. Raises
+        InvalidArgument.
+        """
         return not (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).open
 
     def slab_value_bytes(self, slot: Slot) -> int:
-        """What the values of all allocated slots in the slab of this one come to. O(slots)."""
+        """Return the sum of the value sizes in the slot's slab. O(slots)."""
         slab = self.find(slot)
         return sum(compress(slab.sizes, slab.generations))
 
     def slab_used(self, slot: Slot) -> int:
-        """How many allocated slots there are in the slab of this one."""
+        """Return the number of allocated slots in the slot's slab."""
         return self.find(slot).used
 
     def slab(self, number: int) -> Slab:
-        """Raises StaleHandle for a slab that does not exist (any more)."""
+        """Return the slab. Raises StaleHandle if it does not exist or was released."""
         slab = self._slabs.get(number)
         if slab is None:
-            raise StaleHandle(f"there is no slab {number} (any more)")
+            raise StaleHandle(f"slab {number} does not exist or was released")
         return slab
 
     def close_slab(self, number: int) -> None:
-        """Give out no slot of the slab, which is being emptied, before it is vacant or `open_slab` is called. Raises StaleHandle."""
+        """Stop allocating from a slab that is being emptied, until it is vacant or `open_slab` is called. Raises
+        StaleHandle.
+        """
         slab = self.slab(number)
         slab.is_closed = not slab.is_vacant
         if slab.is_closed:
             slab.group.open.pop(number, None)
 
     def open_slab(self, number: int) -> None:
-        """The slab is not being emptied any more. One that is gone, or not closed, is left alone."""
+        """Allocate from the slab again. No-op for a slab that was released or is not closed."""
         slab = self._slabs.get(number)
         if slab is not None and slab.is_closed:
             slab.is_closed = False
@@ -235,15 +248,15 @@ class SlabTier(Tier):
                 slab.group.open[number] = slab
 
     def reserve_slabs(self, group: int, count: int) -> list[int]:
-        """Have the group own `count` vacant slabs ahead of need: their numbers, those to be used first in front.
+        """Create up to `count` vacant slabs for the group ahead of need and return their numbers in order of use.
 
-        They are made of unassigned bytes, and of slabs of the tenant's other groups in which all blocks are gone. None is made for a group
-        that has not grown to whole slabs yet: it may never need another.
+        They take unassigned bytes, then vacant slabs of the tenant's other groups. A group that has not grown to full
+        slabs gets none: it may never need another.
         """
         owner = self._groups[group]
         is_grown = owner.size_bytes >= self._slab_bytes or self._first_bytes >= self._slab_bytes
         while is_grown and len(owner.vacant) < count:
-            has_bytes = self._has_warm(owner) or self._take_over(owner) or self._unassigned_bytes >= self._wanted_bytes(owner)
+            has_bytes = self._has_warm(owner) or self._reclaim_own_vacant(owner) or self._unassigned_bytes >= self._wanted_bytes(owner)
             if not has_bytes or self._new_slab(owner) is None:
                 break
         return list(islice(owner.vacant, count))
@@ -278,13 +291,13 @@ class SlabTier(Tier):
             assert group.size_bytes == sum(slab.size_bytes for slab in slabs if slab.group is group)
             assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
-    def _withdraw(self, slab: Slab, position: int) -> None:
+    def _clear_position(self, slab: Slab, position: int) -> None:
         slab.generations[position] = 0
         slab.used -= 1
         slab.group.used -= 1
         self.used_bytes -= slab.group.slot_bytes
 
-    def _give_back(self, slab: Slab, positions: Sequence[int]) -> None:
+    def _return_positions(self, slab: Slab, positions: Sequence[int]) -> None:
         slab.returned += positions
         group = slab.group
         left_bytes = self.tenant_bytes[group.tenant] - len(positions) * group.slot_bytes
@@ -296,12 +309,12 @@ class SlabTier(Tier):
             slab.is_closed = False
             group.open.pop(slab.number, None)
             group.vacant[slab.number] = self._vacant[slab.number] = slab
-            self._count_slab(group.tenant, -1)
+            self._count_occupied_slab(group.tenant, -1)
         elif not slab.is_closed:
             group.open[slab.number] = slab
 
     def _classified_group(self, size_bytes: int, tenant: str) -> SlabGroup:
-        slot_bytes = self._chosen_slot_bytes(size_bytes, tenant)
+        slot_bytes = self._slot_bytes_of(size_bytes, tenant)
         group = self._group_of.get((tenant, slot_bytes))
         if group is None:
             group = SlabGroup(len(self._groups), tenant, slot_bytes)
@@ -309,12 +322,14 @@ class SlabTier(Tier):
             self._group_of[tenant, slot_bytes] = group
         return group
 
-    def _chosen_slot_bytes(self, size_bytes: int, tenant: str) -> int:
-        """The slot size for a value; once given, always the same. Raises InvalidArgument when no such value can ever be held."""
+    def _slot_bytes_of(self, size_bytes: int, tenant: str) -> int:
+        """Return the slot size for a value size; constant once chosen. Raises InvalidArgument if no such value can ever
+        fit.
+        """
         if not 1 <= size_bytes <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
         if size_bytes > self.capacity_bytes:
-            raise InvalidArgument(f"{format_size(size_bytes)} never fit into a tier of {format_size(self.capacity_bytes)}")
+            raise InvalidArgument(f"{format_size(size_bytes)} cannot fit into a tier of {format_size(self.capacity_bytes)}")
         exact_sizes = self._exact_sizes.setdefault(tenant, set())
         if size_bytes not in exact_sizes and len(exact_sizes) >= EXACT_CLASSES:
             return min(rounded_size(size_bytes), self.capacity_bytes)
@@ -322,7 +337,7 @@ class SlabTier(Tier):
         return size_bytes
 
     def _check_sizes(self, records: Sequence[Record]) -> None:
-        """Raises InvalidArgument: data is shorter or longer than its slot."""
+        """Raises InvalidArgument if a record's data does not have its slot's size."""
         for record in records:
             if (size_bytes := memoryview(record.data).nbytes) != record.slot.size_bytes:
                 raise InvalidArgument(f"{size_bytes} bytes of data for a slot of {record.slot.size_bytes}")
@@ -341,22 +356,22 @@ class SlabTier(Tier):
         return slab
 
     def _open(self, slab: Slab) -> None:
-        """The vacant slab is about to have a slot in use."""
+        """Move a vacant slab to the open ones, before a slot is allocated in it."""
         group = slab.group
         del group.vacant[slab.number], self._vacant[slab.number]
         group.open[slab.number] = slab
-        self._count_slab(group.tenant, 1)
+        self._count_occupied_slab(group.tenant, 1)
 
-    def _count_slab(self, tenant: str, times: int) -> None:
-        """The tenant has a slot in one more slab (1), or in one less (-1)."""
-        left = self.tenant_slabs.get(tenant, 0) + times
+    def _count_occupied_slab(self, tenant: str, change: int) -> None:
+        """Count one slab with slots of the tenant more (1) or less (-1)."""
+        left = self.tenant_slabs.get(tenant, 0) + change
         if left:
             self.tenant_slabs[tenant] = left
         else:
             del self.tenant_slabs[tenant]
 
     def _add_slab(self, group: SlabGroup) -> Slab | None:
-        """A new, vacant slab out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
+        """Create a vacant slab from unassigned bytes, reclaiming the longest-vacant slabs if these are too few."""
         vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values()) if self._vacant else 0
         if self._unassigned_bytes + vacant_bytes < group.slot_bytes:
             return None
@@ -379,14 +394,17 @@ class SlabTier(Tier):
         return slab
 
     def _has_warm(self, group: SlabGroup) -> bool:
-        """Whether unassigned bytes are enough for another slab of the group, and warm."""
+        """Whether unassigned bytes suffice for another slab of the group and are prefaulted."""
         wanted_bytes = self._wanted_bytes(group)
         count = wanted_bytes // group.slot_bytes
         return self._unassigned_bytes >= wanted_bytes and self._backing.has_warm(group.slot_bytes, count, group.tenant)
 
-    def _take_over(self, group: SlabGroup) -> bool:
-        """Make vacant slabs of the group's tenant unassigned until there are bytes for another slab of the group: those vacant for longest
-        first, but none that was made ahead of need itself, or two groups would take each other's in turn. False: there are too few."""
+    def _reclaim_own_vacant(self, group: SlabGroup) -> bool:
+        """Reclaim vacant slabs of the group's tenant, longest vacant first, until another slab of the group fits.
+        Returns False if they are too few.
+
+        Skips slabs that were reserved ahead of need: two groups would reclaim each other's in turn.
+        """
         old = [slab for slab in self._vacant.values() if slab.group is not group and slab.group.tenant == group.tenant and slab.touched]
         wanted_bytes = self._wanted_bytes(group)
         if not old or self._unassigned_bytes + sum(slab.size_bytes for slab in old) < wanted_bytes:
@@ -397,7 +415,7 @@ class SlabTier(Tier):
         return True
 
     def _reclaim_vacant(self, number: int | None = None) -> None:
-        """Of a vacant slab, else the one that has been vacant for longest, make unassigned bytes."""
+        """Turn a vacant slab (default: the longest vacant) into unassigned bytes."""
         slab = self._vacant.pop(next(iter(self._vacant)) if number is None else number)
         del self._slabs[slab.number]
         del slab.group.vacant[slab.number]
@@ -407,7 +425,7 @@ class SlabTier(Tier):
 
 
 def growth_sizes(first_bytes: int, slab_bytes: int) -> list[int]:
-    """The sizes of a group's slabs before its first whole one, smallest first: what is no slot's is left out of account."""
+    """Return the sizes of a group's slabs before its first full one, ascending, without rounding to slots."""
     sizes: list[int] = []
     while (size_bytes := max(first_bytes, GROWTH * sum(sizes))) < slab_bytes:
         sizes.append(size_bytes)
@@ -415,10 +433,10 @@ def growth_sizes(first_bytes: int, slab_bytes: int) -> list[int]:
 
 
 def slab_number_of(slot: Slot) -> int:
-    """The number of the slab that the slot is in."""
+    """Return the number of the slot's slab."""
     return slot.index >> POSITION_BITS
 
 
 def position_of(slot: Slot) -> int:
-    """The slot's place within its slab: its bytes begin at position x slot_bytes."""
+    """Return the slot's position in its slab; its bytes begin at position x slot_bytes."""
     return slot.index & POSITION_MASK

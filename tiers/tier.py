@@ -1,7 +1,8 @@
-"""What a tier is: slots of bytes with a capacity. It does not know keys, hits, or which block deserves to stay.
+"""Interface of a storage tier: an allocator of slots, and copies into and out of them.
 
-The node's block table says what goes where and what leaves; a tier allocates, copies and frees. Space is counted in slot
-bytes, so that at any time `used_bytes + quarantined_bytes + free_bytes == capacity_bytes`, and told apart by tenant.
+A tier knows neither keys nor accesses. The node's block table decides which block goes to which tier and which one is
+evicted. Space is counted in slot bytes, per tenant, so that `used_bytes + quarantined_bytes + free_bytes ==
+capacity_bytes` always holds.
 """
 
 from abc import ABC, abstractmethod
@@ -14,15 +15,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TierFull(Exception):
-    """No slot of this size is free now. Internal to the node: the block table answers by evicting, the caller never sees it."""
+    """No slot of this size is free. Internal to the node: the block table catches it and evicts."""
 
 
 class Slot(NamedTuple):
-    """A place for `size_bytes` bytes in one tier.
+    """Handle of an allocated slot of `size_bytes` bytes.
 
-    `index` names the place, `generation` the use of it: freeing a slot raises the generation of its place, so an old Slot is
-    refused (StaleHandle) instead of reaching another block's bytes. `group` is what the slot can be traded for: freeing one
-    slot of a group makes room for another of the same group at once. A tuple because one is made for every block and tier.
+    `index` identifies the slot; `generation` identifies one allocation of it. Freeing a slot makes its handle stale:
+    later calls with it raise StaleHandle instead of reaching the next value. Freeing one slot of a `group` lets another
+    value of the same group be allocated at once. A NamedTuple, because one is made for every block and tier.
     """
 
     index: int  # type: ignore[assignment]  # the place, not tuple.index
@@ -33,9 +34,9 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One value for `Tier.write_batch`, with what a durable tier must remember of it.
+    """One value to write with `Tier.write_batch`, and the metadata that a durable tier keeps with it.
 
-    `checksum` is the xxh3_64 of `data`; `tag` is opaque to the tier, at most 4,096 bytes, and comes back from `recover`.
+    `checksum` is the xxh3_64 of `data`. `tag` is opaque to the tier, at most 4,096 bytes; `recover` returns it.
     """
 
     slot: Slot
@@ -46,7 +47,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A value that outlived the process: its slot, checksum and tag. Its bytes have not been read."""
+    """A value that a durable tier found on disk: its slot, checksum and tag. Its bytes have not been read."""
 
     slot: Slot
     checksum: int
@@ -54,16 +55,16 @@ class Recovered:
 
 
 class Tier(ABC):
-    """A place where values live.
+    """Base class of the HBM, DRAM and NVMe tiers.
 
-    Threads: `allocate`, `free`, `quarantine` and `release` belong to one thread (the node's loop). `write_batch`, `flush` and
-    `read_batch_into` may run in any number of other threads meanwhile, on slots that the loop neither frees nor reuses and no other
-    thread writes. A durable tier reads the values of a batch several at once.
+    Threads: `allocate`, `free`, `quarantine` and `release` are called on the node's event loop only. `write_batch`,
+    `flush` and `read_batch_into` may run concurrently in any number of threads, on slots that the loop neither frees
+    nor reuses and that no other thread writes.
     """
 
     name: ClassVar[str]
     durable: ClassVar[bool] = False
-    """Values outlive the process and come back from `recover`."""
+    """Values survive the process; `recover` returns them."""
 
     @property
     @abstractmethod
@@ -77,12 +78,12 @@ class Tier(ABC):
     @property
     @abstractmethod
     def quarantined_bytes(self) -> int:
-        """Bytes of slots given back that someone may still be reading."""
+        """Bytes of slots that were freed while a reader may still have them mapped."""
 
     @property
     @abstractmethod
     def tenant_bytes(self) -> Mapping[str, int]:
-        """Of each tenant that has any: bytes of its slots, slot rounding included, and those in quarantine. It changes with the tier."""
+        """Slot bytes by tenant, quarantined ones included; tenants without slots are absent. A live view."""
 
     @property
     def free_bytes(self) -> int:
@@ -90,72 +91,73 @@ class Tier(ABC):
 
     @property
     def health(self) -> str:
-        """`ok`, or one line on what is wrong, for `status`. Anything but `ok` takes no new values."""
+        """`ok`, or one line that describes the failure. A tier that is not `ok` accepts no new values."""
         return "ok"
 
     @property
     def written_bytes(self) -> int:
-        """Bytes handed to a durable tier's device since it was opened: values, padding and metadata."""
+        """Bytes written to a durable tier's device since it was opened: values, padding and metadata."""
         return 0
 
     @abstractmethod
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
-        """A slot for `size_bytes` (1 byte to 1 GiB), its bytes undefined until written.
+        """Return a free slot for `size_bytes` (1 byte to 1 GiB). Its content is undefined until written.
 
         Raises:
-            TierFull: no room now; nothing changed.
-            TierFailed: the tier takes no values any more.
-            InvalidArgument: the size is out of range, or larger than the tier can ever hold.
+            TierFull: no slot is free; nothing changed.
+            TierFailed: the tier is out of order.
+            InvalidArgument: the size is out of range, or larger than the tier.
         """
 
     def allocate_unused(self, size_bytes: int, *, tenant: str, count: int) -> list[Slot]:
-        """Up to `count` slots that are free as it is, as `allocate` would give them; none need be found. Raises InvalidArgument."""
+        """Return up to `count` slots that are free without eviction, possibly none. Raises InvalidArgument."""
         return []
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
-        """The group a slot of this size and tenant is (or would be) in: see Slot.group."""
+        """Return the group of slots of this size and tenant; see Slot."""
         return 0
 
     def slot_bytes(self, size_bytes: int, *, tenant: str = "") -> int:
-        """What a slot of this size and tenant takes of the capacity. Raises InvalidArgument."""
+        """Return the capacity that a slot of this size and tenant takes. Raises InvalidArgument."""
         return size_bytes
 
     @abstractmethod
     def write_batch(self, records: Sequence[Record]) -> None:
-        """Copy each record's data (exactly `slot.size_bytes` bytes) into its slot; durable when this returns, if the tier is.
+        """Copy each record's data (exactly `slot.size_bytes` bytes) into its slot. A durable tier has it on the device
+        on return.
 
-        All or nothing for a durable tier. Raises StaleHandle, TierFull (the device is full: nothing was written), TierFailed.
+        Atomic in a durable tier. Raises StaleHandle, TierFull (the device is full, nothing was written), TierFailed.
         """
 
     @abstractmethod
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        """Copy each slot's bytes into its destination (writable, exactly `size_bytes` long); one answer a slot. A tier that can hold
-        encoded values (NVMe) decodes into a destination that is larger.
+        """Copy each slot into its destination (writable, `size_bytes` long) and return one result per slot.
 
-        None: the bytes are there (and verified, where the tier is durable). Else why not: StaleHandle, ChecksumMismatch, Corrupt (it does
-        not decode), TierFailed; that destination's content is undefined. One bad slot does not fail its neighbours.
+        A result is None (copied, and verified in a durable tier) or an error: StaleHandle, ChecksumMismatch, Corrupt
+        (decoding failed), TierFailed. After an error that destination's content is undefined; other slots are
+        unaffected. NVMe decodes encoded values into larger destinations.
         """
 
     def flush(self) -> None:
-        """Make every `free` before this call durable, if the tier is. Raises TierFull, TierFailed: not even that could be done."""
+        """Make every earlier `free` durable, if the tier is. Raises TierFull or TierFailed when it cannot."""
 
     @abstractmethod
     def free(self, slot: Slot) -> None:
-        """Give the slot back for reuse at once. Raises StaleHandle if it was given back before."""
+        """Free the slot for immediate reuse. Raises StaleHandle if it is not allocated."""
 
     def quarantine(self, slot: Slot) -> None:
-        """Give the slot back, but do not reuse it before `release`: someone may still be reading it through a mapping."""
+        """Free the slot, but do not reuse it before `release`: a reader may still have it mapped."""
         self.free(slot)
 
     def release(self, slot: Slot) -> None:
-        """The last reader of a quarantined slot is gone: it may be reused. Only after `quarantine` of the same slot."""
+        """Make a quarantined slot reusable: its last reader is done."""
 
     def recover(self) -> Iterator[Recovered]:
-        """What a durable tier held when it was opened. Call once, before any allocate."""
+        """Yield the values that a durable tier held when it was opened. Call once, before any `allocate`."""
         return iter(())
 
     def adopt(self, slot: Slot, *, tenant: str) -> Slot:
-        """The slot of a value that `recover` found is this tenant's, which the tier cannot know: as it is to be called from now on."""
+        """Assign a recovered value to its tenant, which the tier does not store. Returns the slot to use from now on."""
         return slot
 
     def free_batch(self, slots: Iterable[Slot]) -> None:
@@ -164,8 +166,8 @@ class Tier(ABC):
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Assert the tier's invariants: bytes add up, no slot is both free and used. For tests; O(slots)."""
+        """Assert the tier's invariants. For tests; O(slots)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the device. Slots and views of it must not be used after; a second close is a no-op."""
+        """Release the device. Slots and views must not be used afterwards. A second close is a no-op."""

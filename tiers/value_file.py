@@ -1,12 +1,12 @@
-"""The value file of the NVMe tier: large values in extents of 4 KiB pages, read and written past the page cache.
+"""Value file of the NVMe tier: large values in extents of 4 KiB pages, read and written with O_DIRECT.
 
-`values` lies beside LMDB's `data.mdb`. It is preallocated a segment at a time as it is needed, and holds nothing but the values' bytes,
-each padded with zeros to whole pages: headers in LMDB say what lies where.
+`values` lies beside LMDB's `data.mdb` and holds only values, zero-padded to whole pages. It is preallocated one segment
+at a time.
 
-- From DIRECT_BYTES on values are read and written by O_DIRECT: from and into the caller's memory where that is aligned, else through a
-  bounce buffer.
-- Shorter ones, and all where the file system refuses O_DIRECT, go through the page cache. It keeps the short ones: a second read costs
-  no I/O. `prefetch` has the kernel read many of them at once.
+- Values of DIRECT_BYTES and more use O_DIRECT: the caller's memory if aligned, else a bounce buffer.
+- Shorter values, and all where the file system refuses O_DIRECT, use the page cache. A second read of a short value
+  costs no I/O.
+  `prefetch` starts many such reads at once.
 """
 
 import mmap
@@ -25,27 +25,29 @@ from kvstore.tiers.placements import PAGE_BYTES, Runs
 from kvstore.tiers.tier import TierFull
 
 DIRECT_BYTES: Final = 128 << 10
-"""Values of this size and more are read and written by O_DIRECT. At 64 KiB the page cache is 1.4 times as fast for 8 cold reads at once, at
-256 KiB it takes 1.5 times the processor time."""
+"""Smallest value for O_DIRECT. At 64 KiB the page cache is 1.4 times as fast for 8 cold reads at once; at 256 KiB it
+takes 1.5 times the processor time.
+"""
 
 PIECE_BYTES: Final = 2 << 20
 """Longest single read or write."""
 
 MAX_BUFFERS: Final = 16
-"""Bounce buffers of PIECE_BYTES: as many reads and writes of unaligned memory go on at once."""
+"""Bounce buffers of PIECE_BYTES, and so concurrent reads and writes of unaligned memory."""
 
 MAX_JOINED: Final = 256
-"""Neighbouring pieces that are written by one call: two buffers each, of the kernel's IOV_MAX (1,024)."""
+"""Adjacent pieces per write call: two buffers each, of the kernel's IOV_MAX (1,024)."""
 
 NUMPY_COPY_BYTES: Final = 64 << 10
-"""From here on numpy copies: it releases the GIL, at 1 us a call. A memoryview is twice as fast at 4 KiB, and holds the GIL for
-5 us at most below this."""
+"""From this size on numpy copies: it releases the GIL, at 1 us per call. A memoryview is twice as fast at 4 KiB and,
+below this size, holds the GIL for at most 5 us.
+"""
 
 _ZEROS: Final = bytes(PAGE_BYTES)
 
 
 class AlignedBuffers:
-    """Up to `count` buffers of `size_bytes`, each made when it is first needed and kept. Any thread may call it."""
+    """Pool of up to `count` page-aligned buffers of `size_bytes`, created on demand. Thread-safe."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -54,7 +56,7 @@ class AlignedBuffers:
 
     @contextmanager
     def lease(self) -> Iterator[memoryview]:
-        """One of them for a while. Waits while all are leased: each is for the length of one read or write."""
+        """Lease a buffer for one read or write. Blocks while all are leased."""
         with self._available:
             try:
                 memory = self._idle.pop()
@@ -67,14 +69,14 @@ class AlignedBuffers:
 
 
 def address_of(buffer: memoryview) -> int:
-    """The address of a buffer's first byte. It must not be empty."""
+    """Return the address of a non-empty buffer's first byte."""
     return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
 
 
 class FilePiece(NamedTuple):
-    """Bytes of a value that lie in one place in the file, at most PIECE_BYTES: whole pages but for the end of the value.
+    """Bytes of a value that are contiguous in the file, at most PIECE_BYTES: whole pages except at the value's end.
 
-    `end_bytes` is where the next page begins; `is_large` says it of the value.
+    `end_bytes` is the next page boundary. `is_large` refers to the whole value.
     """
 
     offset_bytes: int
@@ -84,22 +86,22 @@ class FilePiece(NamedTuple):
 
 
 class ValueFile:
-    """The file at `path`. Any thread may read and write pieces that do not overlap; one at a time may call `grow`."""
+    """The file at `path`. Threads may read and write disjoint pieces; one at a time may call `grow`."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make it. Raises ConfigError."""
+        """Open or create it. Raises ConfigError."""
         self._path = path
         try:
             self._cached = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         os.fchmod(self._cached, 0o600)
-        # Each read is of whole values at random places: the kernel would read pages ahead that nobody asked for.
+        # Reads are of whole values at random offsets: read-ahead would be wasted.
         os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)
         self._buffers = AlignedBuffers(MAX_BUFFERS, PIECE_BYTES)
         self._direct = self._open_direct()
         self.written_bytes = 0
-        """Handed to the device since it was opened."""
+        """Bytes written to the device since it was opened."""
         self._counting = threading.Lock()
 
     @property
@@ -108,64 +110,64 @@ class ValueFile:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the file system takes O_DIRECT."""
+        """Whether the file system supports O_DIRECT."""
         return self._direct >= 0
 
     def grow(self, pages: int) -> None:
-        """Preallocate up to `pages`. Raises TierFull (it is as it was) or TierFailed."""
+        """Preallocate up to `pages`. Raises TierFull (nothing changed) or TierFailed."""
         before_bytes = self.pages * PAGE_BYTES
         try:
             os.posix_fallocate(self._cached, before_bytes, pages * PAGE_BYTES - before_bytes)
         except OSError as error:
-            with suppress(OSError):  # a device that fails may refuse this, too
+            with suppress(OSError):  # may fail on a broken device
                 os.ftruncate(self._cached, before_bytes)
-            raise self._translated("cannot grow", error) from error
+            raise self._translate("cannot grow", error) from error
 
     def shrink(self, pages: int) -> None:
-        """Give back what lies behind `pages`, where no value is. Without success the file is longer than it need be."""
+        """Truncate to `pages`; no value lies behind. Best effort."""
         with suppress(OSError):
             os.ftruncate(self._cached, pages * PAGE_BYTES)
 
     def prefetch(self, pieces: Sequence[FilePiece]) -> None:
-        """Have the kernel begin to read what goes through the page cache. `pieces` are sorted. So one thread has many reads in flight."""
+        """Start reading sorted `pieces` into the page cache, so that one thread has many reads in flight."""
         for group in joined([piece for piece in pieces if not self._goes_direct(piece)]):
             begin = group[0].offset_bytes
-            with suppress(OSError):  # the read itself fails, too, and says so
+            with suppress(OSError):  # the read itself reports the error
                 os.posix_fadvise(self._cached, begin, group[-1].end_bytes - begin, os.POSIX_FADV_WILLNEED)
 
     def read(self, piece: FilePiece) -> bool:
-        """Fill the piece's buffer. False: the file ends before. Raises TierFailed."""
+        """Fill the piece's buffer. Returns False if the file ends before. Raises TierFailed."""
         try:
             if not self._goes_direct(piece):
                 return os.preadv(self._cached, (piece.buffer,), piece.offset_bytes) == len(piece.buffer)
-            with self._direct_parts(piece) as (parts, rest, bounce):
+            with self._direct_parts(piece) as (parts, tail, bounce):
                 count = os.preadv(self._direct, parts, piece.offset_bytes)
-                copy(bounce[: len(rest)], rest)
+                copy(bounce[: len(tail)], tail)
                 return count >= len(piece.buffer)
         except OSError as error:
-            raise self._translated("cannot be read", error) from error
+            raise self._translate("cannot be read", error) from error
 
     def write(self, group: Sequence[FilePiece]) -> None:
-        """Write a group of `joined`, padded with zeros. Raises TierFull, TierFailed."""
+        """Write a group of `joined`, zero-padded. Raises TierFull, TierFailed."""
         begin, end = group[0].offset_bytes, group[-1].end_bytes
         try:
             count = self._write_direct(group[0]) if self._goes_direct(group[0]) else self._write_cached(group)
         except OSError as error:
-            raise self._translated("cannot be written", error) from error
+            raise self._translate("cannot be written", error) from error
         with self._counting:
             self.written_bytes += count
         if count < end - begin:
             raise TierFull(f"{self._path}: {count} of {end - begin} bytes were written")
 
     def sync(self) -> None:
-        """What was written is on the device. Raises TierFull, TierFailed."""
+        """Flush written data to the device. Raises TierFull, TierFailed."""
         try:
             os.fdatasync(self._cached)
         except OSError as error:
-            raise self._translated("cannot be synced", error) from error
+            raise self._translate("cannot be synced", error) from error
 
     def drop_cached(self, groups: Sequence[Sequence[FilePiece]]) -> None:
-        """Give back the page cache of large values that went through it: they are read from DRAM, if soon."""
+        """Drop large values from the page cache: if they are read soon, the DRAM tier serves them."""
         for group in groups:
             if not self.is_direct and group[0].is_large:
                 begin = group[0].offset_bytes
@@ -179,7 +181,7 @@ class ValueFile:
         self._cached = self._direct = -1
 
     def _open_direct(self) -> int:
-        """A descriptor for O_DIRECT; -1 where the file system refuses it as the file is opened, or as it is read."""
+        """Return a descriptor for O_DIRECT, or -1 if the file system refuses it on open or read."""
         descriptor = -1
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
@@ -203,32 +205,34 @@ class ValueFile:
         return os.pwritev(self._cached, parts, group[0].offset_bytes)
 
     def _write_direct(self, piece: FilePiece) -> int:
-        with self._direct_parts(piece) as (parts, rest, bounce):
-            copy(rest, bounce[: len(rest)])
-            padding = -len(rest) % PAGE_BYTES
-            bounce[len(rest) : len(rest) + padding] = _ZEROS[:padding]
+        with self._direct_parts(piece) as (parts, tail, bounce):
+            copy(tail, bounce[: len(tail)])
+            padding = -len(tail) % PAGE_BYTES
+            bounce[len(tail) : len(tail) + padding] = _ZEROS[:padding]
             return os.pwritev(self._direct, parts, piece.offset_bytes)
 
     @contextmanager
     def _direct_parts(self, piece: FilePiece) -> Iterator[tuple[list[memoryview], memoryview, memoryview]]:
-        """Memory for one direct read or write, the part of the piece that is copied, and the bounce buffer that it is copied from or to:
-        all of a piece that is not aligned, else what follows its last whole page."""
+        """Yield the buffers of one direct transfer, the part of the piece that is copied, and its bounce buffer.
+
+        An unaligned piece is copied whole, an aligned one only behind its last whole page.
+        """
         whole_bytes = len(piece.buffer) // PAGE_BYTES * PAGE_BYTES if address_of(piece.buffer) % PAGE_BYTES == 0 else 0
-        whole, rest = piece.buffer[:whole_bytes], piece.buffer[whole_bytes:]
-        if not rest:
-            yield [whole], rest, memoryview(bytearray())
+        whole, tail = piece.buffer[:whole_bytes], piece.buffer[whole_bytes:]
+        if not tail:
+            yield [whole], tail, memoryview(bytearray())
             return
         with self._buffers.lease() as bounce:
             copied = bounce[: piece.end_bytes - piece.offset_bytes - whole_bytes]
-            yield [whole, copied] if whole_bytes else [copied], rest, bounce
+            yield [whole, copied] if whole_bytes else [copied], tail, bounce
 
-    def _translated(self, what: str, error: OSError) -> Exception:
+    def _translate(self, failed_action: str, error: OSError) -> Exception:
         kind = TierFull if error.errno in DEVICE_FULL else TierFailed
-        return kind(f"{self._path} {what}: {error.strerror}")
+        return kind(f"{self._path} {failed_action}: {error.strerror}")
 
 
 def pieces_of(runs: Runs, value: memoryview) -> list[FilePiece]:
-    """A value's bytes as they lie in its runs."""
+    """Split a value into pieces, as they lie in its runs."""
     size_bytes = len(value)
     is_large = size_bytes >= DIRECT_BYTES
     pieces, done_bytes = list[FilePiece](), 0
@@ -243,7 +247,7 @@ def pieces_of(runs: Runs, value: memoryview) -> list[FilePiece]:
 
 
 def joined(pieces: Sequence[FilePiece]) -> list[list[FilePiece]]:
-    """Groups that one call writes: pieces of short values that are neighbours, each piece of a large one alone. `pieces` are sorted."""
+    """Group sorted pieces by write call: adjacent pieces of short values together, each piece of a large value alone."""
     groups: list[list[FilePiece]] = []
     for piece in pieces:
         last = groups[-1] if groups else []
@@ -256,7 +260,7 @@ def joined(pieces: Sequence[FilePiece]) -> list[list[FilePiece]]:
 
 
 def copy(source: memoryview, destination: memoryview) -> None:
-    """Copy between buffers of one length. From NUMPY_COPY_BYTES on without the GIL."""
+    """Copy between buffers of equal length; from NUMPY_COPY_BYTES on without the GIL."""
     if len(source) < NUMPY_COPY_BYTES:
         destination[:] = source
     else:

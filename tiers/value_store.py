@@ -1,6 +1,6 @@
-"""Large values of the NVMe tier: placed in extents of the value file, written and read by several threads at once.
+"""Large values of the NVMe tier: placed in extents of the value file, read and written by several threads.
 
-It knows no headers: what is durable, and what was deleted for good, its caller says.
+Keeps no headers. The caller reports which values are durable and which are deleted for good.
 """
 
 import itertools
@@ -28,37 +28,38 @@ MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 30
 
 SEGMENTS: Final = 64
-"""The value file grows by a 64th of the capacity, within these bounds: 64 MiB for 4 GiB."""
+"""The value file grows by 1/SEGMENTS of the capacity, within MIN_ and MAX_SEGMENT_BYTES: 64 MiB for 4 GiB."""
 
 SLACK_BYTES: Final = 32 << 20
-"""The file may be longer than the capacity by this or by a segment, but for small tiers by no more than a quarter. Extents that were freed
-wait there for the next transaction, so that no write waits for it. A batch is 8 MiB."""
+"""The file may exceed the capacity by this or by a segment; by at most a quarter for small tiers. Freed extents wait
+there for the next transaction, so that writes do not. A batch is 8 MiB.
+"""
 
 IO_THREADS: Final = 8
-"""Reads and writes of values in flight, besides those that callers do themselves."""
+"""Reads and writes in flight, in addition to those in callers' threads."""
 
 WRITE_ATTEMPTS: Final = 3
-"""Of a batch, before the device is out of order."""
+"""Attempts to write a batch before the device counts as failed."""
 
 RELEASE_WAIT_S: Final = 10.0
-"""A write waits so long for reads under way of extents that were freed, where there are no others; then the tier is full."""
+"""Longest wait of a write for reads of freed extents, when no others are free. Then the tier is full."""
 
 CLOSE_WAIT_S: Final = 30.0
-"""`close` waits so long for reads and writes under way; the file is left to the end of the process then."""
+"""Longest wait of `close` for reads and writes. Afterwards the file stays open until the process ends."""
 
 
 class IoThreads:
-    """Threads that all batches share. Any thread may call `run`."""
+    """Thread pool shared by all batches. Thread-safe."""
 
     def __init__(self, threads: int) -> None:
-        """Raises ConfigError: there are not so many threads to be had."""
+        """Raises ConfigError if the threads cannot be started."""
         self._threads = threads
         self._pool = started(threads, "nvme-io")
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Do all jobs, in this order and several at once; return when the last one is done. A job raises nothing.
+        """Run all jobs concurrently, started in order; return when the last one ends. Jobs must not raise.
 
-        The caller's thread does some of them itself: a batch ends even while others have all threads.
+        The calling thread runs jobs too, so a batch makes progress while others occupy all threads.
         """
         waiting = deque(jobs)
 
@@ -77,34 +78,34 @@ class IoThreads:
                 helper.result()
 
     def close(self) -> None:
-        """Wait for the jobs under way. A second close is a no-op."""
+        """Wait for running jobs. A second close is a no-op."""
         self._pool.shutdown()
 
 
 class ExtentRead:
-    """One value to be read into `buffer`, which has its size. `answer`: why it is not there, or not what was written."""
+    """One value to read into `buffer`, which has its size. `error` is set if it is missing or damaged."""
 
-    __slots__ = ("_checksum", "_done", "answer", "buffer", "pieces")
+    __slots__ = ("_checksum", "_done", "buffer", "error", "pieces")
 
     def __init__(self, placement: Placement, buffer: memoryview) -> None:
         self.buffer = buffer
         self.pieces = pieces_of(placement.runs, buffer)
-        self.answer: Exception | None = None
+        self.error: Exception | None = None
         self._checksum = placement.checksum
         self._done = itertools.count(1)
-        """Counts without a lock: one step of it is one of the interpreter."""
+        """Lock-free counter: `next` is atomic under the GIL."""
 
     def finish_piece(self) -> None:
-        """One more piece was read, or not: the thread that reads the last one verifies the value."""
-        if next(self._done) == len(self.pieces) and self.answer is None and xxhash.xxh3_64_intdigest(self.buffer) != self._checksum:
-            self.answer = ChecksumMismatch("the value file does not hold the bytes that were written")
+        """Count a piece as done; the thread that finishes the last one verifies the value."""
+        if next(self._done) == len(self.pieces) and self.error is None and xxhash.xxh3_64_intdigest(self.buffer) != self._checksum:
+            self.error = ChecksumMismatch("the value file does not hold the bytes that were written")
 
 
 class ValueStore:
-    """Values by block id. Any thread may call it; what is written must have been placed, and is read once it was published."""
+    """Values by block id. Thread-safe. A value is placed, written, published, and then read."""
 
     def __init__(self, path: str | os.PathLike[str], *, capacity_bytes: int, sync: bool) -> None:
-        """Open or make the file, for `capacity_bytes` of whole pages. Raises ConfigError."""
+        """Open or create the file, for `capacity_bytes` of whole pages. Raises ConfigError."""
         self._sync = sync
         segment_bytes = min(max(capacity_bytes // SEGMENTS, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
         slack_bytes = max(segment_bytes, min(SLACK_BYTES, capacity_bytes // 4))
@@ -119,54 +120,54 @@ class ValueStore:
             self._threads.close()
             raise
         self.failure = ""
-        """Why it takes no more values."""
+        """Reason that it accepts no more values, or ""."""
 
     @property
     def written_bytes(self) -> int:
-        """Handed to the device since it was opened."""
+        """Bytes written to the device since it was opened."""
         return self._file.written_bytes
 
     def restore(self, placements: Sequence[tuple[int, Placement]]) -> set[int]:
-        """See Placements.restore. Once, before anything else."""
+        """As Placements.restore. Call once, first."""
         lost = self.placements.restore(placements, self._file.pages)
         end_pages = max(self._max_pages, self.placements.end_pages)
-        if end_pages < self._file.pages:  # the capacity was larger once
+        if end_pages < self._file.pages:  # the capacity was reduced
             self._file.shrink(end_pages)
         self.placements.grow(self._file.pages)
         return lost
 
     def place(self, sizes: Sequence[int], *, flush: Callable[[], None]) -> list[Runs]:
-        """Extents for values of these sizes, the caller's until they are published or discarded. `flush` makes pending deletions durable
-        and releases them.
+        """Allocate extents for values of these sizes; the caller owns them until they are published or discarded.
 
-        Raises TierFull, TierFailed: none is taken.
+        `flush` makes pending deletions durable and releases their extents. Raises TierFull or TierFailed; nothing is
+        allocated then.
         """
         placed: list[Runs] = []
         try:
             for size_bytes in sizes:
-                placed.append(self._place(pages_of(size_bytes), flush))  # noqa: PERF401 - those so far outlive an exception
+                placed.append(self._place_one(pages_of(size_bytes), flush))  # noqa: PERF401 - keeps the earlier ones on an exception
         except BaseException:
             self.discard(placed)
             raise
         return placed
 
     def discard(self, placed: Sequence[Runs]) -> None:
-        """No value lies in these extents of `place`."""
+        """Free extents of `place` that hold no value."""
         for runs in placed:
             self.placements.discard(runs)
 
     def write(self, placed: Sequence[Runs], values: Sequence[Buffer]) -> None:
-        """Write the values where they were placed; with `sync` they are on the device when this returns.
+        """Write the values to their extents; with `sync` they are on the device on return.
 
-        What fails is written again, one value after the other: an error that passes meets several writes in flight.
+        A failed write is repeated one piece after the other: a transient error affects several writes in flight.
 
-        Raises TierFull, TierFailed: it failed WRITE_ATTEMPTS times, and takes no more values.
+        Raises TierFull or TierFailed: WRITE_ATTEMPTS failed, and no more values are accepted.
         """
         pieces = [piece for runs, value in zip(placed, values, strict=True) for piece in pieces_of(runs, memoryview(value).cast("B"))]
         groups = joined(sorted(pieces, key=itemgetter(0)))
         for attempt in range(WRITE_ATTEMPTS):
             try:
-                self._write(groups, at_once=attempt == 0)
+                self._write(groups, concurrently=attempt == 0)
                 return
             except TierFailed as error:
                 failed = error
@@ -174,8 +175,11 @@ class ValueStore:
         raise failed
 
     def read(self, reads: Sequence[ExtentRead]) -> None:
-        """Fill the buffers and verify them: short ones in this thread, all of them in flight at once, and several large ones in others.
-        Between `Placements.begin_read` and `end_read`."""
+        """Fill and verify the buffers: short values in this thread with all reads in flight, large ones in the I/O
+        threads.
+
+        Call between `Placements.begin_read` and `end_read`.
+        """
         parts = [(piece, read) for read in reads for piece in read.pieces]
         parts.sort(key=lambda part: part[0].offset_bytes)
         if len(parts) > 1:
@@ -186,24 +190,26 @@ class ValueStore:
         self._threads.run([partial(self._read_piece, piece, read) for piece, read in parts if piece.is_large])
 
     def close(self) -> None:
-        """Wait for reads and writes under way. A second close is a no-op."""
+        """Wait for reads and writes in flight. A second close is a no-op."""
         if self.placements.close(CLOSE_WAIT_S):
             self._threads.close()
             self._file.close()
 
-    def _place(self, pages: int, flush: Callable[[], None]) -> Runs:
-        """One run if there is one or the file can grow; else in pieces. Reads of freed extents are waited for last."""
+    def _place_one(self, pages: int, flush: Callable[[], None]) -> Runs:
+        """Allocate one run, growing the file if needed; else several runs. Waits for reads of freed extents last."""
         take = partial(self.placements.take, pages)
         if (runs := take(in_pieces=False)) or (self._grow(pages) and (runs := take(in_pieces=False))):
             return runs
         flush()
         while (runs := take(in_pieces=False) or take(in_pieces=True)) is None:
             if not self.placements.wait_for_release(RELEASE_WAIT_S):
-                raise TierFull(f"{pages} pages wanted, and the value file has no more")
+                raise TierFull(f"{pages} pages requested, and the value file has no more")
         return runs
 
     def _grow(self, pages: int) -> bool:
-        """Make the file longer by a segment, or by what a longer value takes, up to its bound. False: it is there, or the disk is full."""
+        """Grow the file by a segment, or by the value if that is longer, up to its limit. Returns False at the limit or
+        on a full disk.
+        """
         with self._growing:
             before = self.placements.end_pages
             for step in dict.fromkeys((max(pages, self._segment_pages), pages)):
@@ -221,12 +227,12 @@ class ValueStore:
     def _read_piece(self, piece: FilePiece, read: ExtentRead) -> None:
         try:
             if not self._file.read(piece):
-                read.answer = ChecksumMismatch("the value file ends within the value")
+                read.error = ChecksumMismatch("the value file ends within the value")
         except Exception as error:
-            read.answer = error
+            read.error = error
         read.finish_piece()
 
-    def _write(self, groups: Sequence[Sequence[FilePiece]], *, at_once: bool) -> None:
+    def _write(self, groups: Sequence[Sequence[FilePiece]], *, concurrently: bool) -> None:
         failures: list[Exception] = []
 
         def write(group: Sequence[FilePiece]) -> None:
@@ -237,7 +243,7 @@ class ValueStore:
                 failures.append(error)
 
         jobs = [partial(write, group) for group in groups]
-        if at_once:
+        if concurrently:
             self._threads.run(jobs)
         else:
             for job in jobs:

@@ -1,4 +1,6 @@
-"""How bytes move: the transfer engine and what it is made of, usable alone: `from kvstore.transfer import TransferEngine`."""
+"""Transfer engine: moves bytes between registered memory of processes. Usable alone: `from kvstore.transfer import
+TransferEngine`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,10 +20,10 @@ _MODULES = {
     "TransferEngine": "engine",
 }
 
-if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
+if not TYPE_CHECKING:  # a type checker would accept any name of the package
 
     def __getattr__(name: str) -> object:
-        """Loaded when it is asked for: the master takes descriptions of engines apart, and has none."""
+        """Import lazily: the master parses descriptions of engines without having one."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Settings of the transfer engine, the same for every program that has one: [transfer] in the TOML file, KVSTORE_TRANSFER_*."""
+"""Settings of the transfer engine, the same in every program: [transfer] in the TOML file, KVSTORE_TRANSFER_*."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,18 +6,18 @@ from typing import Final
 from kvstore.protocol.settings import constant, setting
 
 UCX_SLICE_BYTES: Final = 8 << 20
-"""Size of slices that go by UCX, where each slice costs a rendezvous."""
+"""Slice size over UCX, where each slice costs a rendezvous."""
 NIXL_SLICE_BYTES: Final = 16 << 20
-"""Size of slices that go by NIXL, which cuts and spreads by itself."""
+"""Slice size over NIXL, which splits and spreads transfers itself."""
 
 SECTION: Final = "transfer"
 AUTO: Final = "auto"
-"""Of the transports."""
+"""Value of `transports` that selects them by the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
-    """How an engine moves bytes. See docs/transfer.md."""
+    """Settings of a transfer engine. See docs/transfer.md."""
 
     transports: str = setting(
         AUTO,
@@ -40,44 +40,44 @@ class TransferSettings:
     max_connections: int = setting(1024, "Peers' connections beyond this are refused.", minimum=1)
 
     deadline_s: float = constant(30.0)
-    """Time for a transfer whose caller names none: as long as a put may stay open."""
-    # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
-    # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
+    """Deadline of a transfer whose caller gives none: the longest time that a put may stay open."""
+    # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three in flight no more than two
+    # (benchmarks/RESULTS.md). More in flight would only delay urgent transfers.
     slice_bytes: int = constant(2 << 20)
     """Large transfers are cut into slices of this size."""
     shm_slice_bytes: int = constant(4 << 20)
-    """The same for shared memory, where a slice is a copy."""
+    """Slice size over shared memory, where a slice is a copy."""
     max_endpoints: int = constant(256)
-    """Connections kept open on a rail; the SIEVE policy chooses which to close."""
+    """Connections kept open per rail; SIEVE chooses which to close."""
     idle_ttl_s: float = constant(60.0)
-    """A connection unused for this long is closed."""
+    """A connection that is unused for this long is closed."""
     peer_ttl_s: float = constant(600.0)
-    """A node forgets another one that it has copied nothing from for this long, and how fast the ways to it were."""
+    """A node forgets a peer, and the measured rates of its paths, after copying nothing from it for this long."""
     connect_timeout_s: float = constant(2.0)
-    """Time for one attempt to connect, so that another rail can still be tried."""
+    """Timeout of one connection attempt, so that another rail can be tried before the deadline."""
     stall_timeout_s: float = constant(0.5)
     """A connection that moves no byte of a slice for this long has failed."""
     max_attempts: int = constant(6)
-    """How often a slice is tried by one transport, over all its rails, before only others are left to it."""
+    """Attempts to send a slice over one transport, on all its rails, before only other transports are tried."""
     cooldown_s: float = constant(0.5)
-    """A rail that failed rests for this long, then twice as long with each further failure."""
+    """Cooldown of a rail after a failure; it doubles with each further failure."""
     cooldown_max_s: float = constant(8.0)
-    """Longest rest of a failing rail."""
+    """Longest cooldown."""
     probe_share: float = constant(0.02)
-    """Share of slices sent over a rail other than the best one, to measure it."""
+    """Fraction of slices sent over a rail other than the best one, to measure it."""
     numa_penalty: float = constant(2.0)
-    """A rail of another NUMA node counts as this much slower."""
+    """Factor by which a rail of another NUMA node is ranked slower."""
     max_handshakes: int = constant(64)
-    """Connections that have not said yet who they are, beside max_connections; one more takes the oldest's place."""
+    """Unauthenticated connections, beside max_connections; one more displaces the oldest."""
     handshake_timeout_s: float = constant(5.0)
-    """A connection that has not said by then who it is is closed."""
+    """A connection that has not joined within this time is closed."""
     serve_threads: int = constant(16)
-    """Threads that serve peers; connections beyond wait their turn, and get threads of their own where those are held up."""
+    """Core threads that serve peers. Further connections queue, and get extra threads while these are blocked."""
     copy_threads: int = constant(0)
-    """Threads that copy shared memory; 0: one a processor, 4 at most."""
+    """Threads that copy shared memory; 0: one per processor, at most 4."""
     link_poll_interval_s: float = constant(1.0)
-    """How often the state of the links is looked at."""
+    """Interval at which the state of links is polled."""
 
     def slice_bytes_of(self, transport: str) -> int:
-        """The size of a slice that goes by this transport."""
+        """Return the slice size of a transport."""
         return {"shm": self.shm_slice_bytes, "ucx": UCX_SLICE_BYTES, "nixl": NIXL_SLICE_BYTES}.get(transport, self.slice_bytes)

@@ -1,6 +1,7 @@
-"""What engines tell one another about themselves, as bytes that anyone may carry: how an engine is reached, and what a region is.
+"""Descriptions of engines and regions, as bytes that the application distributes.
 
-An engine's description is JSON, read by people too; a region's is packed, for there may be many. Whoever reads either trusts nobody.
+An engine's description is JSON, for people to read too; a region's is packed, as there may be many. Input is not
+trusted.
 """
 
 import base64
@@ -21,14 +22,14 @@ MAX_DESCRIPTION_BYTES: Final = 256 << 10
 MAX_AGENTS: Final = 256
 MAX_REGION_DESCRIPTION_BYTES: Final = 128 << 10
 _REGION: Final = struct.Struct("<BQQQBB")
-"""Version, id, size, key, length of the location, number of descriptors; then the location, and for each descriptor:"""
+"""Version, id, size, key, length of the location, number of descriptors. Then the location and, per descriptor:"""
 _DESCRIPTOR: Final = struct.Struct("<BI")
 """length of the transport's name and of the bytes, then both."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One way into an engine: a transport on a rail, and the agent's own bytes."""
+    """One agent of an engine: its transport, its rail, and its metadata."""
 
     transport: str
     rail: Rail
@@ -37,15 +38,16 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How an engine is reached. `host` is its network (rpc.address.network_id); `matrix` says which rails are near which memory, by
-    location, as the topology does: (preferred, available)."""
+    """How an engine is reached. `host` is its network (rpc.address.network_id). `matrix` gives the (preferred,
+    available) rails by location of memory, as the topology does.
+    """
 
     name: str
     host: str
     agents: tuple[AgentInfo, ...] = ()
     matrix: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     secret: bytes = field(default=b"", repr=False)
-    """What peers show when they join; b"" of an engine that asks for nothing."""
+    """Presented by peers when they join; b"" for an engine without authentication."""
 
 
 def pack_engine(info: EngineInfo) -> bytes:
@@ -67,7 +69,7 @@ def pack_engine(info: EngineInfo) -> bytes:
 
 
 def unpack_engine(data: bytes) -> EngineInfo:
-    """Raises ProtocolError unless `data` is a description of this version."""
+    """Raises ProtocolError unless `data` is an engine's description of this version."""
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise ProtocolError(f"an engine's description of {len(data)} bytes is over the limit of {MAX_DESCRIPTION_BYTES}")
     try:
@@ -97,7 +99,7 @@ def _agent(entry: Mapping[str, Any]) -> AgentInfo:
 
 
 def _address(value: Any) -> str:
-    """An IP address or nothing; no zone, which would name an interface of the peer's."""
+    """Return an IP address or "". A zone is refused: it would name an interface of the peer's host."""
     address = _text(value)
     if address and "%" in str(ipaddress.ip_address(address)):
         raise ValueError("an address with a zone")
@@ -117,12 +119,12 @@ def _names(value: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 255:
         raise TypeError("not a text of at most 255 characters")
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # raises for half a surrogate pair
     return value
 
 
 def pack_region(region: RemoteRegion) -> bytes:
-    """Raises InvalidArgument when the location has more than 255 bytes."""
+    """Raises InvalidArgument if the location has more than 255 bytes."""
     location = region.location.encode()
     if len(location) > 255:
         raise InvalidArgument(f"the location of a region is cpu:N or the like, not a text of {len(location)} bytes")
@@ -134,7 +136,7 @@ def pack_region(region: RemoteRegion) -> bytes:
 
 
 def unpack_region(data: bytes) -> RemoteRegion:
-    """Raises ProtocolError unless `data` is a description of this version."""
+    """Raises ProtocolError unless `data` is a region's description of this version."""
     if len(data) > MAX_REGION_DESCRIPTION_BYTES:
         raise ProtocolError(f"a region's description of {len(data)} bytes is over the limit of {MAX_REGION_DESCRIPTION_BYTES}")
     try:

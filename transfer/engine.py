@@ -1,7 +1,8 @@
-"""The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
+"""Transfer engine: batches of copies between registered memory of this process and of its peers, over all available
+paths.
 
-It knows memory, peers and transports. paths/batch.py checks what callers ask for and cuts it into slices. paths/slice_dispatcher.py sends
-these, and failed ones elsewhere. Agents (agent.py) move the bytes.
+Holds memory, peers and transports. paths/batch.py validates batches and cuts them into slices.
+paths/slice_dispatcher.py assigns slices to paths and retries failed ones. Agents (agent.py) move the bytes.
 """
 
 import asyncio
@@ -39,16 +40,16 @@ from kvstore.transfer.topology.model import Topology
 
 MAX_DEADLINE_S: Final = 86_400.0
 MAX_NAME: Final = 255
-"""Characters; what peers accept."""
+"""Characters, as peers accept them."""
 SECRET_BYTES: Final = 32
 log = logging.getLogger("kvstore.transfer")
 
 
 class TransferEngine:
-    """See the module. Thread-safe. A context manager that closes it. In a forked child calls raise Forked and `close` does nothing.
+    """Reads and writes memory of peers, and serves its own. Thread-safe; a context manager that closes it.
 
-    `name` is told to peers; it must be unique among them, and is made up if none is given. An engine that does not `serve` reads and
-    writes peers' memory but shows none of its own.
+    `name` must be unique among peers; generated if empty. An engine with `serves=False` exports no memory. In a forked
+    child, calls raise Forked and `close` does nothing.
     """
 
     def __init__(
@@ -61,16 +62,17 @@ class TransferEngine:
         tls: Certificates | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`tls`: connections over TCP are TLS; None: they are not.
+        """Start the engine. With `tls`, connections over TCP are encrypted.
 
-        Raises InvalidArgument for a name of more than MAX_NAME characters, and ConfigError: a transport or rail that the settings
-        name is not there, an address is in use, or the system gives no thread."""
+        Raises InvalidArgument for a name longer than MAX_NAME, and ConfigError: a configured transport or rail does not
+        exist, an address is in use, or no thread can be started.
+        """
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         if len(self.name) > MAX_NAME:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
         self._process_id = os.getpid()
         self.settings = settings or TransferSettings()
-        self.topology = topology or Discovery.configured(self.settings).look()
+        self.topology = topology or Discovery.configured(self.settings).read_topology()
         self._clock_ns = clock_ns
         self._dispatcher = SliceDispatcher(self.settings, clock_ns)
         self._lock = self._dispatcher.lock
@@ -83,7 +85,7 @@ class TransferEngine:
         self._peers: dict[str, Peer] = {}
         self._random = random.Random(secrets.randbits(64))
         self._changing = threading.Lock()
-        """Held while peers, agents or the routes between them change; never while bytes move."""
+        """Held while peers, agents or routes change, never during transfers."""
         try:
             self._rails.open(self.topology)
         except BaseException:
@@ -92,25 +94,30 @@ class TransferEngine:
 
     @property
     def agents(self) -> list[TransferAgent]:
-        """One for each transport and rail, those of preferred transports first."""
+        """One per transport and rail, preferred transports first."""
         return self._rails.agents
 
     # --- memory ---
 
     def allocate(self, size_bytes: int) -> Region:
-        """A region of fresh, zeroed shared memory, which peers of this host can map. It lasts until it is closed and no view is left.
+        """Return a region of zeroed shared memory, which peers of this host can map. It lives until it is closed and no
+        view is left.
 
-        Raises InvalidArgument (no such size) or Full (the system has no memory left).
+        Raises InvalidArgument (size out of range) or Full (the system has no memory left).
         """
         return allocate(size_bytes)
 
     def register(self, buffer: Any) -> Region:
-        """A region over the caller's C-contiguous buffer, which must stay until `Region.close` has returned. Raises InvalidArgument."""
+        """Return a region over the caller's C-contiguous buffer, which must exist until `Region.close` returns. Raises
+        InvalidArgument.
+        """
         return Region(flat(buffer))
 
     @shielded
     def export(self, region: Region, *, writable: bool = False) -> bytes:
-        """Show a region to peers until it is closed. The result lets whoever has it read the region, and write it if `writable`."""
+        """Make a region accessible to peers until it is closed. Any holder of the returned bytes may read it, and write
+        it if `writable`.
+        """
         self._check_process()
         if not self._serves:
             raise InvalidArgument("this engine serves no peers: make it with serves=True")
@@ -120,17 +127,19 @@ class TransferEngine:
     # --- peers ---
 
     def describe(self) -> bytes:
-        """How peers reach this engine, for their `connect`. It changes with the links (`refresh`). With it goes the secret that lets them
-        in: for those who may come, and nobody else."""
+        """Return how peers reach this engine, for their `connect`. Changes with the links (`refresh`).
+
+        Contains the secret that authenticates peers: distribute it to authorised peers only.
+        """
         agents = [AgentInfo(agent.transport, agent.rail, agent.metadata()) for agent in self.agents if self._serves]
         matrix = {place: (rails.preferred, rails.available) for place, rails in self.topology.matrix.items()}
         return pack_engine(EngineInfo(self.name, network_id(), tuple(agents), matrix, self._secret))
 
     @shielded
     def connect(self, description: bytes) -> Peer:
-        """The peer that described itself so. Does no I/O; a peer that is known already gets its new description.
+        """Return the peer with this description, updating a known one. Does no I/O.
 
-        Raises ProtocolError, or Unreachable when no transport is common to both.
+        Raises ProtocolError, or Unreachable if both sides have no transport in common.
         """
         self._check_process()
         info = unpack_engine(description)
@@ -145,9 +154,11 @@ class TransferEngine:
             if not routes:
                 ours = sorted({agent.transport for agent in self.agents})
                 theirs = sorted({agent.transport for agent in info.agents})
-                raise Unreachable(f"no way to {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}")
+                raise Unreachable(
+                    f"no common transport with {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}"
+                )
             if peer is None:
-                peer = Peer(info, self.settings, self._random, self._near_rails, owner=self)
+                peer = Peer(info, self.settings, self._random, self._preferred_rails, owner=self)
             with self._lock:
                 gone = peer.set_routes(info, routes)
                 peer.used_ns = self._clock_ns()
@@ -155,16 +166,16 @@ class TransferEngine:
         unload(gone)
         return peer
 
-    def _near_rails(self, location: str) -> Collection[str]:
+    def _preferred_rails(self, location: str) -> Collection[str]:
         return self.topology.preferred(location).preferred
 
     def import_region(self, peer: Peer, description: bytes) -> PeerRegion:
-        """A peer's region, as its `export` described it. Raises ProtocolError."""
+        """Return a peer's region from its `export`ed description. Raises ProtocolError."""
         return PeerRegion(peer, unpack_region(description))
 
     @shielded
     def disconnect(self, peer: Peer) -> None:
-        """Forget a peer: transfers under way to it fail with Unreachable, its connections are closed. A second time is a no-op."""
+        """Forget a peer: its transfers fail with Unreachable, its connections are closed. A second call is a no-op."""
         self._check_process()
         with self._changing:
             if self._peers.get(peer.name) is not peer:
@@ -176,8 +187,9 @@ class TransferEngine:
 
     @shielded
     def forget_idle(self) -> None:
-        """Disconnect the peers that have not been connected, nor read or written, for `peer_ttl_s`. For an owner who names them by their
-        description each time, and is not told."""
+        """Disconnect peers that were neither connected, read nor written for `peer_ttl_s`. For owners that pass a
+        peer's description each time and are not notified when a peer is removed.
+        """
         self._check_process()
         since_ns = self._clock_ns() - int(self.settings.peer_ttl_s * 1e9)
         with self._changing, self._lock:
@@ -189,10 +201,11 @@ class TransferEngine:
 
     @shielded
     def refresh(self, topology: Topology) -> bool:
-        """The links have changed: use new rails, leave those that are gone. True if `describe` says something else now.
+        """Adapt to changed links: add agents on new rails, remove those of rails that are gone. Returns whether
+        `describe` changed.
 
-        What is under way on a rail that is gone is tried elsewhere. A new rail that cannot be used is logged, and tried again with the
-        next change.
+        Slices in flight on a removed rail are retried elsewhere. A new rail that cannot be used is logged and retried
+        at the next change.
         """
         self._check_process()
         with self._changing:
@@ -209,16 +222,16 @@ class TransferEngine:
         return True
 
     def _reroute(self, peer: Peer, gone: Sequence[TransferAgent]) -> list[PathRoute]:
-        """Our agents have changed; returns the routes that are no longer used."""
+        """Recompute a peer's routes after a change of agents; returns the routes that are no longer used."""
         try:
             routes = self._rails.routes(peer.info, peer)
         except KVStoreError as error:
-            log.warning("a new way to %s cannot be used: %s", peer.name, error)
+            log.warning("a new route to %s cannot be used: %s", peer.name, error)
             routes = {path: route for path, route in peer.routes.items() if route.agent not in gone}
         with self._lock:
             return peer.set_routes(peer.info, routes)
 
-    # --- moving ---
+    # --- transfers ---
 
     def submit(
         self,
@@ -228,14 +241,16 @@ class TransferEngine:
         priority: Priority = Priority.FOREGROUND,
         on_done: Callable[[Transfer], None] | None = None,
     ) -> Transfer:
-        """Begin a batch of copies and return at once. They may be made in any order, so they must not overlap.
+        """Begin a batch of copies and return at once. They may be executed in any order, so they must not overlap.
 
-        A transfer that nobody waits for meets its deadline when its slices are under way or their turn has come.
-        `on_done` is called once with the transfer when it is over, in some thread: it must be short and must not block.
-        Raises InvalidArgument (nothing is begun): a length or place outside its region, none or both ends a peer's, a read-only
-        destination; Closed. What a signal handler raises meanwhile comes out once the transfer is over, which nobody else knows of.
+        `on_done` is called once with the transfer when it is over, in any thread: it must be short and must not block.
+        Without a waiter, a deadline is checked when slices are in flight or are dispatched.
+
+        Raises InvalidArgument (nothing has begun): a range outside its region, not exactly one end at a peer, a
+        read-only destination; Closed. An exception of a signal handler during the call is raised after the transfer is
+        over, as the caller has no handle of it.
         """
-        if threading.get_ident() != threading.main_thread().ident:  # it sees no signals
+        if threading.get_ident() != threading.main_thread().ident:  # receives no signals
             return begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, on_done=on_done)
         transfer: Transfer | None = None
         gate = Gate()
@@ -245,24 +260,26 @@ class TransferEngine:
                 transfer = begin_transfer(batch, self._dispatcher, self, deadline=deadline, priority=priority, on_done=on_done, gate=gate)
                 if shield.raised is not None:
                     transfer.abandon()
-        except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
+        except BaseException:  # also what a handler raised after that check: the caller gets no transfer
             try:
                 if transfer is not None:
-                    with contextlib.suppress(RuntimeError):  # no thread is to be had: it ends by its deadline
+                    with contextlib.suppress(RuntimeError):  # no thread can be started: it ends by its deadline
                         begin_thread(transfer.cancel)
             finally:
-                gate.shut()
+                gate.close_and_wait()
             raise
         return transfer
 
     def transfer(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
-        """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
+        """Execute a batch of copies. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
             transfer = begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, waits=True)
-            transfer.wait_behind(shield)
+            transfer.wait_with(shield)
 
     async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
-        """As `transfer`, for a task. When the task is cancelled, the transfer is, and the task goes on once no byte of it moves."""
+        """As `transfer`, for a task. Cancelling the task cancels the transfer; the task continues once no byte of it
+        moves.
+        """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         transfer = self.submit(batch, deadline_s=deadline_s, priority=priority, on_done=lambda _: _wake(loop, over))
@@ -276,36 +293,39 @@ class TransferEngine:
                     cancellation = error
                     transfer.cancel()
             timer.cancel()
-        except BaseException:  # a signal handler's, or the loop has ended: nobody comes back for it
+        except BaseException:  # of a signal handler, or the loop has ended: no task waits for it
             transfer.abandon()
             raise
         if cancellation is not None:
             raise cancellation
         transfer.check()
 
-    # --- notifications, figures, the end ---
+    # --- notifications, statistics, close ---
 
     def notify(self, peer: Peer, message: bytes, *, deadline_s: float | None = None) -> None:
-        """Have `message` (at most 64 KiB) told by the peer's `notifications`, after all our transfers to it that are over by now.
+        """Deliver `message` (at most 64 KiB) to the peer's `notifications`, after all of our transfers to it that are
+        over by now.
 
         Raises Unreachable when no path works, DeadlineExceeded, InvalidArgument.
         """
         deadline = self._deadline(deadline_s)
         with self._lock:
-            routes = sorted(peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].resting_until_ns))
+            routes = sorted(
+                peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].cooldown_until_ns)
+            )
         if not peer.is_connected:
             raise Unreachable(f"{peer.name} was disconnected")
         for number, (_, route) in enumerate(routes):
             try:
                 route.agent.notify(route.remote, message, deadline)
                 return
-            except (Unreachable, Closed):  # Closed: its rail has just gone
+            except (Unreachable, Closed):  # Closed: its rail was just removed
                 if number == len(routes) - 1:
                     raise
-        raise Unreachable(f"there is no way to {peer.name}")
+        raise Unreachable(f"no path to {peer.name} exists")
 
     def notifications(self) -> list[tuple[str, bytes]]:
-        """(name of the engine, message) of what peers have sent since the last call, in order for each peer."""
+        """Remove and return the notifications received, as (name of the engine, message), in order per peer."""
         found = self._target.notices()
         for agent in self.agents:
             found += agent.notifications()
@@ -313,12 +333,12 @@ class TransferEngine:
 
     @property
     def served_bytes(self) -> int:
-        """What peers have read from and written to this engine's memory by connections; what they map they copy unseen."""
+        """Bytes that peers read and wrote over connections. Copies through mappings are not counted."""
         return self._target.served_bytes
 
     @property
     def served_connections(self) -> int:
-        """Peers' connections now."""
+        """Open connections from peers."""
         return self._target.connections
 
     def peers(self) -> list[Peer]:
@@ -326,34 +346,37 @@ class TransferEngine:
             return list(self._peers.values())
 
     def rails(self) -> Mapping[tuple[str, str], RailCount]:
-        """What this engine has moved since it was made, by transport and rail of this host."""
+        """Return the bytes and slices moved since the engine was made, by transport and local rail."""
         with self._lock:
             return {name: replace(count) for name, count in self._dispatcher.rails.items()}
 
     def measured(self, name: str) -> MeasuredRate | None:
-        """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or
-        too little went."""
+        """Return the measured rate to and from the named peer over all paths, or None if it is not connected or too few
+        bytes moved.
+        """
         with self._lock:
             peer = self._peers.get(name)
             return peer.chooser.bandwidth.measured() if peer is not None else None
 
     def _check_process(self) -> None:
-        """Raises Forked: connections are the parent's, and threads were left behind."""
+        """Raises Forked: connections and threads belong to the parent."""
         if os.getpid() != self._process_id:
-            raise Forked(f"this engine is that of process {self._process_id}, which process {os.getpid()} was forked from: make one here")
+            raise Forked(
+                f"this engine is that of process {self._process_id}, which process {os.getpid()} was forked from: make a new engine here"
+            )
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         self._check_process()
         if deadline_s is None:
             deadline_s = self.settings.deadline_s
-        if not abs(deadline_s) <= MAX_DEADLINE_S:  # nor is NaN
+        if not abs(deadline_s) <= MAX_DEADLINE_S:  # also false for NaN
             raise InvalidArgument(f"a deadline is at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
         return Deadline(deadline_s)
 
     @shielded
     def close(self) -> None:
-        """End every transfer with Closed, and let go of connections, threads and mappings. A second close is a no-op."""
-        if os.getpid() != self._process_id:  # sockets, and what peers map, are the parent's too
+        """Fail all transfers with Closed, and close connections, threads and mappings. A second close is a no-op."""
+        if os.getpid() != self._process_id:  # sockets and mappings are shared with the parent
             return
         with self._changing, self._lock:
             if self._dispatcher.is_closed:

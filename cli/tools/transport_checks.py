@@ -15,7 +15,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.huge_pages import SHMEM_ENABLED, policy, why_none
+from kvstore.tiers.huge_pages import SHMEM_ENABLED, policy, unavailable_reason
 from kvstore.transfer.ucx import library as ucx_library
 from kvstore.transfer.ucx.worker import UcxWorker
 
@@ -183,7 +183,7 @@ def hugepages(root: Path) -> Check:
 
 def transparent_hugepages(root: Path) -> Check:
     """Whether slabs, which ask for huge pages, get any without their being reserved."""
-    name, reason = "shared huge pages", why_none(root)
+    name, reason = "shared huge pages", unavailable_reason(root)
     if not reason:
         return Check(name, CheckVerdict.OK, f"shmem_enabled is {policy(root)}")
     if not policy(root):

@@ -103,7 +103,7 @@ class RemoteMemory:
         if engine is None:
             return False
         try:
-            return engine.refresh(Discovery.configured(self._settings).look())
+            return engine.refresh(Discovery.configured(self._settings).read_topology())
         except (Broken, ConfigError):  # the system does not tell, or a rail of the settings is gone
             return False
 

@@ -159,7 +159,7 @@ class SlabCache:
     def _map(self, found: Found) -> None:
         key, fd, size_bytes = found
         try:
-            self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=True))
+            self._add(key, map_slab(fd, size_bytes, writable=key.writable, transparent_hugepages=True))
         finally:
             self._end_wait(key)
 

@@ -125,7 +125,7 @@ class EvictionOrder:
         if members is None:
             policy = self._make_policy()
             if self._is_of_dram:
-                policy.keep_in(BlockStates(group, self._blocks_of(block.tenant), block.columns))
+                policy.use_states(BlockStates(group, self._blocks_of(block.tenant), block.columns))
             members = self._groups[group] = _OrderGroup(policy, block.tenant)
             self._groups_of.setdefault(block.tenant, OrderedDict())[group] = None
         return members
@@ -154,7 +154,7 @@ class EvictionOrder:
             members.retired.pop(block.key, None)
         self._have_left(group, 1)
 
-    def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_go: Callable[[Block], bool]) -> list[Block]:
+    def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_evict: Callable[[Block], bool]) -> list[Block]:
         """As `victim` and `remove` one after the other, up to `count` blocks, which are the order's no more; none from the first on that
         may not go."""
         self.tell()
@@ -166,13 +166,13 @@ class EvictionOrder:
         found: list[bytes] = []
         is_over = False
         while len(found) < count and not is_over and (block := self._retired_in(members, evictable)) is not None:
-            is_over = not may_go(block)
+            is_over = not may_evict(block)
             if not is_over:
                 policy.remove(block.key)
                 del members.retired[block.key]
                 found.append(block.key)
         if len(found) < count and not is_over:
-            more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_go(blocks[key]))
+            more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_evict(blocks[key]))
             for key in more if members.retired else ():
                 members.retired.pop(key, None)
             found += more

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, BlockColumns, block_type
 from kvstore.store.block_table.uncommitted import UNDECIDED
-from kvstore.tiers.slabs import new_slot
+from kvstore.tiers.slabs import make_slot
 from kvstore.tiers.tier import Slot
 
 Numbers = npt.NDArray[np.int64]
@@ -166,7 +166,7 @@ def slots_of(blocks: Sequence[Block]) -> list[Slot]:
     """Those in DRAM, of blocks that have one there; there is at least one."""
     columns, rows = blocks[0].columns, rows_of(blocks)
     words = places_in(columns, rows), read(columns.slot_generations, rows), read(columns.sizes, rows), groups_in(columns, rows)
-    return list(map(new_slot, zip(*(column.tolist() for column in words), strict=True)))
+    return list(map(make_slot, zip(*(column.tolist() for column in words), strict=True)))
 
 
 def groups_in(columns: BlockColumns, rows: Numbers) -> npt.NDArray[np.uint32]:

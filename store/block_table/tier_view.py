@@ -145,14 +145,14 @@ class TierView:
         colder_access = colder.last_access if colder is not None else None
         elsewhere, is_retired = ~HELD[self.index], self.order.is_retired
 
-        def may_go(block: Block) -> bool:
+        def may_evict(block: Block) -> bool:
             columns = block.columns
             is_coldest = (
                 colder_access is None or colder_access >= columns.last_accesses[block] or (is_retired is not None and is_retired(block))
             )
             return is_coldest and not columns.held[block] & elsewhere
 
-        found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_go)
+        found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_evict)
         self.spares.have_left(group, len(found))
         return found
 
@@ -167,7 +167,7 @@ class TierView:
     def free_all(self, columns: BlockColumns, rows: Numbers) -> None:
         """Free the slots in DRAM of blocks that nobody uses any more."""
         assert self._slabs is not None, "DRAM is made of slabs"
-        self._slabs.free_places(places_in(columns, rows), read(columns.slot_generations, rows))
+        self._slabs.free_indices(places_in(columns, rows), read(columns.slot_generations, rows))
 
     def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
         """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""

@@ -53,7 +53,7 @@ from kvstore.protocol.shared_index import (
 from kvstore.store.block_table.block import NOT_SHOWN, Block
 from kvstore.store.block_table.rows import keys_of, read, rows_of
 from kvstore.store.shared_memory import make_shared_memory
-from kvstore.transfer.memory.mapping import give_back_pages
+from kvstore.transfer.memory.mapping import free_pages
 
 FIRST_SETS: Final = 128
 """4,096 entries, 299 kB where keys have 16 bytes."""
@@ -341,7 +341,7 @@ class SharedIndexTable:
             self._page(begin)[start : start + end - begin] = [None] * (end - begin)
             self.count -= len(blocks)
             first, words = self._entries, self._entry_words
-            give_back_pages(self._memory[8 * (first + begin * words) : 8 * (first + end * words)])
+            free_pages(self._memory[8 * (first + begin * words) : 8 * (first + end * words)])
         return blocks
 
     def accessed(self, word: int) -> Block | None:

@@ -225,7 +225,7 @@ class SharedIndexWriter:
             known = blocks()
             of_tenant = _Tenant(SharedIndexTable(_sets_for(_count_to_show(known)), key_words=_key_words_of(known)), left=deque(known))
             of_tenant.index.beat(self._now_ns)
-            of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
+            of_tenant.index.tell_slabs_gone(self._dram.slabs_released)
             self._tenants[tenant] = of_tenant
             self._show_more(of_tenant)
         desk = of_tenant.desks.get(owner)
@@ -302,7 +302,7 @@ class SharedIndexWriter:
     def beat(self, now_ns: int) -> bool:
         """Tell clients that the node lives, and go on with what is begun; whether there is more to do at once."""
         self._now_ns = now_ns
-        gone = self._dram.slabs_gone
+        gone = self._dram.slabs_released
         is_more = False
         for tenant, of_tenant in self._tenants.items():
             self.take_holds(tenant)
@@ -344,7 +344,7 @@ class SharedIndexWriter:
         if growth.index is not of_tenant.index:
             of_tenant.index = growth.index
             of_tenant.index.beat(self._now_ns)
-            of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
+            of_tenant.index.tell_slabs_gone(self._dram.slabs_released)
             of_tenant.left.extend(growth.old.pushed_out)
 
     @property

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.rpc.reactor import Reactor
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.huge_pages import shared_huge_bytes, why_none
+from kvstore.tiers.huge_pages import shared_huge_bytes, unavailable_reason
 
 LOOK_S: Final = 10.0
 
@@ -49,7 +49,7 @@ class PageSizes:
         return max(LOOK_S, REST * (time.perf_counter() - begun_s))
 
     def _reason(self) -> str:
-        return "" if self._dram.hugepages else why_none(self._root)
+        return "" if self._dram.hugepages else unavailable_reason(self._root)
 
 
 class Prefaulter:

@@ -1,7 +1,6 @@
 """Conformance of transfer agents, as a test class to inherit. Needs the `dev` extra (pytest).
 
-The bytes asked for and no others are moved, each request is over once, and memory that a peer may not reach stays as it is. Further:
-failures of peers, cancels, notifications, and the end.
+Covers data movement, exactly one end per request, protection of memory, failures of peers, cancellation, notifications and close.
 
     class TestMyAgent(AgentConformance):
         def make_agent(self, name: str) -> TransferAgent:
@@ -56,15 +55,21 @@ GARBAGE: Final = [b"", b"\0", b"\xff" * 100, b"garbage", bytes(range(256)) * 256
 
 
 class AgentSuite:
-    """The base of each part. A transport's own class says how its agents are made."""
+    """Base of the suites. A transport's own class implements `make_agent`."""
 
     checks_keys = True
-    """The owner's side checks keys, bounds and whether the region is still open. False only where hardware serves peers unasked."""
+    """The owner's side checks keys, bounds and whether the region is open. False only if hardware serves peers by
+    itself.
+    """
     fences_closed_regions = True
-    """After a region's `close` at its owner no byte of a peer's lands in it. False only where peers copy into it by themselves."""
+    """After a region's `close` at its owner no byte of a peer's is written to it. False only if peers copy into it
+    themselves.
+    """
 
     def make_agent(self, name: str) -> TransferAgent:
-        """An agent called so. Also called on a new instance of the test class in another process, where there are no fixtures."""
+        """Return an agent with this name. Also called on a new instance of the test class in another process, without
+        fixtures.
+        """
         raise NotImplementedError
 
     @pytest.fixture
@@ -81,13 +86,13 @@ class AgentSuite:
 
     @pytest.fixture
     def peer(self) -> Iterator[PeerProcess]:
-        """An agent of another process, with one region of 32 MiB."""
+        """An agent in another process, with one region of 32 MiB."""
         with PeerProcess(type(self), region_bytes=32 * MIB) as peer:
             yield peer
 
 
 class AgentMoves(AgentSuite):
-    """Requests of every shape, one after another and at once, in both directions."""
+    """Requests of every shape, sequential and concurrent, in both directions."""
 
     def test_bytes_are_read_and_written(self, pair: AgentPair) -> None:
         theirs, ours, remote = pair.regions(MIB)
@@ -135,7 +140,7 @@ class AgentMoves(AgentSuite):
 
     @both_directions
     def test_a_table_of_pieces_is_moved_as_a_list_is(self, pair: AgentPair, direction: Direction) -> None:
-        """The engine hands on what came as columns (`Runs`) as a PieceTable."""
+        """The engine passes columns (`Runs`) on as a PieceTable."""
         size_bytes, count = 300, 500
         regions = [pair.regions(2 * size_bytes * count) for _ in range(3)]
         pieces = [
@@ -212,7 +217,7 @@ class AgentMoves(AgentSuite):
 
 
 class AgentFences(AgentSuite):
-    """Memory that a peer may not reach stays as it is, and the peer is told why."""
+    """Memory that a peer may not access stays unchanged, and the peer gets a typed error."""
 
     @both_directions
     @pytest.mark.parametrize(("local_offset", "remote_offset"), [(1, 0), (-1, 0), (0, 1), (0, -1), (0, 1 << 40)])
@@ -279,7 +284,7 @@ class AgentFences(AgentSuite):
 
 
 class AgentConformance(AgentMoves, AgentFences):
-    """What any transfer agent does."""
+    """Conformance of any transfer agent."""
 
     def test_descriptions_are_small(self, pair: AgentPair) -> None:
         assert 0 < len(pair.owner.metadata()) <= MAX_METADATA_BYTES
@@ -389,7 +394,7 @@ class AgentConformance(AgentMoves, AgentFences):
         assert_nothing_is_left(open_and_close)
 
     def becomes_unreachable(self, pair: AgentPair, *pieces: Piece) -> None:
-        """Each request ends within its deadline, and soon they fail: an agent may need one to notice."""
+        """Each request ends within its deadline, and requests soon fail; an agent may need one to notice."""
         error = None
         with within(PATIENCE_S):
             while error is None:
@@ -408,7 +413,7 @@ class AgentConformance(AgentMoves, AgentFences):
             other.close()
 
     def succeeds_again(self, pair: AgentPair, *pieces: Piece) -> None:
-        """A peer that came back is reached, if not at once: the connection may have to be made anew."""
+        """A peer that is back is reached eventually: a new connection may be needed."""
 
         def succeeds() -> bool:
             return outcome(ask(pair.user, Direction.READ, pair.remote, pieces, timeout_s=SOON_S)) is None

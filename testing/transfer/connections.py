@@ -36,7 +36,7 @@ GARBAGE: Final = [b"", b"\0", b"\xff" * 100, b"garbage", bytes(range(256)) * 256
 
 
 class ConnectionConformance:
-    """What any connection does. Its fixtures `near` and `far` are the two ends of one; the far end was accepted."""
+    """Conformance of any connection. The fixtures `near` and `far` are the connecting and the accepted end of one."""
 
     connection_class: type[Connection]
     rail: Rail = Rail()
@@ -63,7 +63,7 @@ class ConnectionConformance:
         return ends[1]
 
     def open(self, listener: Listener) -> tuple[Connection, Connection]:
-        """(the end that connected, the end that was accepted)."""
+        """Return (the connecting end, the accepted end)."""
         accepting = in_background(lambda: listener.accept(PATIENCE_S))
         near = self.connection_class.connect(listener.metadata(), self.rail, Deadline(PATIENCE_S))
         far = accepting.result(PATIENCE_S)
@@ -119,7 +119,7 @@ class ConnectionConformance:
             near.recv_into([memoryview(bytearray(1))], Deadline(SHORT_S))
         assert not near.is_open
 
-    def test_a_peer_that_does_not_receive_is_given_up_at_the_deadline(self, near: Connection, far: Connection) -> None:
+    def test_send_to_a_blocked_peer_ends_at_the_deadline(self, near: Connection, far: Connection) -> None:
         data, deadline = pattern(1, 8 * MIB), Deadline(SHORT_S)
         with within(SHORT_S), pytest.raises(DeadlineExceeded):
             while True:
@@ -143,7 +143,7 @@ class ConnectionConformance:
                 far.send([b"\xee" * MIB], Deadline(SHORT_S))
         assert not any(late)
 
-    def test_a_peer_that_hangs_up_is_unreachable(self, near: Connection, far: Connection) -> None:
+    def test_a_peer_that_closes_is_unreachable(self, near: Connection, far: Connection) -> None:
         receiving = in_background(lambda: receive(near, [1]))
         is_quiet(receiving)
         far.close()
@@ -151,7 +151,7 @@ class ConnectionConformance:
             receiving.result(SOON_S)
         assert not near.is_open
 
-    def test_sending_to_a_peer_that_hung_up_is_found_out(self, near: Connection, far: Connection) -> None:
+    def test_sending_to_a_closed_peer_fails(self, near: Connection, far: Connection) -> None:
         far.close()
         with within(SOON_S), pytest.raises(Unreachable):
             while True:
@@ -165,7 +165,7 @@ class ConnectionConformance:
         with pytest.raises(Closed):
             receiving.result(SOON_S)
 
-    def test_closing_ends_a_send_in_another_thread_and_discards_the_rest(self, near: Connection, far: Connection) -> None:
+    def test_close_ends_a_send_in_another_thread(self, near: Connection, far: Connection) -> None:
         sending = in_background(lambda: near.send([pattern(1, 8 * MIB)] * 32, Deadline(PATIENCE_S)))
         assert is_quiet(sending)
         with within(SOON_S):
@@ -181,14 +181,14 @@ class ConnectionConformance:
         near.close()
         assert not near.is_open
 
-    def test_a_closed_connection_says_so(self, near: Connection) -> None:
+    def test_a_closed_connection_raises_closed(self, near: Connection) -> None:
         near.close()
         with pytest.raises(Closed):
             near.send([b"x"], Deadline(PATIENCE_S))
         with pytest.raises(Closed):
             near.recv_into([memoryview(bytearray(1))], Deadline(PATIENCE_S))
 
-    def test_its_descriptor_tells_of_bytes_and_of_a_hang_up(self, near: Connection, far: Connection) -> None:
+    def test_its_descriptor_signals_data_and_close(self, near: Connection, far: Connection) -> None:
         assert carry(far, near, [b"settled"]) == [b"settled"]
         if near.fileno() == -1:
             pytest.skip("this transport has no descriptor to wait on")
@@ -214,7 +214,7 @@ class ConnectionConformance:
             with suppress(DeadlineExceeded, Unreachable):
                 self.connection_class.connect(listener.metadata(), self.rail, Deadline(SHORT_S)).close()
 
-    def test_a_closed_listener_says_so_and_its_connections_stay(self, listener: Listener, near: Connection, far: Connection) -> None:
+    def test_a_closed_listener_keeps_its_connections(self, listener: Listener, near: Connection, far: Connection) -> None:
         accepting = in_background(lambda: listener.accept(PATIENCE_S))
         is_quiet(accepting)
         listener.close()
@@ -225,7 +225,7 @@ class ConnectionConformance:
             listener.accept(PATIENCE_S)
         assert carry(near, far, [b"stays"]) == [b"stays"]
 
-    def test_closed_connections_leave_neither_descriptors_nor_threads(self, listener: Listener) -> None:
+    def test_closed_connections_leak_no_descriptors_or_threads(self, listener: Listener) -> None:
         def open_and_close() -> None:
             near, far = self.open(listener)
             assert carry(near, far, [b"x"]) == [b"x"]
@@ -237,7 +237,7 @@ class ConnectionConformance:
 
 
 def carry(sender: Connection, receiver: Connection, parts: Sequence[memoryview | bytes]) -> list[bytes]:
-    """Send from one end; what the other end received."""
+    """Send from one end and return what the other end received."""
     sending = in_background(lambda: sender.send(parts, Deadline(PATIENCE_S)))
     received = receive(receiver, list(map(len, parts)))
     sending.result(PATIENCE_S)

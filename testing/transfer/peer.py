@@ -1,5 +1,5 @@
-"""Scene of the conformance suite of agents: two agents, counted requests, marked memory, and an agent in another process, to be stopped and
-killed.
+"""Fixtures of the agents' conformance suite: a pair of agents, counted requests, marked memory, and an agent in another
+process.
 """
 
 import importlib.util
@@ -24,17 +24,19 @@ from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 
 MARK: Final = b"\xee" * 4096
-"""Written over memory that no transfer may touch any more; long enough that no pattern has it."""
+"""Written over memory that no transfer may touch any more; longer than any repetition in a pattern."""
 
 
 class RegionAllocator:
-    """Makes regions that are each a memfd, as a node's slabs are. A context manager: closes them all, after the agents that use them."""
+    """Allocates regions that are memfds, like a node's slabs. A context manager: closes them, after the agents that use
+    them.
+    """
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
 
     def allocate(self, size_bytes: int, data: bytes = b"") -> Region:
-        """A region of zeros, or of `data`."""
+        """Return a region of zeros, or of `data`."""
         fd = os.memfd_create("conformance", os.MFD_CLOEXEC)
         os.ftruncate(fd, size_bytes)
         region = Region(memoryview(mmap.mmap(fd, size_bytes)), location="cpu:0", fd=fd)
@@ -52,19 +54,19 @@ class RegionAllocator:
 
 
 def remote_region(owner: TransferAgent, region: Region) -> RemoteRegion:
-    """The region as its owner describes it to peers that may read and write it."""
+    """Return the region as its owner describes it to peers that may read and write it."""
     descriptor = owner.export(region)
     assert descriptor is not None, "an agent reaches every region of shared memory"
     return RemoteRegion(region.region_id, region.size_bytes, region.write_key, {owner.transport: descriptor}, region.location)
 
 
 def pattern(seed: int, size_bytes: int) -> bytes:
-    """Bytes of which each eight that begin at a multiple of eight are nowhere else, nor in those of another seed, which is less than
-    2**32. A tenth of what random ones cost, of which two processes make 32 MiB each for every peer.
+    """Return bytes of which each aligned group of eight is unique, also among seeds below 2**32. A tenth of the cost of
+    random bytes, of which two processes make 32 MiB each per peer.
 
-    Source: SplitMix64's step, and a part of what it mixes (Steele, Lea and Flood, OOPSLA 2014).
+    Source: SplitMix64's step, and part of its mixing (Steele, Lea and Flood, OOPSLA 2014).
     """
-    words = np.arange(1, size_bytes // 8 + 2, dtype=np.uint64)  # 0 is mixed to 0, as what nobody wrote is
+    words = np.arange(1, size_bytes // 8 + 2, dtype=np.uint64)  # 0 is mixed to 0, like unwritten memory
     words += np.uint64(seed << 32)
     words *= np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(32)
@@ -72,9 +74,9 @@ def pattern(seed: int, size_bytes: int) -> bytes:
 
 
 class PeerProcess:
-    """An agent in a process of its own that serves one region. A context manager: it is gone at the end.
+    """An agent in another process that serves one region. A context manager that kills it.
 
-    `metadata` is the agent's; `region` its region, which held `content` at the start.
+    `metadata` is the agent's; `region` its region, initially `content`.
     """
 
     def __init__(self, suite: type, *, region_bytes: int) -> None:
@@ -86,16 +88,16 @@ class PeerProcess:
             [*command, str(region_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
         )
         assert self._process.stdout is not None
-        told = json.loads(self._process.stdout.readline() or "null")
-        assert told is not None, "the process of the peer failed: see its standard error"
-        self.metadata = bytes.fromhex(told["metadata"])
-        descriptors = {transport: bytes.fromhex(text) for transport, text in told["descriptors"].items()}
-        self.region = RemoteRegion(told["region_id"], region_bytes, told["key"], descriptors)
+        description = json.loads(self._process.stdout.readline() or "null")
+        assert description is not None, "the process of the peer failed: see its standard error"
+        self.metadata = bytes.fromhex(description["metadata"])
+        descriptors = {transport: bytes.fromhex(text) for transport, text in description["descriptors"].items()}
+        self.region = RemoteRegion(description["region_id"], region_bytes, description["key"], descriptors)
         self.content = pattern(0, region_bytes)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """It does not run in between."""
+        """Stop the process (SIGSTOP) for the time of the block."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
@@ -104,7 +106,7 @@ class PeerProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """It ends at once, as in a crash."""
+        """Kill the process, as in a crash."""
         self._process.kill()
         self._process.wait()
 
@@ -119,7 +121,7 @@ class PeerProcess:
 
 
 def serve() -> None:
-    """The peer's process: `FILE CLASS REGION_BYTES`. Tells how it is reached on standard output and serves until it is killed."""
+    """Main function of the peer's process: `FILE CLASS REGION_BYTES`. Prints its description and serves until killed."""
     source, suite, region_bytes = sys.argv[1:]
     with ExitStack() as stack:
         memory = stack.enter_context(RegionAllocator())
@@ -128,13 +130,13 @@ def serve() -> None:
         region = memory.allocate(int(region_bytes), pattern(0, int(region_bytes)))
         remote = remote_region(agent, region)
         descriptors = {transport: descriptor.hex() for transport, descriptor in remote.descriptors.items()}
-        told = {"metadata": agent.metadata().hex(), "region_id": remote.region_id, "key": remote.key, "descriptors": descriptors}
-        print(json.dumps(told), flush=True)
+        description = {"metadata": agent.metadata().hex(), "region_id": remote.region_id, "key": remote.key, "descriptors": descriptors}
+        print(json.dumps(description), flush=True)
         sys.stdin.read()  # ends with the process that started this one
 
 
 def load(source: Path, name: str) -> Any:
-    """The class of this name in a file, which need not be importable by a name of its own."""
+    """Return the class of this name in a file that need not be importable."""
     spec = importlib.util.spec_from_file_location(source.stem, source)
     assert spec is not None
     assert spec.loader is not None
@@ -145,28 +147,30 @@ def load(source: Path, name: str) -> Any:
 
 
 class AgentPair:
-    """The usual scene: `owner`, whose regions are read and written, and `user`, which does it and knows the owner as `remote`."""
+    """The agent `owner`, whose regions are accessed, and the agent `user`, which accesses them and knows the owner as
+    `remote`.
+    """
 
     def __init__(self, owner: TransferAgent, user: TransferAgent, memory: RegionAllocator) -> None:
         self.owner, self.user, self.memory = owner, user, memory
         self.remote = user.load_remote(owner.metadata())
 
     def regions(self, size_bytes: int) -> tuple[Region, Region, RemoteRegion]:
-        """(the owner's, with pattern 1; the user's, with pattern 2; the owner's as the user knows it)."""
+        """Return (the owner's region, with pattern 1; the user's, with pattern 2; the owner's as the user knows it)."""
         theirs, ours = (self.memory.allocate(size_bytes, pattern(seed, size_bytes)) for seed in (1, 2))
         return theirs, ours, remote_region(self.owner, theirs)
 
     def move(self, direction: Direction, *pieces: Piece) -> None:
-        """Submit and wait. Raises what the request failed with."""
+        """Submit and wait. Raises the request's error."""
         move(self.user, direction, self.remote, pieces)
 
     def failure(self, direction: Direction, *pieces: Piece) -> KVStoreError | None:
-        """What the request fails with; None when it succeeds."""
+        """Return the request's error, or None."""
         return outcome(ask(self.user, direction, self.remote, pieces))
 
 
 class CountedRequest(AgentRequest):
-    """Counts how often its agent says that it is over."""
+    """Counts the calls of `finish`."""
 
     finish_count = 0
 
@@ -190,14 +194,14 @@ def ask(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Piec
 
 
 def move(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pieces, *, timeout_s: float = PATIENCE_S) -> None:
-    """Submit, help and wait. Raises what the request failed with."""
+    """Submit, run and wait. Raises the request's error."""
     request = ask(agent, direction, remote, pieces, timeout_s=timeout_s)
     agent.run(request)
     request.wait(Deadline(PATIENCE_S))
 
 
 def outcome(request: AgentRequest) -> KVStoreError | None:
-    """Wait until it is over: what it failed with, or None."""
+    """Wait for the request and return its error, or None."""
     with suppress(KVStoreError):
         request.wait(Deadline(PATIENCE_S))
     assert request.is_over, "the request never ended"
@@ -205,7 +209,7 @@ def outcome(request: AgentRequest) -> KVStoreError | None:
 
 
 def whole(pair: AgentPair, peer: PeerProcess) -> tuple[Region, list[Piece]]:
-    """The pair's owner is the peer from now on: a region of the user's, and the piece that is all of the peer's."""
+    """Make the peer the pair's owner. Returns a region of the user's, and the piece that covers the peer's region."""
     pair.remote = pair.user.load_remote(peer.metadata)
     ours = pair.memory.allocate(peer.region.size_bytes)
     return ours, [Piece(ours, 0, peer.region, 0, peer.region.size_bytes)]
@@ -220,7 +224,7 @@ def is_overwritten(region: Region) -> bool:
 
 
 def notifications(agent: TransferAgent, count: int) -> list[tuple[str, bytes]]:
-    """What comes until there are `count`."""
+    """Return `count` notifications."""
     found: list[tuple[str, bytes]] = []
 
     def is_enough() -> bool:

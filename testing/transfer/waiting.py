@@ -1,4 +1,4 @@
-"""How the conformance suites wait: threads, conditions and time limits, and what may be left when all is closed."""
+"""Waiting in the conformance suites: threads, conditions and time limits, and leaks of descriptors and threads."""
 
 import gc
 import os
@@ -10,22 +10,22 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 PATIENCE_S: Final = 60.0
-"""For what succeeds, however slow the machine is."""
+"""Timeout of operations that succeed, for slow machines."""
 SHORT_S: Final = 0.3
-"""The deadline of what is to miss it."""
+"""Deadline of operations that are to miss it."""
 SOON_S: Final = 20.0
-"""Slack of "soon" and "within the deadline": far less than forever, far more than a busy machine needs."""
+"""Slack of "soon" and "within the deadline": far below forever, far above what a busy machine needs."""
 QUIET_S: Final = 0.1
-"""A call that has not returned for this long is taken to be waiting."""
+"""A call that has not returned for this long counts as waiting."""
 POLL_S: Final = 0.005
 MAX_POLL_S: Final = 0.05
-"""Of what takes long: to ask two hundred times a second costs the processor that it waits for."""
+"""Poll interval of long waits, to save processor time."""
 
 T = TypeVar("T")
 
 
 def in_background(act: Callable[[], T]) -> "Future[T]":
-    """Run it in a thread of its own."""
+    """Run `act` in a thread."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -39,7 +39,7 @@ def in_background(act: Callable[[], T]) -> "Future[T]":
 
 
 def is_quiet(waiting: "Future[T]") -> bool:
-    """Whether it has not returned after a while; a thread that was to wait does so by now."""
+    """Whether it has not returned after QUIET_S."""
     try:
         waiting.exception(QUIET_S)
     except TimeoutError:
@@ -49,7 +49,7 @@ def is_quiet(waiting: "Future[T]") -> bool:
 
 @contextmanager
 def within(timeout_s: float) -> Iterator[None]:
-    """Fails unless what it surrounds takes at most this long, and a slack; also when that raises."""
+    """Assert that the block takes at most this long, plus a slack, also if it raises."""
     began_s = time.monotonic()
     try:
         yield
@@ -59,7 +59,7 @@ def within(timeout_s: float) -> Iterator[None]:
 
 
 def eventually(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until the condition holds; fails, naming what was awaited. Asks less and less often, to be late by a twentieth at most."""
+    """Wait until the condition holds; fails with `what`. Polls ever more rarely, late by at most a twentieth."""
     began_s = time.monotonic()
     while not is_so():
         waited_s = time.monotonic() - began_s
@@ -68,7 +68,7 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
 
 
 def assert_nothing_is_left(act: Callable[[], None]) -> None:
-    """Ten times `act` leave as many descriptors and threads as there were."""
+    """Assert that ten calls of `act` leak no descriptor or thread."""
 
     def count(kind: str) -> int:
         return len(os.listdir(f"/proc/self/{kind}"))

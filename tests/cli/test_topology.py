@@ -43,7 +43,7 @@ def test_the_nodes_topologies_are_shown_as_the_master_has_them(master: str) -> N
     assert "node-0" in output("--master", master)
     (entry,) = json.loads(output("--master", master, "--json"))
     assert (entry["node"], entry["state"], entry["note"]) == ("node-0", "alive", "")
-    here = as_json(Discovery().look())
+    here = as_json(Discovery().read_topology())
     assert entry["topology"]["nics"] == here["nics"]
     assert json.loads(output("--master", master, "--node", "node-0", "--json")) == entry["topology"]
 
@@ -51,7 +51,7 @@ def test_the_nodes_topologies_are_shown_as_the_master_has_them(master: str) -> N
 def test_this_machine_is_shown_without_a_master(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "lo " in output("--local")
     found = output("--local", "--json")
-    assert parse_topology(found.encode()).nics == Discovery().look().nics
+    assert parse_topology(found.encode()).nics == Discovery().read_topology().nics
     (tmp_path / "topology.json").write_text(found.replace('"host": "', '"host": "not '))
     monkeypatch.setenv("KVSTORE_TRANSFER_TOPOLOGY", str(tmp_path / "topology.json"))
     assert json.loads(output("--local", "--json"))["host"].startswith("not "), "what is printed can be edited and read"

@@ -133,7 +133,7 @@ def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["--dram", "1KiB"], "node-0: dram is 1 KiB: give at least 4 KiB"),
-        (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at is not there: mount its disk"),
+        (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at does not exist; mount its disk"),
         (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
         (["--nodes", "0"], "an embedded cluster has 1 to 64"),
         (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),

@@ -85,15 +85,15 @@ def test_where_the_system_does_not_tell_its_interfaces_no_node_can_be_reached(
 def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not remote.refresh(), "no engine yet"
     remote._settings = TransferSettings(transports="tcp")
-    whole = Discovery.configured(remote._settings).look()
+    whole = Discovery.configured(remote._settings).read_topology()
     only_loopback = replace(whole, nics=tuple(nic for nic in whole.nics if nic.kind == LOOPBACK))
     with monkeypatch.context() as patch:
-        patch.setattr(Discovery, "look", lambda _: only_loopback)
+        patch.setattr(Discovery, "read_topology", lambda _: only_loopback)
         assert [agent.rail.device for agent in remote.engine.agents] == ["lo"]
         assert not remote.refresh(), "nothing has changed"
     another = Nic("lo1", ETHERNET, "lo1", ("127.0.0.2",))
     with monkeypatch.context() as patch:
-        patch.setattr(Discovery, "look", lambda _: replace(only_loopback, nics=(*only_loopback.nics, another)))
+        patch.setattr(Discovery, "read_topology", lambda _: replace(only_loopback, nics=(*only_loopback.nics, another)))
         assert remote.refresh()
     assert [agent.rail.device for agent in remote.engine.agents] == ["lo1"]
 

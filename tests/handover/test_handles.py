@@ -9,7 +9,7 @@ from kvstore.handover import handles
 from kvstore.handover.handles import SendHandle
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
 from kvstore.testing.transfer.waiting import in_background, within
-from kvstore.transfer.memory.signal_safety import Latch
+from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_over() -> None:
     def strike(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code is Latch.wait.__code__:
+        if frame is not None and frame.f_code is UninterruptibleEvent.wait.__code__:
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, 0.01)  # it does not wait yet
 

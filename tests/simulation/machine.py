@@ -56,7 +56,7 @@ from kvstore.rpc.server.server import Server
 from kvstore.tiers.policies.by_name import make_policy
 from tests.simulation.control import ControlPlane
 from tests.simulation.loop import SimReactor
-from tests.simulation.memory import Descriptors, SimMemfd, give_back_pages
+from tests.simulation.memory import Descriptors, SimMemfd, free_pages
 from tests.simulation.network import FIRST_FD, Network
 from tests.simulation.world import MS, Process, S, Thread, World
 
@@ -328,7 +328,7 @@ class Machine:
             *((module, "os", descriptors) for module in (*exporting, *passing)),
             *((module, "fcntl", descriptors) for module in exporting),
             *((module, "map_slab", descriptors.map_slab) for module in mapping),
-            (shown.index, "give_back_pages", give_back_pages),
+            (shown.index, "free_pages", free_pages),
             (memfd, "Memfd", lambda size_bytes, **options: SimMemfd(descriptors, size_bytes, **options)),
             (kvstore.rpc.frame_reader, "BUFFER_BYTES", BUFFER_BYTES),
             (kvstore.store.writes.socket_puts, "DISCARD_BYTES", BUFFER_BYTES),

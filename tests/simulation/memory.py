@@ -102,8 +102,8 @@ class Descriptors:
         return fd
 
 
-def give_back_pages(memory: memoryview) -> None:
-    """kvstore.transfer.memory.mapping.give_back_pages: zeros for whoever maps them."""
+def free_pages(memory: memoryview) -> None:
+    """kvstore.transfer.memory.mapping.free_pages: zeros for whoever maps them."""
     np.frombuffer(memory, np.uint8)[:] = 0
 
 
@@ -114,7 +114,7 @@ class SimMemfd(Memfd):
         self._descriptors = descriptors
         super().__init__(size_bytes, **options)
 
-    def _map(self, size_bytes: int, *, asks: bool) -> memoryview:
+    def _map(self, size_bytes: int, *, transparent_hugepages: bool) -> memoryview:
         return self._descriptors.map(self.fd, size_bytes).data
 
     def _remove(self, begin_bytes: int) -> None:

@@ -99,13 +99,13 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
     watch = node._watch
     assert watch is not None
-    look = watch._look
+    look = watch._read_topology
 
     def with_another_link() -> Topology:
         topology = look()
         return replace(topology, nics=(*topology.nics, Nic("eth9", ETHERNET, "eth9", ("192.0.2.99",))))
 
-    monkeypatch.setattr(watch, "_look", with_another_link)
+    monkeypatch.setattr(watch, "_read_topology", with_another_link)
     eventually(lambda: b"eth9" in link._description["topology"])
     assert link._description["transfer"] == node._storage.engine.describe()
     node.close()

@@ -16,7 +16,7 @@ from kvstore.protocol.settings import Size
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import MIN_TABLE_BYTES
 from kvstore.store.node import Node
-from kvstore.tiers.huge_pages import why_none
+from kvstore.tiers.huge_pages import unavailable_reason
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
         node.close()
     assert [(tier.name, tier.used_bytes, tier.health) for tier in tiers] == [("hbm", 0, "ok"), ("dram", 0, "ok"), ("nvme", 0, "ok")]
     assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
-    assert (tiers[0].why_not_huge, tiers[1].why_not_huge) == ("", why_none())
+    assert (tiers[0].why_not_huge, tiers[1].why_not_huge) == ("", unavailable_reason())
     assert counters.pop("max_table_bytes") == MIN_TABLE_BYTES
     assert counters.pop("max_connections")
     assert counters.pop("max_open_files")

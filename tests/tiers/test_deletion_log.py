@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, TierFailed
-from kvstore.tiers.deletion_log import MAX_TOMBSTONES, RECORD_BYTES, DeletionLog
+from kvstore.tiers.deletion_log import MAX_LOGGED_DELETIONS, RECORD_BYTES, DeletionLog
 from kvstore.tiers.tier import TierFull
 
 
@@ -47,7 +47,7 @@ def open_file(path: Path) -> Iterator[Callable[..., DeletionLog]]:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_was_added_is_there_after_re_opening_until_it_is_cleared(open_file: Callable[..., DeletionLog], sync: bool) -> None:
+def test_added_ids_survive_reopening_until_cleared(open_file: Callable[..., DeletionLog], sync: bool) -> None:
     first = open_file(sync=sync)
     assert first.ids == set()
     first.add(ids(0, 7))
@@ -65,12 +65,12 @@ def test_what_was_added_is_there_after_re_opening_until_it_is_cleared(open_file:
 
 def test_it_takes_its_room_at_once_and_no_more_than_that(open_file: Callable[..., DeletionLog], path: Path) -> None:
     file = open_file(sync=False)
-    assert path.stat().st_size == MAX_TOMBSTONES * RECORD_BYTES <= path.stat().st_blocks * 512
-    file.add(ids(*range(MAX_TOMBSTONES)))
-    with pytest.raises(TierFull, match="wait for the disk already"):
-        file.add(ids(MAX_TOMBSTONES))
+    assert path.stat().st_size == MAX_LOGGED_DELETIONS * RECORD_BYTES <= path.stat().st_blocks * 512
+    file.add(ids(*range(MAX_LOGGED_DELETIONS)))
+    with pytest.raises(TierFull, match="already wait for LMDB"):
+        file.add(ids(MAX_LOGGED_DELETIONS))
     file.add(ids(5))
-    assert len(open_file().ids) == MAX_TOMBSTONES
+    assert len(open_file().ids) == MAX_LOGGED_DELETIONS
 
 
 def test_a_record_that_was_torn_is_none_and_its_neighbours_are(open_file: Callable[..., DeletionLog], path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_record_that_was_torn_is_none_and_its_neighbours_are(open_file: Callab
 
 
 @pytest.mark.parametrize("number", [59, 10_898])
-def test_the_last_record_is_found_though_its_digest_ends_in_zeros(open_file: Callable[..., DeletionLog], path: Path, number: int) -> None:
+def test_the_last_record_is_found_if_its_digest_ends_in_zeros(open_file: Callable[..., DeletionLog], path: Path, number: int) -> None:
     """As all that lies behind it is."""
     open_file().add(ids(0, number))
     assert path.read_bytes()[: 2 * RECORD_BYTES].endswith(b"\0" if number == 59 else b"\0\0")
@@ -95,12 +95,12 @@ def test_the_last_record_is_found_though_its_digest_ends_in_zeros(open_file: Cal
     assert open_file().ids == set(ids(0, 1, number))
 
 
-def test_a_disk_that_takes_nothing_is_told_of_and_nothing_is_forgotten(open_file: Callable[..., DeletionLog]) -> None:
+def test_a_failed_write_raises_and_keeps_the_ids(open_file: Callable[..., DeletionLog]) -> None:
     file = open_file()
     file.add(ids(1))
-    with file_size_limit(RECORD_BYTES), pytest.raises(TierFailed, match="cannot be written down: File too large"):
+    with file_size_limit(RECORD_BYTES), pytest.raises(TierFailed, match="cannot be logged: File too large"):
         file.add(ids(2))
-    with file_size_limit(2 * RECORD_BYTES), pytest.raises(TierFull, match="16 of 32 bytes were"):
+    with file_size_limit(2 * RECORD_BYTES), pytest.raises(TierFull, match="16 of 32 bytes were written"):
         file.add(ids(2, 3))
     with file_size_limit(0):
         file.clear()
@@ -109,10 +109,10 @@ def test_a_disk_that_takes_nothing_is_told_of_and_nothing_is_forgotten(open_file
     assert open_file().ids == set(ids(1, 2, 3))
 
 
-def test_a_path_that_cannot_be_written_or_gets_no_room_is_refused(tmp_path: Path, path: Path) -> None:
+def test_an_unwritable_path_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
         DeletionLog(tmp_path, sync=False)
     before = len(os.listdir("/proc/self/fd"))
-    with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="gets no room: File too large"):
+    with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="cannot be allocated: File too large"):
         DeletionLog(path, sync=False)
     assert len(os.listdir("/proc/self/fd")) == before

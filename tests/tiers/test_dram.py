@@ -85,7 +85,7 @@ def test_no_tenant_gets_a_descriptor_of_anothers_slab(tier: DramTier, writable: 
         tier.slab_fd(slab_id, writable=writable, tenant="blue")
 
 
-def test_a_slabs_memory_is_its_tenants_to_read_only_and_stays_as_large(tier: DramTier) -> None:
+def test_slab_memory_is_read_only_and_of_one_tenant(tier: DramTier) -> None:
     slot = tier.allocate(100, tenant="red")
     tier.view(slot)[:] = b"v" * 100
     slab_id, offset_bytes = tier.locate(slot)
@@ -105,11 +105,11 @@ def test_a_slab_is_there_until_its_memory_goes_to_another_tenant(tier: DramTier)
     slots = put(tier, [value(number, PAGE) for number in range(8)])
     slab_id, _ = tier.locate(slots[0])
     assert tier.has_slab(slab_id)
-    before = tier.slabs_gone
+    before = tier.slabs_released
     tier.free_batch(slot for slot in slots if tier.locate(slot)[0] == slab_id)
     tier.allocate(PAGE, tenant="blue")
     assert not tier.has_slab(slab_id)
-    assert tier.slabs_gone > before
+    assert tier.slabs_released > before
 
 
 def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier) -> None:
@@ -154,7 +154,7 @@ def test_prefaulting_goes_on_until_the_whole_capacity_is_present(tier: DramTier)
     assert tier.prefaulted_bytes == tier.capacity_bytes
 
 
-def test_prefaulting_in_a_thread_changes_no_byte_that_is_written_meanwhile() -> None:
+def test_prefaulting_changes_no_byte_written_meanwhile() -> None:
     tier = DramTier(4 << 20, slab_bytes=1 << 20)
     slots = [tier.allocate(1 << 16) for _ in range(64)]
     worker = threading.Thread(target=tier.prefault_step, args=(tier.capacity_bytes,))
@@ -165,8 +165,8 @@ def test_prefaulting_in_a_thread_changes_no_byte_that_is_written_meanwhile() -> 
     tier.close()
 
 
-def test_memory_in_reserved_huge_pages_stays_in_them_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was made anew in other pages would come on top of what is set aside, beyond what a container may have."""
+def test_memory_stays_in_reserved_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory created in other pages would add to the reserved pages, beyond a container's limit."""
     monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)  # ordinary pages stand in for them
     tier = DramTier(96 << 20, hugepages=True)
     assert tier._pool._limit_bytes == 96 << 20

@@ -67,8 +67,8 @@ def test_a_device_that_fails_is_named_and_takes_no_more_values() -> None:
     tier = HbmTier(1000, "meta")
     good, stale = put(tier, [value(1, 10), value(2, 10)])
     tier.free(stale)
-    answers = tier.read_batch_into([good, stale], [memoryview(bytearray(10)), memoryview(bytearray(10))])
-    assert [type(answer) for answer in answers] == [TierFailed, StaleHandle]
+    errors = tier.read_batch_into([good, stale], [memoryview(bytearray(10)), memoryview(bytearray(10))])
+    assert [type(error) for error in errors] == [TierFailed, StaleHandle]
     assert tier.health.startswith("the device failed: ")
     with pytest.raises(TierFailed, match="the device failed"):
         tier.allocate(10)
@@ -76,8 +76,8 @@ def test_a_device_that_fails_is_named_and_takes_no_more_values() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "no such device"])
-def test_a_device_that_is_not_there_is_a_setting_that_cannot_be_met(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"no HBM tier of 100 B on '{device}': ."):
+def test_a_missing_device_is_a_config_error(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot allocate an HBM tier of 100 B on '{device}': ."):
         HbmTier(100, device)
 
 

@@ -1,4 +1,4 @@
-"""What files like this kernel's say of huge pages, and mappings that ask for some."""
+"""Huge page policy files of several kernels, and mappings with huge pages."""
 
 import errno
 import mmap
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_asking, policy, shared_huge_bytes, why_none
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_with_huge_pages, policy, shared_huge_bytes, unavailable_reason
 
 PMD_MAPPED = """559d5e400000-7fff9e1c1000 ---p 00000000 00:00 0                          [rollup]
 Rss:              309892 kB
@@ -31,12 +31,12 @@ def write(path: Path, text: str) -> None:
         ("always within_size [advise] never deny force", "advise", ""),
         ("always [within_size] advise never deny force", "within_size", ""),
         ("[always] within_size advise never deny force", "always", ""),
-        ("what a later kernel writes", "", "the kernel has none for shared memory"),
+        ("what a later kernel writes", "", "the kernel does not support them for shared memory"),
     ],
 )
-def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Path, text: str, word: str, reason: str) -> None:
+def test_unavailable_reason_follows_the_active_policy(tmp_path: Path, text: str, word: str, reason: str) -> None:
     write(tmp_path / SHMEM_ENABLED, f"{text}\n")
-    assert (policy(tmp_path), why_none(tmp_path)) == (word, reason)
+    assert (policy(tmp_path), unavailable_reason(tmp_path)) == (word, reason)
 
 
 def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
@@ -46,18 +46,18 @@ def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
     assert shared_huge_bytes(tmp_path) == 0
 
 
-def test_memory_that_the_system_does_not_map_is_refused_and_leaves_nothing() -> None:
+def test_a_refused_mapping_leaks_nothing() -> None:
     fd, pipe = os.memfd_create("asking"), os.pipe()
     maps = len(Path("/proc/self/maps").read_text().splitlines())
-    with pytest.raises(OSError, match="no more memory") as refused:
-        map_asking(pipe[1], HUGE_PAGE_BYTES)
+    with pytest.raises(OSError, match="refuses another mapping") as refused:
+        map_with_huge_pages(pipe[1], HUGE_PAGE_BYTES)
     assert refused.value.errno in (errno.EACCES, errno.ENODEV)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (64 << 20), hard))
     try:
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            map_asking(fd, 256 << 20)
+            map_with_huge_pages(fd, 256 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     for number in (fd, *pipe):

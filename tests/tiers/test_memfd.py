@@ -37,7 +37,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 def pages_of(memory: Memfd) -> int:
-    """How many pages it has."""
+    """Number of present pages."""
     return os.fstat(memory.fd).st_blocks * 512 // PAGE_BYTES
 
 
@@ -65,7 +65,7 @@ def test_a_smaller_size_gives_pages_back_and_keeps_the_rest(memory: Memfd) -> No
     memory.resize(PAGE_BYTES + 1)
     assert memory.size_bytes == PAGE_BYTES + 1
     assert pages_of(memory) == 4
-    memory.give_back()
+    memory.trim()
     assert pages_of(memory) == 2
     memory.resize(PAGE_BYTES + 1)
     assert (memory.bytes == 7).all()
@@ -76,7 +76,7 @@ def test_pages_given_back_are_zeros_for_whoever_maps_them(memory: Memfd) -> None
     memory.bytes[:] = 7
     with descriptor(memory, writable=False) as number, mmap.mmap(number, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
         memory.resize(PAGE_BYTES)
-        memory.give_back()
+        memory.trim()
         assert mapped[:PAGE_BYTES] == b"\7" * PAGE_BYTES
         assert mapped[PAGE_BYTES:] == bytes(3 * PAGE_BYTES)
 
@@ -122,16 +122,16 @@ def test_prefaulting_makes_pages_present_and_changes_no_byte(memory: Memfd, monk
 def test_touching_ends_where_memory_was_made_smaller_or_closed(memory: Memfd) -> None:
     memory.touch(4 * PAGE_BYTES)
     memory.resize(PAGE_BYTES)
-    memory.give_back()
+    memory.trim()
     assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (0, 1)
     memory.resize(2 * PAGE_BYTES)
     assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (PAGE_BYTES, 2)
     memory.close()
-    memory.give_back()
+    memory.trim()
     assert memory.touch(PAGE_BYTES) == 0
 
 
-def test_memory_that_the_system_refuses_leaves_no_descriptor_behind() -> None:
+def test_refused_memory_leaks_no_descriptor() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=r"memory|large|Invalid"):
         Memfd(1 << 62)
@@ -168,7 +168,7 @@ def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
     pool.close()
 
 
-def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_maps_it() -> None:
+def test_discarded_memory_is_freed_while_a_client_maps_it() -> None:
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
     pool.memory(0).bytes[:] = 7
@@ -181,8 +181,8 @@ def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_m
     pool.close()
 
 
-def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
-    """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page that is still used is made anew."""
+def test_mapped_memory_serves_slabs_of_other_sizes_warm() -> None:
+    """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page in use is reallocated."""
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.prefault_step(4 * PAGE_BYTES)
     for slab, (slot_bytes, count, pages) in enumerate([(PAGE_BYTES, 4, 4), (4 * PAGE_BYTES, 1, 4), (3 * PAGE_BYTES, 1, 3)]):
@@ -196,12 +196,12 @@ def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
     pool.close()
 
 
-def test_a_pool_beyond_the_descriptor_limit_is_a_setting_that_cannot_be_met() -> None:
+def test_a_pool_beyond_the_descriptor_limit_is_a_config_error() -> None:
     with descriptors_left(3), pytest.raises(ConfigError, match=r"2 slabs of shared memory: .*Too many open files"):
         MemfdPool(2 * PAGE_BYTES, slab_bytes=PAGE_BYTES)
 
 
-def test_a_later_slab_that_the_system_refuses_fails_typed_and_changes_nothing() -> None:
+def test_acquire_raises_tier_failed_and_changes_nothing() -> None:
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     for slab in range(2):
         pool.acquire(slab, 3 * PAGE_BYTES, 1, "")
@@ -227,26 +227,26 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     pool.prefault_step(8 * HUGE_PAGE_BYTES)
     pool.acquire(0, 3 << 19, 1, "")
     assert pages_of(pool.memory(0)) * PAGE_BYTES == HUGE_PAGE_BYTES
-    assert pool.memory(0).most_bytes == HUGE_PAGE_BYTES, "what was given back may be another's"
+    assert pool.memory(0).max_size_bytes == HUGE_PAGE_BYTES, "what was given back may be another's"
     pool.close()
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
-    memory = Memfd(4 * HUGE_PAGE_BYTES, asks=asks)
+@pytest.mark.parametrize("transparent_hugepages", [True, False])
+def test_memfd_with_huge_pages_is_aligned(transparent_hugepages: bool) -> None:
+    memory = Memfd(4 * HUGE_PAGE_BYTES, transparent_hugepages=transparent_hugepages)
     memory.resize(3 * HUGE_PAGE_BYTES + 1)
     with descriptor(memory, writable=True) as writer:
         os.pwrite(writer, b"*", 3 * HUGE_PAGE_BYTES)
     assert (memory.size_bytes, memory.bytes[-1]) == (3 * HUGE_PAGE_BYTES + 1, ord("*"))
-    assert is_asking(memory) is asks
-    assert memory.bytes.ctypes.data % HUGE_PAGE_BYTES == 0 or not asks
+    assert is_asking(memory) is transparent_hugepages
+    assert memory.bytes.ctypes.data % HUGE_PAGE_BYTES == 0 or not transparent_hugepages
     memory.close()
-    small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, asks=asks)
+    small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, transparent_hugepages=transparent_hugepages)
     assert not is_asking(small)
     small.close()
 
 
-def test_descriptors_are_bounded_and_spares_are_given_up_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_bounded_and_spares_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memfd, "MAX_MEMFDS", 3)
     before = len(os.listdir("/proc/self/fd"))
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)

@@ -67,7 +67,7 @@ def test_v1_lowest_limit_on_the_path_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", ["/docker/4f2a/below", "/elsewhere", "/docker/../../x"])
 def test_v1_container_sees_its_own_group_mounted(tmp_path: Path, group: str) -> None:
-    """The path of the group is the host's; the folder mounted shows the container's group, whatever the path says."""
+    """The path of the group is the host's; the mounted folder is the container's group, regardless of the path."""
     host = Host(tmp_path, V1_MOUNTS.format(root="/docker/4f2a"), f"4:memory:{group}\n0::/\n")
     host.write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{1 << 30}\n")
     assert host.found() == (1 << 30, "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -134,7 +134,7 @@ def flip_bit(data: bytearray, bit: int) -> None:
     data[bit // 8] ^= 1 << bit % 8
 
 
-def test_an_encoded_value_takes_its_own_bytes_and_is_decoded_into_memory_of_the_values_size(open_tier: Callable[..., NvmeTier]) -> None:
+def test_an_encoded_value_is_decoded_into_a_larger_destination(open_tier: Callable[..., NvmeTier]) -> None:
     """Also by a tier that was opened without a word of any codec; its neighbours are given as they are."""
     values = [encode_value(torch.full((1, 2, 1, 16, 8), float(number)), NONE) for number in range(3)]
     codec = ValueCodec(CacheScheme.parse("int8"))
@@ -163,7 +163,7 @@ def test_a_handle_from_before_a_restart_is_stale(open_tier: Callable[..., NvmeTi
     assert isinstance(read(tier, slot), StaleHandle)
 
 
-def test_a_folder_whose_headers_cannot_be_read_is_refused_and_released(open_tier: Callable[..., NvmeTier]) -> None:
+def test_a_folder_with_unreadable_headers_is_refused(open_tier: Callable[..., NvmeTier]) -> None:
     faults = Faults()
     faults.errors = [(False, lmdb.CorruptedError("damaged page"))]
     with pytest.raises(ConfigError, match="damaged page; move the folder away"):
@@ -213,9 +213,7 @@ def test_any_flipped_bit_of_a_header_is_noticed(open_tier: Callable[..., NvmeTie
 
 
 @pytest.mark.parametrize(("size_bytes", "name"), [(LMDB_BYTES, "data.mdb"), (4096, "values"), (DIRECT_BYTES, "values")])
-def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
-    open_tier: Callable[..., NvmeTier], tmp_path: Path, size_bytes: int, name: str
-) -> None:
+def test_flipped_bits_are_detected(open_tier: Callable[..., NvmeTier], tmp_path: Path, size_bytes: int, name: str) -> None:
     tier = open_tier(8 << 20)
     values = [np.random.default_rng(number).bytes(size_bytes) for number in range(32)]
     slots = put(tier, values)
@@ -230,20 +228,18 @@ def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
                 file.write(bytes([content[found + within] ^ bit]))
             file.flush()
             assert isinstance(read(tier, slots[number]), ChecksumMismatch)
-    answers = [read(tier, slot) for slot in slots]
-    assert sum(isinstance(answer, ChecksumMismatch) for answer in answers) == 20
-    assert get(tier, [slot for slot, answer in zip(slots, answers, strict=True) if answer is None])
+    errors = [read(tier, slot) for slot in slots]
+    assert sum(isinstance(error, ChecksumMismatch) for error in errors) == 20
+    assert get(tier, [slot for slot, error in zip(slots, errors, strict=True) if error is None])
 
 
-def test_a_read_that_the_device_refuses_fails_its_slot_and_not_the_neighbours(
-    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_read_fails_only_its_slot(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
     tier = open_tier(1 << 20)
     slots = put(tier, [value(1), value(2), value(3, DIRECT_BYTES), value(4, DIRECT_BYTES), value(5, 10)])
     bad = {place_of(tier, slots[0]), place_of(tier, slots[2])}
     refuse(monkeypatch, "preadv", errno.EIO, lambda _file, _parts, offset: offset in bad)
-    answers = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
-    assert [type(answer) for answer in answers] == [TierFailed, type(None), TierFailed, type(None), type(None)]
+    errors = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
+    assert [type(error) for error in errors] == [TierFailed, type(None), TierFailed, type(None), type(None)]
     assert tier.health == "ok"
 
 
@@ -251,7 +247,7 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
     """LMDB gives up; what lies in the value file can still be read."""
     faults = Faults()
     tier = open_tier(begin=faults)
-    small, slot = put(tier, [value(1, 10), value(2)])
+    lmdb_errors, slot = put(tier, [value(1, 10), value(2)])
     late = tier.allocate(4096)
     faults.errors = [(True, lmdb.Error("Input/output error")), (True, lmdb.Error("Input/output error"))]
     with pytest.raises(TierFailed):
@@ -259,7 +255,7 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
     assert "Input/output error" in tier.health
     with pytest.raises(TierFailed):
         tier.allocate(10)
-    assert isinstance(read(tier, small), TierFailed)
+    assert isinstance(read(tier, lmdb_errors), TierFailed)
     assert get(tier, [slot]) == [value(2)]
     tier.free(slot)
     with file_size_limit(0), pytest.raises(TierFailed):
@@ -290,7 +286,7 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_a_full_disk_is_full_loses_nothing_and_takes_values_for_those_freed(tmp_path: Path, batch: int) -> None:
+def test_a_full_disk_loses_nothing_and_reuses_freed_space(tmp_path: Path, batch: int) -> None:
     """Two pages for each value of 4 KiB: the disk is full at about half of the capacity."""
     room_bytes = 2 << 20
     with little_room(tmp_path, room_bytes):
@@ -322,7 +318,7 @@ def test_a_full_disk_is_full_loses_nothing_and_takes_values_for_those_freed(tmp_
         tier.close()
 
 
-def test_deletions_that_a_failed_write_would_have_carried_are_done_without_it(open_tier: Callable[..., NvmeTier]) -> None:
+def test_deletions_do_not_depend_on_a_failed_write(open_tier: Callable[..., NvmeTier]) -> None:
     faults = Faults()
     tier = open_tier(begin=faults)
     (slot,) = put(tier, [value(1)])
@@ -361,7 +357,7 @@ def test_a_deletion_that_lmdb_cannot_write_outlives_the_process(open_tier: Calla
     after.close()
 
 
-def test_an_id_that_waits_for_its_deletion_is_not_given_to_another_value(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
+def test_an_id_in_the_deletion_log_is_not_reused(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
     faults = Faults()
     tier = open_tier(begin=faults)
     (gone,) = put(tier, [value(1)])
@@ -381,7 +377,7 @@ def test_a_deletion_that_can_be_written_nowhere_is_told_of(open_tier: Callable[.
     (gone,) = put(tier, [value(1)])
     tier.free(gone)
     faults.errors = [(True, NO_ROOM)] * 2
-    with file_size_limit(0), pytest.raises(TierFailed, match="cannot be written down"):
+    with file_size_limit(0), pytest.raises(TierFailed, match="cannot be logged"):
         tier.flush()
     tier.flush()
     with environment_of(tier).read() as transaction:
@@ -519,9 +515,7 @@ def test_batches_that_wait_for_a_transaction_share_the_next_one(open_tier: Calla
         assert get(tier, slots) == values
 
 
-def test_a_slot_freed_and_deleted_by_another_writer_while_it_is_written_does_not_come_back(
-    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_freed_during_its_write_does_not_come_back(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
     tier = open_tier()
     slot, other = tier.allocate(4096), tier.allocate(10)
     pwritev = os.pwritev
@@ -621,7 +615,7 @@ class VolatileWrites:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_power_cut_loses_nothing_acknowledged_and_gives_no_wrong_bytes(tmp_path: Path, sync: bool) -> None:
+def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, sync: bool) -> None:
     """Cut at each step of a writer's, with what was not synced undone in part. Without `sync` values may be lost, and are then misses."""
     lost = 0
     for cut_at in range(0, 60, 3):
@@ -652,10 +646,10 @@ def test_a_power_cut_loses_nothing_acknowledged_and_gives_no_wrong_bytes(tmp_pat
         after.check_integrity()
         for tag, slot in found.items():
             buffer = bytearray(slot.size_bytes)
-            [answer] = after.read_batch_into([slot], [memoryview(buffer)])
-            lost += answer is not None
-            assert answer is None or (isinstance(answer, ChecksumMismatch) and not sync)
-            assert answer is not None or buffer == value(int(tag), slot.size_bytes)
+            [error] = after.read_batch_into([slot], [memoryview(buffer)])
+            lost += error is not None
+            assert error is None or (isinstance(error, ChecksumMismatch) and not sync)
+            assert error is not None or buffer == value(int(tag), slot.size_bytes)
         assert not sync or set(acknowledged) <= set(found)
         after.close()
         shutil.rmtree(tmp_path / "after")
@@ -681,7 +675,7 @@ while True:
 
 
 @pytest.mark.parametrize("size_bytes", [1000, 5000, 150_000])
-def test_kill_9_of_the_writer_loses_nothing_acknowledged_and_tears_nothing(tmp_path: Path, size_bytes: int) -> None:
+def test_kill_9_of_the_writer_loses_nothing_acknowledged(tmp_path: Path, size_bytes: int) -> None:
     chance = random.Random(2)
     for _cycle in range(4):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(size_bytes)], stdout=subprocess.PIPE, text=True) as writer:

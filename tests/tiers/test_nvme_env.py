@@ -22,7 +22,7 @@ from tests.address_space import address_space_limit
 
 MIB = 1 << 20
 READ_THREADS = 256
-"""What a node may have (the setting `read_threads`)."""
+"""Maximum of the setting `read_threads`."""
 
 
 class Faults:
@@ -86,9 +86,7 @@ def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Call
     open_environment()
 
 
-def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier_release_left_them(
-    open_environment: Callable[..., Environment], tmp_path: Path
-) -> None:
+def test_files_are_readable_by_their_owner_only(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
     folder = tmp_path / "nvme"
     folder.mkdir()
     folder.chmod(0o755)
@@ -105,14 +103,14 @@ def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier
         os.umask(umask)
 
 
-def test_a_folder_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_folder_without_parent_is_refused(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    with pytest.raises(ConfigError, match=f"cannot be made, for {disk} is not there: mount its disk"):
+    with pytest.raises(ConfigError, match=f"cannot be created: {disk} does not exist; mount its disk"):
         Environment(disk / "nvme", capacity_bytes=1, sync=False)
     assert not disk.exists()
 
 
-def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_maps_it(
+def test_no_space_for_the_reader_table_is_a_config_error(
     open_environment: Callable[..., Environment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_descriptor: int, _offset: int, _length: int) -> None:
@@ -128,7 +126,7 @@ def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_map
     assert table.st_blocks * 512 >= table.st_size == TABLE_BYTES
 
 
-def test_a_file_longer_than_the_file_system_has_them_is_refused_with_its_length(open_environment: Callable[..., Environment]) -> None:
+def test_a_map_longer_than_the_maximum_file_is_refused(open_environment: Callable[..., Environment]) -> None:
     with file_size_limit(2 * MIB), pytest.raises(ConfigError, match=r"File too large.*: 2\.3 MiB, 1/16 of its capacity"):
         open_environment()
     open_environment()
@@ -158,9 +156,7 @@ def test_another_programs_lmdb_is_refused_and_left_as_it_was(open_environment: C
         assert list(transaction.cursor()) == [(b"theirs", b"1")]
 
 
-def test_a_truncated_file_is_refused_by_name_before_it_can_kill_the_process(
-    open_environment: Callable[..., Environment], tmp_path: Path
-) -> None:
+def test_a_truncated_file_is_refused_by_name(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
     environment = open_environment()
     put(environment, b"key", b"v" * 100_000)
     environment.close()
@@ -169,9 +165,7 @@ def test_a_truncated_file_is_refused_by_name_before_it_can_kill_the_process(
         open_environment()
 
 
-def test_the_file_covers_the_map_and_the_table_of_readers_has_its_blocks(
-    open_environment: Callable[..., Environment], tmp_path: Path
-) -> None:
+def test_the_file_covers_the_map_and_the_reader_table(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
     open_environment()
     assert (tmp_path / "nvme" / "data.mdb").stat().st_size >= 2.25 * MIB
     readers = (tmp_path / "nvme" / "lock.mdb").stat()
@@ -214,7 +208,7 @@ def test_a_full_map_grows_and_readers_meanwhile_see_whole_values(open_environmen
     assert [get(environment, b"%d" % i) for i in range(1, 17)] == [bytes([i]) * MIB for i in range(1, 17)]
 
 
-def test_a_write_beyond_twice_the_map_is_full_and_leaves_nothing_behind(open_environment: Callable[..., Environment]) -> None:
+def test_a_write_beyond_twice_the_map_raises_tier_full(open_environment: Callable[..., Environment]) -> None:
     environment = open_environment()
 
     def flood(transaction: Any) -> None:
@@ -227,7 +221,7 @@ def test_a_write_beyond_twice_the_map_is_full_and_leaves_nothing_behind(open_env
     put(environment, b"0", b"small")
 
 
-def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goes_on(open_environment: Callable[..., Environment]) -> None:
+def test_out_of_address_space_raises_tier_full_and_recovers(open_environment: Callable[..., Environment]) -> None:
     environment = open_environment(capacity_bytes=16 * 36 * MIB)
     value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
     with address_space_limit(16 * MIB), pytest.raises(TierFull, match="cannot grow: mdb_env_set_mapsize: Cannot allocate memory"):
@@ -241,7 +235,7 @@ def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goe
 
 
 @pytest.mark.parametrize(("limit_bytes", "answer"), [(2 * 4096, "File too large"), (64 << 10, "Input/output error")])
-def test_a_device_without_room_is_full_and_takes_writes_again_when_it_has_some(
+def test_a_full_device_accepts_writes_again_once_it_has_space(
     open_environment: Callable[..., Environment], limit_bytes: int, answer: str
 ) -> None:
     """Refused before its first page, or cut short in the middle, which LMDB calls an I/O error."""
@@ -274,7 +268,7 @@ def test_a_second_failure_in_a_row_is_for_good(open_environment: Callable[..., E
         get(environment, b"key")
 
 
-def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_closed(
+def test_readers_leave_the_map_before_a_failed_device_is_closed(
     open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error"), lmdb.Error("pwrite: Input/output error")))
@@ -283,7 +277,7 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
     def read() -> None:
         with environment.read():
             is_inside.set()
-            eventually(lambda: environment._gate._closed or is_over.is_set(), "the writer waits for readers, or is over")
+            eventually(lambda: environment._map_lock._is_exclusive or is_over.is_set(), "the writer waits for readers, or is over")
             is_open.append(environment._environment is not None)
 
     def write() -> None:
@@ -311,9 +305,7 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
     assert "out of order" in environment.failure
 
 
-def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
-    open_environment: Callable[..., Environment], tmp_path: Path
-) -> None:
+def test_a_data_file_missing_on_reopen_is_not_an_empty_tier(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
     gone = Faults(lmdb.Error("pwrite: Input/output error"), meanwhile=(tmp_path / "nvme" / "data.mdb").unlink)
     environment = open_environment(begin=gone)
     with pytest.raises(TierFailed):

@@ -98,7 +98,7 @@ def test_of_overlapping_values_the_newest_is_restored() -> None:
 
 
 def allocator(*free: tuple[int, int]) -> ExtentAllocator:
-    """One of PAGES pages of which these runs are free."""
+    """An allocator of PAGES pages of which these runs are free."""
     made = ExtentAllocator()
     made.grow(PAGES)
     assert made.take(PAGES) == PageRun(0, PAGES)

@@ -13,7 +13,7 @@ from kvstore.tiers.tier import Record, Slot, TierFull
 
 
 class AnyMemory:
-    """A Backing that grants what is asked, up to `grant` slots at once, and remembers which slabs it serves."""
+    """A SlabAllocator that grants up to `grant` slots at once and records its slabs."""
 
     def __init__(self, grant: int = 1 << 30) -> None:
         self.grant = grant
@@ -114,7 +114,7 @@ def test_slots_given_many_at_a_time_are_those_given_one_by_one(steps: list[tuple
         assert many.used_bytes == each.used_bytes
 
 
-def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_count() -> None:
+def test_tenant_slabs_count_used_and_quarantined_slots() -> None:
     slabs = allocator(1000)
     assert slabs.needs_slab(50, "red")
     first, second, third = (slabs.allocate(size_bytes, "red") for size_bytes in (50, 50, 30))
@@ -137,7 +137,7 @@ def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_co
         slabs.needs_slab(1001, "red")
 
 
-def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_sizes_are_exact_and_later_ones_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabs_module, "EXACT_CLASSES", 2)
     slabs = allocator(10_000)
     for size_bytes in (101, 203, 305, 307):
@@ -182,7 +182,7 @@ def test_a_quarantined_place_waits_for_its_release() -> None:
     assert slabs.allocate(20, "").size_bytes == 20
 
 
-def test_a_vacant_slab_serves_its_own_group_again_without_new_memory() -> None:
+def test_a_vacant_slab_serves_its_group_without_new_memory() -> None:
     memory = AnyMemory()
     slabs = allocator(100, backing=memory)
     first = slabs.allocate(10, "")
@@ -200,7 +200,7 @@ def test_blocks_go_to_slabs_in_use_before_vacant_ones() -> None:
     assert slab_of(slabs.allocate(10, "")) == slab_of(slots[10])
 
 
-def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> None:
+def test_a_vacant_slab_moves_to_another_group() -> None:
     memory = AnyMemory()
     slabs = allocator(100, backing=memory)
     slots = [slabs.allocate(10, "red") for _ in range(10)]
@@ -225,7 +225,7 @@ def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> Non
     slabs.check_integrity()
 
 
-def test_a_slab_that_is_being_emptied_gives_out_no_slot_until_it_is_vacant_or_opened_again() -> None:
+def test_a_closed_slab_allocates_nothing_until_vacant_or_opened() -> None:
     slabs = allocator(200)
     first, *others = [slabs.allocate(50, "red") for _ in range(4)]
     slabs.close_slab(slab_of(first))
@@ -261,7 +261,7 @@ def test_a_slot_larger_than_a_slab_takes_several_vacant_ones() -> None:
     slabs.check_integrity()
 
 
-def test_vacant_slabs_are_given_up_until_the_backing_finds_memory() -> None:
+def test_vacant_slabs_are_released_until_memory_is_found() -> None:
     memory = AnyMemory()
     slabs = allocator(200, backing=memory)
     for slot in [slabs.allocate(10, "") for _ in range(10)]:
@@ -333,7 +333,7 @@ def test_many_that_are_freed_at_once_are_free_as_one_by_one(order: list[int]) ->
     ]
 
 
-def test_of_many_none_of_a_slab_is_freed_where_one_was_given_back_before() -> None:
+def test_free_batch_frees_no_slot_of_a_slab_with_a_stale_one() -> None:
     slabs = allocator(100)
     first, second, third = (slabs.allocate(10, "red") for _ in range(3))
     slabs.free(first)

@@ -56,7 +56,7 @@ def and_back(name: str, value: memoryview) -> memoryview:
         ("k=int8,v=int2/32", ELEMENTS // 2 + ELEMENTS // 8, RECORDS // 2 * (16 * 2 + 16 * 4)),
     ],
 )
-def test_what_a_value_takes_is_known_from_its_header_and_is_what_it_takes(name: str, payload_bytes: int, metadata_bytes: int) -> None:
+def test_encoding_predicts_the_encoded_size(name: str, payload_bytes: int, metadata_bytes: int) -> None:
     value = raw()
     size_bytes = HEADER_BYTES + payload_bytes + metadata_bytes
     assert codec(name).encoding(value) == Encoding(size_bytes, payload_bytes, ELEMENTS)
@@ -67,7 +67,7 @@ def test_what_a_value_takes_is_known_from_its_header_and_is_what_it_takes(name: 
 
 @pytest.mark.parametrize(("name", "error"), [("fp8-head", 0.06), ("fp8-tensor", 0.06), ("int8", 0.01), ("int8a", 0.01), ("int4/32", 0.1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_value_comes_back_with_its_size_and_header_and_with_numbers_near_those_it_had(name: str, error: float, dtype: str) -> None:
+def test_decoding_restores_size_header_and_close_values(name: str, error: float, dtype: str) -> None:
     value = raw(dtype=dtype, shape=(2, 2, 3, 32, 32))
     back = and_back(name, value)
     assert back[:HEADER_BYTES] == value[:HEADER_BYTES]
@@ -98,7 +98,7 @@ def test_only_whole_raw_tensors_that_become_smaller_are_encoded() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_a_value_whose_numbers_a_scheme_would_lose_is_not_encoded(number: float) -> None:
+def test_a_value_outside_the_schemes_range_is_not_encoded(number: float) -> None:
     numbers = torch.zeros(SHAPE)
     numbers[1, 0, 2, 3, 4] = number
     value = encode_value(numbers, NONE)
@@ -120,7 +120,7 @@ def test_what_does_not_decode_says_so() -> None:
     assert "damaged" in str(wrong)
 
 
-def test_a_codec_has_its_schemes_name_none_is_no_codec_and_others_there_are_not() -> None:
+def test_make_codec_by_name() -> None:
     assert make_codec("none") is None
     assert codec("fp8").name == "fp8-head"
     assert codec("k=int4/64,v=int2/32").name == "k=int4/64,v=int2/32"

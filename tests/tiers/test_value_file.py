@@ -113,7 +113,7 @@ def test_the_file_is_its_users_alone_and_keeps_its_pages(open_file: Callable[...
     assert again.pages == 16
 
 
-def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(tmp_path: Path) -> None:
+def test_without_o_direct_reads_use_the_page_cache(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, "preadv", errno.EINVAL)
@@ -159,7 +159,7 @@ def test_a_write_that_fails_or_is_cut_short_says_so(open_file: Callable[..., Val
 
 
 @pytest.mark.parametrize("size_bytes", [4096, DIRECT_BYTES, DIRECT_BYTES + 5])
-def test_a_read_that_fails_says_so_and_one_behind_the_end_is_short(open_file: Callable[..., ValueFile], size_bytes: int) -> None:
+def test_a_failed_read_raises_and_one_behind_the_end_is_short(open_file: Callable[..., ValueFile], size_bytes: int) -> None:
     file = open_file(pages=64)
     [piece] = pieces_of((PageRun(0, 33),), aligned(size_bytes))
     with pytest.MonkeyPatch.context() as patch:

@@ -58,7 +58,7 @@ def get(store: ValueStore, sizes: dict[int, int]) -> list[bytes | Exception]:
         reads.append(ExtentRead(placement, memoryview(bytearray(size_bytes))))
     store.read(reads)
     store.placements.end_read(number)
-    return [read.answer or bytes(read.buffer) for read in reads]
+    return [read.error or bytes(read.buffer) for read in reads]
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -114,7 +114,7 @@ def test_a_write_does_not_wait_for_ever(open_store: Callable[..., ValueStore], m
     store.placements.end_read(number)
 
 
-def test_a_disk_without_room_for_a_segment_gives_what_the_value_takes(
+def test_a_disk_without_space_for_a_segment_grows_by_the_value(
     open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
@@ -170,7 +170,7 @@ def test_closing_waits_for_reads_but_not_for_ever(open_store: Callable[..., Valu
     assert placement is not None
     read = ExtentRead(placement, memoryview(bytearray(5000)))
     store.read([read])
-    assert read.answer is None
+    assert read.error is None
     store.placements.end_read(number)
     store.close()
     with pytest.raises(Closed):

@@ -1,6 +1,6 @@
-"""An engine in a process of its own, for tests: `python -m tests.transfer.engine_child TRANSPORTS`.
+"""An engine in another process, for tests: `python -m tests.transfer.engine_child TRANSPORTS`.
 
-Tells on standard output, in lines of JSON, how it is reached, and then answers the questions that come on standard input.
+Prints its description as a line of JSON, then replies to requests on standard input.
 """
 
 import json

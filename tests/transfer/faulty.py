@@ -1,4 +1,4 @@
-"""A transfer agent between engines of one process that fails, delays and stalls as a test tells it: the faults are at the interface.
+"""A transfer agent between engines of one process that fails, delays and stalls as scripted by a test: the faults are at the interface.
 
 Name it in settings as `tests.transfer.faulty:FaultyAgent`, and SpareAgent for a second transport.
 """
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What becomes of a request: `moved_bytes` of it move (None: all), then it ends with `error`; or it `waits` to be told."""
+    """Scripted result of a request: `moved_bytes` of it move (None: all), then it ends with `error`; or it `waits` for the test."""
 
     error: KVStoreError | None = None
     moved_bytes: int | None = None
@@ -50,7 +50,7 @@ class FaultyRemote:
 
 
 class FaultyAgent(TransferAgent):
-    """Copies in the thread that asks, unless `answers` (the next ones) or `default` (after those) say otherwise.
+    """Copies in the calling thread, unless `answers` (for the next requests) or `default` (after those) script another result.
 
     `ignores_cancel` makes it an agent that cannot cancel. `peak` is the most requests that one peer had under way. `begun` lists the
     requests in the order in which they came.
@@ -80,7 +80,7 @@ class FaultyAgent(TransferAgent):
         self._lock = threading.RLock()
         self.living[self.transport, name, rail.device] = self
 
-    # --- what tests tell it ---
+    # --- scripting ---
 
     def end(self, request: AgentRequest, answer: Answer = DELIVER) -> bool:
         """End a request under way. False if that has happened meanwhile."""
@@ -174,7 +174,7 @@ class FaultyAgent(TransferAgent):
         return peer
 
     def _move(self, request: AgentRequest, limit_bytes: int | None) -> KVStoreError | None:
-        """Move at most so many bytes; what went wrong by itself."""
+        """Move at most so many bytes; failures not scripted."""
         left_bytes = request.size_bytes if limit_bytes is None else min(limit_bytes, request.size_bytes)
         if not left_bytes:
             return None
@@ -211,7 +211,7 @@ class SpareAgent(FaultyAgent):
 
 
 class KeyedAgent(FaultyAgent):
-    """Each rail has a key of its own to a region, as with RDMA, and rail9 reaches none."""
+    """Each rail has its own key to a region, as with RDMA, and rail9 reaches none."""
 
     transport = "keyed"
 

@@ -13,7 +13,7 @@ MAGIC = b"LOCAL "
 
 
 class LocalAgent(TransferAgent):
-    """Copies at once, in the thread that asks. Faults: `is_stalled` requests wait to be cancelled or for their deadline, `is_deaf`
+    """Copies at once, in the calling thread. Faults: `is_stalled` requests wait to be cancelled or for their deadline, `is_deaf`
     agents lose notifications, and `refuses_export` is a transport that cannot reach the memory."""
 
     transport = "local"

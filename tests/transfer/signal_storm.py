@@ -1,7 +1,7 @@
 """Transfers of a main thread under a storm of signals whose handler raises: `-m tests.transfer.signal_storm TRANSPORTS DIRECTION COUNT`.
 
-Goes on until COUNT exceptions have come out of transfers with a process of its own, and prints, as a line of JSON, how often memory was
-touched after a call had raised, how often a handler raised, and whether transfers without signals go on as before.
+Interrupts transfers with another process until COUNT exceptions were raised. Prints a line of JSON: how often memory
+was touched after a call had raised, how often a handler raised, and whether transfers still work without signals.
 """
 
 import json
@@ -28,7 +28,7 @@ class Struck(Exception):
 
 
 class Storm:
-    """The handler raises wherever it finds `watched` under way, and only there: so what follows a call is not struck."""
+    """The handler raises wherever it finds `watched` under way, and only there: so code after a call is not interrupted."""
 
     def __init__(self, watched: Callable[..., object], seed: int, *, longest_s: float = LONGEST_S) -> None:
         self._code = watched.__code__
@@ -36,7 +36,7 @@ class Storm:
         self._longest_s = longest_s
         self._left = 0
         self._is_on = False
-        """A signal may come after its timer was stopped."""
+        """A signal may arrive after its timer was stopped."""
         self.raised = 0
         signal.signal(signal.SIGALRM, self._strike)
 

@@ -1,7 +1,7 @@
 """Submits of a main thread under a storm of signals whose handler raises: `-m tests.transfer.submit_storm TRANSPORTS COUNT`.
 
-Goes on until COUNT exceptions have come out of `submit`, and prints, as a line of JSON, how often a transfer still held its region then,
-and whether transfers without signals go on as before.
+Interrupts `submit` until COUNT exceptions were raised. Prints a line of JSON: how often a transfer still held its
+region, and whether transfers still work without signals.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Promises of agent.py: requests, the interface's defaults, and notifications that nobody takes."""
+"""Promises of agent.py: requests, the interface's defaults, and the bounded queue of notifications."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_what_nobody_takes_is_bounded_in_number_and_in_bytes(size_bytes: int, mo
     notices, message = Notices("here"), bytes(size_bytes)
     for _ in range(most):
         notices.put("t", message)
-    with pytest.raises(Full, match=f"here has {most} notifications that nobody took"):
+    with pytest.raises(Full, match=f"here has {most} queued notifications"):
         notices.put("t", message)
     assert len(notices.take()) == most
     notices.put("t", message)

@@ -1,6 +1,6 @@
 """Peers that die, stall, lie about lengths, or speak another protocol: a typed error within the deadline, and everything healthy after.
 
-Over raw sockets, both ways: bad targets that our agent asks, and bad askers at our target.
+Over raw sockets, both ways: faulty targets of our agent, and faulty clients of our target.
 """
 
 import select
@@ -196,7 +196,7 @@ def test_a_target_that_does_not_receive_as_it_should(asker: ConnectionAgent, _: 
     check_bad_target(asker, play, expected, Direction.WRITE)
 
 
-def test_more_bytes_than_asked_for_are_found_out_by_the_next_request(asker: ConnectionAgent) -> None:
+def test_surplus_bytes_are_detected_by_the_next_request(asker: ConnectionAgent) -> None:
     ours, theirs = make_region(SIZE), make_region(SIZE)
     with RawAnswerer(answer_request(lambda number: whole(number) + bytes(100))) as bad:
         remote = asker.load_remote(bad.metadata)
@@ -245,7 +245,7 @@ def region(exports: Exports) -> Region:
 
 @pytest.fixture
 def served(exports: Exports, region: Region) -> Iterator[tuple[Target, bytes]]:
-    """With one thread only: whoever keeps it keeps everyone else waiting. All is well at the end."""
+    """With one thread only: a peer that occupies it blocks all others. All is well at the end."""
     with a_target(exports, serve_threads=1, stall_timeout_s=STALL_S, max_connections=8) as (target, metadata):
         yield target, metadata
         with RawAsker(metadata) as good:
@@ -297,7 +297,7 @@ def test_an_asker_that_leaves_in_the_middle_of_a_request(raw: RawAsker, data: by
 
 
 def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, metadata: bytes) -> None:
-    """Each drop is progress, and still a peer's header has to come within the time of a stall."""
+    """Each byte is progress, but a header must still arrive within the stall timeout."""
     enough = threading.Event()
     raw.join()
 
@@ -376,7 +376,7 @@ def test_an_asker_that_leaves_in_the_middle_of_its_payload(raw: RawAsker, region
     assert bytes(region.memory[1000:]) == bytes(make_region(SIZE, b"ours").memory[1000:])
 
 
-def test_an_asker_that_stalls_in_the_middle_of_its_payload_is_given_up(raw: RawAsker, region: Region) -> None:
+def test_a_client_that_stalls_in_its_payload_is_dropped(raw: RawAsker, region: Region) -> None:
     raw.join()
     raw.send(store([(shown(region), 0, SIZE)]), b"x" * 1000, payload_bytes=SIZE)
     eventually(lambda: region.users == 1, "the region is held")
@@ -401,7 +401,7 @@ DENIED = [("read", "key"), ("read", "place"), ("write", "region"), ("write", "ke
 
 @pytest.mark.parametrize(("kind", "fault"), DENIED)
 def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region, kind: str, fault: str) -> None:
-    """The connection goes on, also after a payload that had nowhere to go."""
+    """The connection stays usable, also after a discarded payload."""
     right = shown(region, writable=kind == "write")
     wrong = {
         "region": right._replace(region_id=10**9),
@@ -439,7 +439,7 @@ def a_crowd(metadata: bytes, count: int) -> Iterator[list[RawAsker]]:
         yield crowd
 
 
-def test_connections_beyond_the_limit_are_refused_and_the_others_stay(metadata: bytes, served: tuple[Target, bytes]) -> None:
+def test_connections_beyond_the_limit_are_refused(metadata: bytes, served: tuple[Target, bytes]) -> None:
     with a_crowd(metadata, 8) as crowd:
         with RawAsker(metadata) as refused:
             refused.send(JoinEngine("refused", 1))

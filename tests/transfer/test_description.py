@@ -1,4 +1,4 @@
-"""What engines and regions say of themselves comes back as it was; anything else is a ProtocolError and nothing worse."""
+"""Descriptions of engines and regions round-trip; anything else is a ProtocolError and nothing worse."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_an_engine_comes_back_as_it_was() -> None:
     assert unpack_engine(pack_engine(EngineInfo("x", ""))) == EngineInfo("x", "")
 
 
-def test_the_secret_that_lets_peers_in_goes_with_it_and_into_no_log() -> None:
+def test_the_secret_is_described_and_not_logged() -> None:
     engine = EngineInfo("x", "", secret=b"\1\2")
     assert unpack_engine(pack_engine(engine)).secret == b"\1\2"
     assert "secret" not in repr(engine)
@@ -132,7 +132,7 @@ def test_what_is_no_region_is_a_protocol_error(data: bytes) -> None:
 
 
 @given(st.data(), st.sampled_from([pack_engine(ENGINE), pack_region(REGION)]))
-def test_bytes_that_were_changed_on_the_way_are_read_or_a_protocol_error(data: st.DataObject, packed: bytes) -> None:
+def test_corrupted_descriptions_parse_or_raise_protocol_error(data: st.DataObject, packed: bytes) -> None:
     changed = bytearray(packed)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(changed) - 1))

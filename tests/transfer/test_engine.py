@@ -1,4 +1,4 @@
-"""Promises of the engine to its callers: over agents that fail as told (tests/transfer/faulty.py), then over real ones."""
+"""Promises of the engine to its callers: over agents with scripted failures (tests/transfer/faulty.py), then over real ones."""
 
 import asyncio
 import signal
@@ -73,7 +73,7 @@ def only_agent(engine: TransferEngine) -> FaultyAgent:
 # --- moving ---
 
 
-def test_a_batch_goes_in_two_directions_and_to_two_peers_and_takes_plain_buffers(scene: Scene) -> None:
+def test_a_batch_mixes_directions_peers_and_plain_buffers(scene: Scene) -> None:
     engine, first_region, first = scene.pair()
     other = scene.engine("third")
     second_region = other.register(bytearray(100))
@@ -127,7 +127,7 @@ def test_runs_arrive_over_every_transport_and_both_ways() -> None:
             assert np.array_equal(found, np.frombuffer(theirs.memory, np.uint8).reshape(-1, 100))
 
 
-def test_a_hundred_thousand_runs_call_no_function_each_from_the_caller_to_the_wire() -> None:
+def test_runs_cost_no_python_call_each() -> None:
     """They stay columns; what is called is called a slice."""
     used = TransferSettings(transports="tcp", rails="lo", tcp_streams=1)
     with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
@@ -148,7 +148,7 @@ def test_a_hundred_thousand_runs_call_no_function_each_from_the_caller_to_the_wi
 
 
 @pytest.mark.parametrize("as_runs", [False, True])
-def test_each_rail_is_reached_by_what_its_own_agent_said_of_the_region(scene: Scene, as_runs: bool) -> None:
+def test_each_rail_uses_its_own_descriptor_of_a_region(scene: Scene, as_runs: bool) -> None:
     keyed = "tests.transfer.faulty:KeyedAgent"
     engine, other = scene.engine("me", keyed), scene.engine("other", keyed, rails="rail0 rail1 rail9")
     theirs, ours = other.allocate(640), engine.allocate(640)
@@ -219,7 +219,7 @@ def test_a_cancelled_task_goes_on_once_no_byte_moves_any_more(scene: Scene) -> N
     assert bytes(region.memory) == b"w" * 128 + bytes(range(128, 256))
 
 
-def test_the_deadline_of_a_task_ends_its_transfer_though_no_thread_waits(scene: Scene) -> None:
+def test_a_tasks_deadline_ends_its_transfer(scene: Scene) -> None:
     engine, _, remote = scene.pair()
     only_agent(engine).default = WAIT
     blocking = [engine.submit([(remote, bytearray(64), 64)]) for _ in range(FaultyAgent.window)]
@@ -228,7 +228,7 @@ def test_the_deadline_of_a_task_ends_its_transfer_though_no_thread_waits(scene: 
     assert not any(transfer.is_over for transfer in blocking)
 
 
-def test_a_loop_that_is_gone_harms_no_transfer(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_loop_does_not_affect_transfers(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     engine, _, remote = scene.pair()
     only_agent(engine).default = WAIT
     loop = asyncio.new_event_loop()
@@ -244,7 +244,7 @@ def test_a_loop_that_is_gone_harms_no_transfer(scene: Scene, caplog: pytest.LogC
 # --- faults ---
 
 
-def test_a_failed_slice_goes_to_another_rail_and_then_to_another_transport(scene: Scene) -> None:
+def test_a_failed_slice_falls_back_to_rail_and_transport(scene: Scene) -> None:
     engine, region, remote = scene.pair(f"{FAULTY},{SPARE}", rails="rail0 rail1")
     for agent in agents(engine)[:3]:
         agent.default = DOWN
@@ -258,7 +258,7 @@ def test_a_failed_slice_goes_to_another_rail_and_then_to_another_transport(scene
     assert sum(state.failed_slices for state in states.values()) == 3
 
 
-def test_a_peer_that_no_path_reaches_is_told_at_once_and_reached_again_after_recovery(scene: Scene) -> None:
+def test_an_unreachable_peer_fails_at_once_and_recovers(scene: Scene) -> None:
     engine, _, remote = scene.pair(f"{FAULTY},{SPARE}", rails="rail0 rail1")
     for agent in agents(engine):
         agent.default = DOWN
@@ -275,7 +275,7 @@ def test_a_peer_that_no_path_reaches_is_told_at_once_and_reached_again_after_rec
 # --- peers ---
 
 
-def test_a_peer_of_other_transports_is_unreachable_and_both_lists_are_named(scene: Scene) -> None:
+def test_connect_without_common_transport_names_both_lists(scene: Scene) -> None:
     engine, other = scene.engine("me", FAULTY), scene.engine("other", SPARE)
     with pytest.raises(Unreachable, match="other: this side has faulty, that side spare"):
         engine.connect(other.describe())
@@ -302,7 +302,7 @@ def test_connecting_again_is_the_same_peer_with_its_new_rails(scene: Scene) -> N
     assert engine.peers() == [peer]
 
 
-def test_a_peer_that_restarts_under_its_name_and_port_lets_in_who_connects_anew() -> None:
+def test_a_restarted_peer_accepts_new_connections() -> None:
     used = TransferSettings(transports="tcp", rails="lo")
     fixed = replace(used, listen_port=free_ports(1)[0])
     with TransferEngine("me", used) as engine:
@@ -332,7 +332,7 @@ def test_a_disconnected_peer_ends_its_transfers_and_is_refused(scene: Scene) -> 
     assert engine.peers() == []
 
 
-def test_a_peer_is_forgotten_once_it_has_been_idle_for_its_time_to_live(scene: Scene) -> None:
+def test_idle_peers_are_forgotten_after_peer_ttl(scene: Scene) -> None:
     now_s = [0.0]
     engine = scene.engine("me", clock_ns=lambda: int(now_s[0] * 1e9))
     ttl_s = engine.settings.peer_ttl_s
@@ -380,7 +380,7 @@ def test_a_peer_with_work_under_way_is_not_forgotten(scene: Scene) -> None:
     assert engine.peers() == []
 
 
-def test_a_slice_under_way_to_a_peer_that_is_disconnected_is_not_tried_again(scene: Scene) -> None:
+def test_slices_to_a_disconnected_peer_are_not_retried(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     for agent in agents(engine):
         agent.default = WAIT
@@ -394,7 +394,7 @@ def test_a_slice_under_way_to_a_peer_that_is_disconnected_is_not_tried_again(sce
 # --- links ---
 
 
-def test_what_is_under_way_on_a_rail_that_vanishes_goes_on_by_another(scene: Scene) -> None:
+def test_slices_on_a_removed_rail_move_to_another(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     for agent in agents(engine):
         agent.default = WAIT
@@ -424,14 +424,14 @@ def test_memory_that_comes_near_other_rails_is_described_anew(scene: Scene) -> N
     assert [len(agent.begun) for agent in agents(engine)] == [0, 1]
 
 
-def test_a_peer_that_a_new_agent_cannot_read_keeps_its_old_ways(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_keeps_its_routes_if_a_new_agent_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     transports = "tests.transfer.faulty:PickyAgent"
     PickyAgent.is_picky = False
     engine, _, remote = scene.pair(transports, rails="rail0")
     PickyAgent.is_picky = True
     try:
         assert engine.refresh(topology("rail0", "rail1"))
-        assert "a new way to other cannot be used" in caplog.text
+        assert "a new route to other cannot be used" in caplog.text
         assert len(remote.peer.routes) == 1
         engine.transfer([(remote, bytearray(4), 4)])
         with pytest.raises(ProtocolError):
@@ -443,7 +443,7 @@ def test_a_peer_that_a_new_agent_cannot_read_keeps_its_old_ways(scene: Scene, ca
 # --- notifications ---
 
 
-def test_notifications_go_by_any_path_that_works_and_are_read_from_all(scene: Scene) -> None:
+def test_notifications_use_any_working_path(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     first, second = agents(engine)
     first.default = DOWN
@@ -455,7 +455,7 @@ def test_notifications_go_by_any_path_that_works_and_are_read_from_all(scene: Sc
         engine.notify(remote.peer, b"three")
 
 
-def test_a_submit_that_is_struck_raises_that_where_no_thread_is_to_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_submit_raises_without_a_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -493,7 +493,7 @@ def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-def test_a_forked_child_is_told_by_name_and_its_end_harms_no_peer_of_the_parent(transports: str) -> None:
+def test_a_forked_child_raises_forked_and_harms_no_peer(transports: str) -> None:
     config = TransferSettings(transports=transports, rails="lo")
     with TransferEngine("parent", config) as parent, TransferEngine("user", config) as user:
         region, mine = parent.allocate(64), user.allocate(64)

@@ -1,4 +1,4 @@
-"""The engine over real transports, between two processes, one of which stalls, dies and comes back."""
+"""The engine over real transports, between two processes, one of which stalls, dies and restarts."""
 
 import asyncio
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def test_two_processes_read_write_and_notify(transports: str) -> None:
         assert {path.transport for path, state in peer.chooser.states.items() if state.delivered_slices} == {transports.partition(",")[0]}
 
 
-def test_memory_that_is_not_shared_goes_over_tcp_though_shared_memory_is_preferred() -> None:
+def test_private_memory_uses_tcp() -> None:
     with Child("shm,tcp") as child, real_engine("shm,tcp") as engine:
         peer = engine.connect(child.description)
         buffer = bytearray(256 << 10)
@@ -83,7 +83,7 @@ def test_memory_that_no_common_transport_reaches_is_told() -> None:
 
 
 @REAL
-def test_a_process_that_is_killed_is_unreachable_soon_and_its_successor_is_reached(transports: str) -> None:
+def test_a_killed_peer_is_unreachable_and_its_successor_is_not(transports: str) -> None:
     with real_engine(transports) as engine:
         ours = engine.allocate(256 << 10)
         with Child(transports) as child:

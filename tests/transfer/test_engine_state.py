@@ -1,4 +1,4 @@
-"""Any schedule of transfers, faults, cancellations and changes of links: every byte arrives once, or the caller is told."""
+"""Any schedule of transfers, faults, cancellations and changes of links: every byte arrives once, or the caller gets an error."""
 
 import random
 import threading
@@ -91,7 +91,7 @@ class Case:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """One engine with two rails of each of two transports, two peers, and agents that do what the rules tell them."""
+    """One engine with two rails of each of two transports, two peers, and agents controlled by the rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.cases.append(Case(transfer, moves, {name for name in names if name in self.regions}, done))
 
     def _move(self, name: str, is_read: bool, length: int, random: random.Random) -> Move | None:
-        """A copy between runs of cells that nobody uses; None when there are none."""
+        """A copy between unused runs of cells; None when there are none."""
         source, destination = (self.remote[name], self.local) if is_read else (self.local, self.remote[name])
         cells = max(1, -(-length // CELL_BYTES))
         runs = [
@@ -265,7 +265,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_add_up(self) -> None:
-        """What the choosers think is under way is what the agents have, and at most the window of each path."""
+        """The choosers' slices in flight equal the agents', and stay within each path's window."""
         under_way = self._under_way()
         for peer in self.all_peers:
             peer.chooser.check_integrity()
@@ -355,7 +355,7 @@ class Network:
 
 @dataclass
 class Caller:
-    """A thread that reads into a buffer of its own, cancels some of that, and compares what has arrived, until the engine is closed."""
+    """A thread that reads into its own buffer, cancels some reads, and compares the results, until the engine is closed."""
 
     engine: TransferEngine
     source: Span
@@ -385,7 +385,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_callers_cancellations_and_the_end_of_the_engine_may_race(seed: int) -> None:
+def test_submits_cancels_and_close_may_race(seed: int) -> None:
     """Four threads submit, cancel and wait while their requests end in a fifth and, at last, the engine is closed under them."""
     config, rails, size = settings(f"{FAULTY},{SPARE}"), topology(*RAILS), 512
     with TransferEngine("me", config, topology=rails) as engine, TransferEngine("left", config, topology=rails) as other:

@@ -24,7 +24,7 @@ THREADS = 8
 OTHERS = 4
 """Descriptors for other threads of this process: a master that a fixture of the session keeps looks at its own now and then."""
 EXPONENT = 1.0
-"""Of the Zipf distribution: the peer of rank r is asked in proportion to 1 / r."""
+"""Of the Zipf distribution: the peer of rank r gets requests in proportion to 1 / r."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def peers() -> Iterator[ManyTargets]:
 
 
 def small_pool() -> AbstractContextManager[ConnectionAgent]:
-    # Eight threads of one process ask as many of another: on a busy machine half a second may pass without a byte.
+    # Eight threads of one process read from as many of another: on a busy machine half a second may pass without a byte.
     return an_agent(max_endpoints=ENDPOINTS, tcp_streams=1, listens=False, stall_timeout_s=PATIENCE_S)
 
 
@@ -74,7 +74,7 @@ def read_from(agent: ConnectionAgent, remote: Remote, peers: ManyTargets, ours: 
     assert ours.memory == b"\1" * REGION_BYTES
 
 
-def test_threads_that_ask_all_peers_never_have_more_connections_open(peers: ManyTargets) -> None:
+def test_open_connections_stay_within_the_limit(peers: ManyTargets) -> None:
     before = len(descriptors())
     most_here, most_there = [0] * THREADS, 0
     with small_pool() as agent:

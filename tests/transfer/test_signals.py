@@ -1,4 +1,4 @@
-"""Whatever a signal handler raises in the middle of a transfer, and however often: when it comes out, no byte moves any more."""
+"""Exceptions of signal handlers, at any time in a transfer and repeated: when it is raised, no byte moves any more."""
 
 import json
 
@@ -11,7 +11,7 @@ RAISED = 200
 
 @pytest.mark.parametrize("direction", ["read", "write"])
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-def test_nothing_touches_memory_after_a_transfer_was_struck_and_the_engine_goes_on(transports: str, direction: str) -> None:
+def test_no_memory_is_touched_after_an_interrupted_transfer(transports: str, direction: str) -> None:
     told = said("tests.transfer.signal_storm", transports, direction, str(RAISED))
     touched, raised, users, in_flight, is_whole = json.loads(told)
     assert touched == 0, "memory changed, or was read, after the call had raised"
@@ -21,7 +21,7 @@ def test_nothing_touches_memory_after_a_transfer_was_struck_and_the_engine_goes_
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-def test_a_submit_that_was_struck_leaves_no_transfer_that_nobody_knows_of(transports: str) -> None:
+def test_an_interrupted_submit_leaves_no_transfer(transports: str) -> None:
     left, is_whole = json.loads(said("tests.transfer.submit_storm", transports, str(10 * RAISED)))
     assert left == 0, "transfers went on after submit had raised"
     assert is_whole, "transfers without signals succeed"

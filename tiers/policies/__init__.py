@@ -1,1 +1,1 @@
-"""Which block leaves a tier: the interface, its conformance suite, and the policies."""
+"""Eviction policies of the tiers: the interface, its conformance suite, and the policies."""

@@ -1,4 +1,4 @@
-"""ARC: two LRU lists, of keys used once and of those used again, whose shares adapt to which of the two lost keys that come back."""
+"""ARC: two LRU lists, of keys used once and used again, whose sizes adapt to the hits on their ghosts."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 
 class ARC(EvictionPolicy[K]):
-    """T1, T2 and their ghosts B1, B2 as in the paper; p is how many keys T1 is meant to have. Every operation is O(1).
+    """T1, T2 and their ghost lists B1, B2 as in the paper; p is the target size of T1. Every operation is O(1).
 
-    A victim is asked for before the newcomer is known, so p learns of a ghost's return after that eviction, not before. And a batch asks
-    for all its victims before any newcomer comes: keys short of the capacity count as T1's, where newcomers go; else a batch would
-    empty T1 down to p and take the rest from T2. The ghosts are as many as the capacity, at most.
-    Source: Megiddo, Modha, ARC: A self-tuning, low overhead replacement cache, FAST 2003.
+    Two differences follow from the interface. A victim is requested before the new key is known, so p adapts to a ghost
+    hit after that eviction. A batch requests all victims before its inserts, so keys missing to the capacity count as
+    T1's; otherwise a batch would drain T1 down to p and take the rest from T2. Ghosts are at most as many as the
+    capacity. Source: Megiddo, Modha, ARC: A self-tuning, low overhead replacement cache, FAST 2003.
     """
 
     name = "arc"
@@ -45,7 +45,7 @@ class ARC(EvictionPolicy[K]):
         self._forget(capacity)
 
     def _forget(self, capacity: int) -> None:
-        """T1 and B1 together have at most `capacity` keys, and all four twice that."""
+        """Limit T1 and B1 to `capacity` keys, and all four lists to twice that."""
         while self._once_ghosts and len(self._once) + len(self._once_ghosts) > capacity:
             self._once_ghosts.popitem(last=False)
         while self._again_ghosts and len(self) + len(self._once_ghosts) + len(self._again_ghosts) > 2 * capacity:

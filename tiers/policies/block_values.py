@@ -1,7 +1,8 @@
-"""Eviction of blocks that are stored in several values: any policy over blocks, which evicts the values of a block one after the other.
+"""Eviction of blocks that are stored as several values: a wrapper of any policy that evicts a block's values one after
+the other.
 
-A part of a block is worth nothing. Engines that share blocks under any tensor parallelism store the KV heads of a block in several values
-(docs/engines.md); the policy beneath orders blocks, as if each were one value, whichever rank of whichever engine stored or reads it.
+A part of a block is useless. Engines that share blocks under any tensor parallelism store the KV heads of a block in
+several values (docs/engines.md). The wrapped policy orders blocks as if each were one value, for all ranks.
 """
 
 from collections.abc import Callable
@@ -11,29 +12,31 @@ from typing import Final
 from kvstore.tiers.policies.interface import EvictionPolicy
 
 ID_BYTES: Final = 16
-"""Of the id of a namespace, with which the key of a value begins."""
+"""Bytes of the namespace id with which a value's key begins."""
 MAX_LABELS: Final = 4096
-"""Namespaces of values whose ids are kept as bytes."""
+"""Namespaces whose ids are cached as bytes."""
 
 
 class BlockValues(EvictionPolicy[bytes]):
-    """A policy over the keys of values. Keys that were inserted by `insert` are blocks of one value."""
+    """A policy over the keys of values. Keys inserted by `insert` are blocks of one value."""
 
     name = "block_values"
 
     def __init__(self, blocks: EvictionPolicy[bytes]) -> None:
-        """`blocks` is the policy over blocks, with its keys as blocks of one value."""
+        """`blocks` is the policy over blocks; its keys are blocks."""
         self._blocks = blocks
         self._block_of: dict[bytes, bytes] = {}
-        """Of each value of a block of several."""
+        """Block of each value, for blocks of several values."""
         self._values: dict[bytes, tuple[bytes, ...]] = {}
-        """Of each block of several values those that are present, the first one first; at least one. A set would take 160 bytes more."""
+        """Present values of each block of several values, in order of arrival, never empty. A set would take 160 bytes
+        more.
+        """
 
     def insert(self, key: bytes, parent: bytes | None = None) -> None:
         self._blocks.insert(key, parent)
 
     def insert_value(self, key: bytes, block: bytes, parent: bytes | None) -> None:
-        """A new value of `block`, which `parent` is before in its prompt. One already present is a touch."""
+        """Insert a value of `block`, whose predecessor in the prompt is `parent`. A present value is touched."""
         if key in self._block_of:
             self.touch(key)
             return
@@ -44,7 +47,7 @@ class BlockValues(EvictionPolicy[bytes]):
             self._blocks.insert(block, parent)
 
     def touch(self, key: bytes) -> None:
-        """A read of a block reads all its values: the first one of those present counts."""
+        """Count the first present value only: a read of a block reads all of its values."""
         block = self._block_of.get(key)
         if block is None:
             self._blocks.touch(key)
@@ -52,7 +55,9 @@ class BlockValues(EvictionPolicy[bytes]):
             self._blocks.touch(block)
 
     def remove(self, key: bytes) -> None:
-        """A block leaves the policy beneath with its last value: until then it is the next victim again."""
+        """Remove a value. The block leaves the wrapped policy with its last value; until then it remains the next
+        victim.
+        """
         block = self._block_of.pop(key, None)
         if block is None:
             self._blocks.remove(key)
@@ -98,10 +103,11 @@ class BlockValues(EvictionPolicy[bytes]):
 
 
 def block_of_value(label: str, key: bytes) -> bytes | None:
-    """Return the block that `key` is one of several values of; None for a block of one value.
+    """Return the block that `key` is one of several values of, or None for a block of one value.
 
-    `label` is the namespace that the value was stored under. That of a block's values together is the id of a namespace of their block, in
-    hexadecimal digits; each key begins with the id of its value's own namespace. The bytes behind that are the engine's hash of the block.
+    `label` is the namespace under which the value was stored. For a block of several values it is the block's namespace
+    id in hexadecimal, while each key begins with its value's own namespace id. The bytes behind that are the engine's
+    hash of the block.
     """
     seed = _id(label) if is_of_values(label) and len(key) > ID_BYTES else None
     return None if seed is None or key.startswith(seed) else seed + key[ID_BYTES:]

@@ -1,4 +1,4 @@
-"""The eviction policies by name, as the configuration names them."""
+"""Registry of the eviction policies by the name that the configuration uses."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from kvstore.tiers.policies.sieve import Sieve
 from kvstore.tiers.policies.tinylfu import WTinyLFU
 
 Clock = Callable[[], float]
-"""Seconds since any moment; never goes back."""
+"""Monotonic seconds."""
 
 POLICIES: Final[dict[str, Callable[[Clock], EvictionPolicy[Any]]]] = {
     LRU.name: lambda clock: LRU(),
@@ -32,18 +32,18 @@ POLICIES: Final[dict[str, Callable[[Clock], EvictionPolicy[Any]]]] = {
     LeafLRU.name: lambda clock: LeafLRU(),
     PrefixPolicy.name: lambda clock: PrefixPolicy(clock=clock),
 }
-"""Name -> a new, empty policy on a clock. All but PrefixPolicy count uses and look at no clock."""
+"""Name -> factory of an empty policy. Only PrefixPolicy uses the clock."""
 
 DEFAULT: Final = "default"
 DEFAULT_POLICY: Final = PrefixPolicy.name
-"""What DEFAULT stands for."""
+"""The policy that DEFAULT selects."""
 
 POLICY_NAMES: Final = (DEFAULT, *sorted(POLICIES))
-"""All that `make_policy` takes."""
+"""Names that `make_policy` accepts."""
 
 
 def make_policy(name: str, *, clock: Clock = time.monotonic) -> EvictionPolicy[Any]:
-    """A new, empty policy. Raises ConfigError, with the names there are, for an unknown name."""
+    """Return a new, empty policy. Raises ConfigError, listing the names, for an unknown one."""
     maker = POLICIES.get(DEFAULT_POLICY if name == DEFAULT else name)
     if maker is None:
         raise ConfigError(f"no eviction policy is called {name!r}: choose {', '.join(POLICY_NAMES)}")

@@ -1,7 +1,7 @@
-"""Which cohort of leaves is evicted from first: a ring of cohorts for each class and age, and the rings in the order of their worth.
+"""Order of cohorts for eviction: rings of cohorts by class and age, ranked by the worth of their blocks.
 
-Two rings a class and bucket of age: for cohorts with leaves that are the last blocks of their prompts (tips), and with others; a cohort
-with both is in both. One ring more, for orphans, comes before all others. It keeps no keys: those are in the cohorts.
+Each class and age bucket has two rings: for cohorts with leaves that end a prompt (tips), and for cohorts with other
+leaves; a cohort may be in both. One more ring, for orphans, comes before all others. Keys are kept in the cohorts.
 """
 
 from collections import OrderedDict
@@ -17,20 +17,24 @@ ORPHANS: Final = RINGS
 
 
 class CohortOrder(Generic[K]):
-    """Cohorts enter with their first leaf of a kind and leave with the last one; every operation is O(1) but `rank` and the iteration."""
+    """A cohort enters with its first leaf of a kind and leaves with the last. Operations are O(1) except `rank` and
+    iteration.
+    """
 
     def __init__(self) -> None:
         self.orphans: Cohort[K] = Cohort(CLASSES, 0.0)
-        """For blocks whose parent was evicted. They cannot be hit."""
+        """Blocks whose parent was evicted: they cannot be hit."""
         self._rings: list[OrderedDict[Cohort[K], None]] = [OrderedDict() for _ in range(RINGS + 1)]
         self._rank: list[int] = []
         self._by_rank: list[int] = []
         self._occupied = 0
-        """A bit for each ring that is not empty, by rank: the lowest is the one to evict from."""
+        """Bitmap of non-empty rings by rank; the lowest bit is the ring to evict from."""
         self.rank([0.0] * RINGS)
 
     def rank(self, worths: Sequence[float]) -> None:
-        """Order the rings by what a block there is worth: one number a ring, by class, bucket, and whether it is of tips."""
+        """Order the rings by the worth of their blocks: one number per ring, by class, bucket and whether it is of
+        tips.
+        """
         self._by_rank = [ORPHANS, *sorted(range(RINGS), key=worths.__getitem__)]
         self._rank = [0] * (RINGS + 1)
         for rank, ring in enumerate(self._by_rank):
@@ -38,22 +42,22 @@ class CohortOrder(Generic[K]):
         self._occupied = self._bits()
 
     def enter(self, cohort: Cohort[K], is_tip: bool) -> None:
-        """The cohort has its first leaf of that kind."""
+        """Add a cohort that has its first leaf of that kind."""
         self._enter((cohort.klass * BUCKETS + cohort.bucket) * 2 + is_tip, cohort)
 
     def leave(self, cohort: Cohort[K], is_tip: bool) -> None:
-        """It has none any more."""
+        """Remove a cohort that has no leaf of that kind any more."""
         self._leave((cohort.klass * BUCKETS + cohort.bucket) * 2 + is_tip, cohort)
 
     def grow_older(self, cohort: Cohort[K], bucket: int) -> None:
-        """The cohort is about to pass into `bucket`."""
+        """Move the cohort's rings before it passes into `bucket`."""
         for is_tip in (False, True):
             if cohort.leaves[is_tip]:
                 self._leave(_ring_of(cohort, cohort.bucket) + is_tip, cohort)
                 self._enter(_ring_of(cohort, bucket) + is_tip, cohort)
 
     def first(self) -> K | None:
-        """The leaf that is worth least; None where there is no leaf."""
+        """Return the leaf of least worth, or None."""
         if not self._occupied:
             return None
         ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
@@ -61,7 +65,7 @@ class CohortOrder(Generic[K]):
         return leaf.first() if isinstance(leaf, VisitRun) else leaf
 
     def __iter__(self) -> Iterator[K]:
-        """Every leaf, those worth least first."""
+        """Iterate over all leaves, least worth first."""
         occupied = self._occupied
         while occupied:
             lowest = occupied & -occupied
@@ -71,7 +75,7 @@ class CohortOrder(Generic[K]):
                 yield from keys_in(cohort.leaves[ring & 1])
 
     def check_integrity(self) -> dict[K, tuple[Cohort[K], int]]:
-        """Assert that each cohort is where it belongs; every leaf with its cohort, and 1 for a tip. For tests."""
+        """Assert that each cohort is in its rings; returns each leaf with its cohort, and 1 for a tip. For tests."""
         filed = {}
         for ring, cohorts in enumerate(self._rings):
             for cohort in cohorts:
@@ -98,7 +102,7 @@ class CohortOrder(Generic[K]):
 
 
 def keys_in(leaves: "Iterable[Leaf[K]]") -> Iterator[K]:
-    """The blocks that these leaves are, in order."""
+    """Yield the blocks of these leaves, in order."""
     for leaf in leaves:
         if isinstance(leaf, VisitRun):
             yield from leaf
@@ -107,5 +111,5 @@ def keys_in(leaves: "Iterable[Leaf[K]]") -> Iterator[K]:
 
 
 def _ring_of(cohort: Cohort[K], bucket: int) -> int:
-    """Of a cohort in this bucket, for leaves that are no tips; one more for those that are."""
+    """Return the ring of a cohort in this bucket for leaves that are no tips; the ring of tips follows it."""
     return (cohort.klass * BUCKETS + bucket) * 2

@@ -1,7 +1,7 @@
-"""GDSF: Greedy-Dual-Size-Frequency. LFU whose counts age: what comes or is read now starts from the rank of what just left.
+"""GDSF, Greedy-Dual-Size-Frequency: LFU with ageing. New and used keys start from the rank of the last victim.
 
-A node's policy orders values of one size class, so size and cost are the same for all of its keys: a rank is the age at the key's last
-use plus the number of its uses.
+A policy of a node orders values of one size class, so size and cost are equal: a key's rank is the age at its last use
+plus its number of uses.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from kvstore.tiers.policies.interface import EvictionPolicy, K
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
 ORDER_BITS: Final = 64
-"""Low bits of a rank, for the order of uses: of equals the one used longest ago leaves."""
+"""Low bits of a rank, for the order of uses: among equals the least recently used key is evicted."""
 
 
 class GDSF(EvictionPolicy[K]):
-    """The key of lowest rank leaves, and its rank is the age from then on. A touch is O(1), an eviction O(log n) amortised.
+    """Evicts the key of lowest rank; its rank becomes the age. A touch is O(1), an eviction O(log n) amortised.
 
     Source: Cherkasova, Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy, HP Labs 1998.
     """
@@ -34,20 +34,20 @@ class GDSF(EvictionPolicy[K]):
             self.touch(key)
             return
         self._uses[key] = 1
-        self._order.add(key, self._next_rank(1))
+        self._order.add(key, self._rank_of_use(1))
 
     def touch(self, key: K) -> None:
         if key in self._uses:
             uses = self._uses[key] = self._uses[key] + 1
-            self._order.raise_to(key, self._next_rank(uses))
+            self._order.raise_to(key, self._rank_of_use(uses))
 
-    def _next_rank(self, uses: int) -> int:
+    def _rank_of_use(self, uses: int) -> int:
         self._clock += 1
         return (self._age + uses) << ORDER_BITS | self._clock
 
     def remove(self, key: K) -> None:
         if self._uses.pop(key, None) is not None:
-            # Not the key's own rank: a popular one that is deleted would make all the others old.
+            # Not the key's own rank: deleting a popular key would age all others.
             self._age = max(self._age, self._order.bound() >> ORDER_BITS)
             self._order.remove(key)
 

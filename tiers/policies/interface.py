@@ -1,12 +1,12 @@
-"""Which block leaves first: the interface of eviction policies. The policies themselves are a file each, by name in by_name.py.
+"""Interface of eviction policies. Each policy has a file of its own; by_name.py lists them.
 
-A policy orders keys; it owns no bytes. The block table keeps one policy for each tier and slot group (so a victim always frees
-a slot that the newcomer can use), inserts a key when it becomes readable, touches it when it is read, and removes it when it
-leaves. A key that leaves and comes back is the same key: policies may remember those that left. Not thread-safe: the node's loop is
-the only caller.
+A policy orders keys and owns no bytes. The block table keeps one policy per tier and slot group, so that a victim
+always frees a slot that the new block can use. It inserts a key when the block becomes readable, touches it on reads,
+and removes it when the block is removed from the tier. Policies may remember removed keys (ghosts). Not thread-safe:
+only the node's event loop calls it.
 
-Room is made before it is known who comes: `victim`, `remove` of it, then `insert` of the newcomer, and for a batch all of its victims
-first. An insert may come without them, when there is room. Nobody tells a policy the capacity: see ObservedCapacity.
+Order of calls: `victim` and `remove`, then `insert` of the new key; for a batch, all victims first. With free space,
+`insert` comes alone. A policy does not know the capacity: see ObservedCapacity.
 """
 
 from abc import ABC, abstractmethod
@@ -18,12 +18,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MAX_SCAN = 4096
-"""Keys a policy looks at for one victim. Leased and pinned keys are few beside the rest; without a limit a tier whose every block
-is pinned would make each put scan all of it."""
+"""Keys that a policy examines per victim. Leased and pinned keys are few; the limit keeps a put fast in a tier whose
+blocks are all pinned.
+"""
 
 
 class States(Protocol[K, V]):
-    """A mapping of the policy's keys to what it knows of each, which is never None."""
+    """Mapping of the policy's keys to their states, which are never None."""
 
     def __len__(self) -> int: ...
 
@@ -38,23 +39,23 @@ class States(Protocol[K, V]):
     def get(self, key: K) -> V | None: ...
 
     def items(self) -> Iterable[tuple[K, V]]:
-        """All of them; nothing may change meanwhile."""
+        """Iterate over all entries; the mapping must not change meanwhile."""
 
     def scan(self, max_passed: int) -> Iterable[tuple[K, V]]:
-        """As `items`, as far as they are found by looking at so many keys, these or others."""
+        """As `items`, but examines at most `max_passed` keys of the underlying table, these or others."""
 
     def found(self, keys: Sequence[K]) -> Iterator[V | None]:
-        """As `get` of each."""
+        """As `get`, for each key."""
 
     def set_all(self, keys: Sequence[K], state: V) -> None:
-        """These keys, which are new, have this state in common."""
+        """Set one state for several new keys."""
 
     def are_new(self, keys: Collection[K]) -> bool:
-        """None of the keys is there."""
+        """Whether none of the keys is present."""
 
 
 class DictStates(dict[K, V]):
-    """States in a dict of their own."""
+    """States in a dict."""
 
     def scan(self, max_passed: int) -> Iterator[tuple[K, V]]:
         return islice(self.items(), max_passed)
@@ -72,51 +73,51 @@ class DictStates(dict[K, V]):
 class EvictionPolicy(ABC, Generic[K]):
     """An order over keys. Every operation is O(1) or O(log keys), amortised.
 
-    What a policy remembers of keys that left is bounded by the number of keys there were, times a constant that it names.
+    Ghosts are bounded by the number of keys present times a constant that the policy states.
     """
 
     name: ClassVar[str]
     max_scan: int = MAX_SCAN
-    """Keys that `victim` looks at, at most."""
+    """Largest number of keys that `victim` examines."""
     _keys: Collection[K]
-    """The keys that are there."""
+    """The keys present."""
 
-    def keep_in(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
-        """Keep what is known of each key here, instead of in a dict: to be called before anything else. Most policies leave it empty."""
+    def use_states(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
+        """Keep per-key state in `states` instead of a dict. Call before anything else. Most policies ignore it."""
 
     @abstractmethod
     def insert(self, key: K, parent: K | None = None) -> None:
-        """A new key. One already present is a touch. `parent` is the key of the block before it in its prompt, None for a first one; it
-        need not be present."""
+        """Insert a key; a present key is touched. `parent` is the key of the preceding block of the prompt, None for a
+        first block. It need not be present.
+        """
 
     def insert_all(self, keys: Sequence[K], parents: Sequence[K | None] | None = None) -> None:
-        """As `insert`, one after the other; without `parents` none has one."""
+        """As `insert`, for each key in order. Without `parents` none has a parent."""
         above: Iterable[K | None] = repeat(None) if parents is None else parents
         for key, parent in zip(keys, above, strict=False):
             self.insert(key, parent)
 
     @abstractmethod
     def touch(self, key: K) -> None:
-        """The key was read. One not present is ignored: reads race with evictions."""
+        """Record a read of the key. Absent keys are ignored: reads race with evictions."""
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """The key left, evicted or for another reason. One not present is ignored."""
+        """Remove a key that was evicted or deleted. Absent keys are ignored."""
 
     @abstractmethod
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        """The key to evict next, skipping those that `evictable` refuses (leased, pinned, moving); None when none is left.
+        """Return the key to evict next, skipping those that `evictable` refuses (leased, pinned, moving), or None.
 
-        The key stays until `remove`: the caller may yet decide otherwise. Looks at no more than MAX_SCAN keys.
+        The key stays until `remove`. Examines at most MAX_SCAN keys.
         """
 
-    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
-        """Up to `count` keys as `victim` and `remove` give them one after the other, removed; no more from the first on that may not go,
-        which stays."""
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
+        """Remove and return up to `count` victims, stopping before the first that `may_evict` refuses."""
         found: list[K] = []
         while len(found) < count:
             key = self.victim(evictable)
-            if key is None or not may_go(key):
+            if key is None or not may_evict(key):
                 break
             self.remove(key)
             found.append(key)
@@ -124,11 +125,11 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @property
     def remembered(self) -> int:
-        """Keys that left, of which it remembers what `forget` can forget."""
+        """Number of ghosts that `forget` can drop."""
         return 0
 
     def forget(self, count: int) -> None:
-        """Forget up to so many of the `remembered` keys, those that left first: what all policies together may remember is limited."""
+        """Drop up to `count` ghosts, oldest first. The node bounds the ghosts of all policies together."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -142,22 +143,23 @@ class EvictionPolicy(ABC, Generic[K]):
 
 
 class ObservedCapacity:
-    """The most keys there were at recent calls for a victim: one is asked for when the tier is full.
+    """Capacity in keys, estimated as the largest number of keys at recent calls for a victim: a victim is requested
+    when the tier is full.
 
-    It rises at once. It falls to what was seen lately after as many calls as it is large, all of them below it: until then a low count
-    is a batch that makes its room before it comes.
+    It rises at once. It falls to the recent maximum after as many consecutive lower calls as its own value; until then
+    a low count may be a batch that makes space before its inserts.
     """
 
     __slots__ = ("_calls", "_recent", "keys")
 
     def __init__(self) -> None:
         self.keys = 0
-        """0 until a victim was asked for."""
+        """0 until the first victim is requested."""
         self._recent = 0
         self._calls = 0
 
     def observe(self, count: int) -> int:
-        """A victim is asked for, with `count` keys there; the capacity. O(1)."""
+        """Record a victim request with `count` keys present and return the capacity. O(1)."""
         if count >= self.keys:
             self.keys = count
         else:

@@ -1,7 +1,7 @@
-"""LRU by prefix tree: a block never leaves before a present block that follows it in a prompt.
+"""LRU over the leaves of the prefix tree: a block is never evicted before a present block that follows it in a prompt.
 
-A block is of use only while all blocks before it are there. Plain LRU takes a prompt's first blocks first, and what is behind them is
-dead weight until it comes up itself.
+A block is usable only while all blocks before it are present. Plain LRU evicts a prompt's first blocks first; the rest
+is then useless until it is evicted too.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from kvstore.tiers.policies.rising_heap import RisingHeap
 
 
 class LeafLRU(EvictionPolicy[K]):
-    """Of the keys without present children the one used longest ago leaves. Source: Zheng et al., SGLang: Efficient Execution of
-    Structured Language Model Programs (RadixAttention), NeurIPS 2024.
+    """Evicts the least recently used key without present children. A touch is O(1), an eviction O(log n) amortised.
 
-    A touch is O(1), an eviction O(log n) amortised. While every leaf is refused there is no victim, whatever is above them. A parent that
-    would close a cycle is taken for None (see `closes_cycle`), so there always is a leaf.
+    While every leaf is refused there is no victim. A parent that would close a cycle is ignored (see `closes_cycle`),
+    so there is always a leaf. Source: Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs
+    (RadixAttention), NeurIPS 2024.
     """
 
     name = "leaf_lru"
@@ -25,7 +25,7 @@ class LeafLRU(EvictionPolicy[K]):
         self._parents: dict[K, K | None] = {}
         self._keys = self._parents
         self._children: dict[K, int] = {}
-        """Key, present or not, -> number of present children, where there are any."""
+        """Key, present or not -> number of present children, if any."""
         self._used: dict[K, int] = {}
         self._leaves: RisingHeap[K] = RisingHeap()
         self._clock = 0

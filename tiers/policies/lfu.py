@@ -1,6 +1,6 @@
-"""LFU: the key read the fewest times leaves first; among equals, the one that has stood at that count for longest.
+"""LFU: evicts the key with the fewest reads; among equals, the one that has had that count for longest.
 
-Counts do not age: a key once popular stays until it is removed. Take it where popularity is stable (system prompts).
+Counts do not age: a key that was once popular stays. Suits stable popularity, such as system prompts.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from kvstore.tiers.policies.interface import EvictionPolicy, K
 
 
 class _Bucket(OrderedDict[K, None]):
-    """The keys of one count, in the order in which they came to it; linked to the next lower and higher count in use."""
+    """The keys of one count, in order of arrival, linked to the buckets of the next lower and higher count."""
 
     __slots__ = ("count", "higher", "lower")
 
@@ -23,7 +23,7 @@ class _Bucket(OrderedDict[K, None]):
 
 
 class LFU(EvictionPolicy[K]):
-    """A ring of buckets by count, from which empty ones are taken out.
+    """A ring of non-empty buckets by count.
 
     Source: Shah, Mitra, Matani, An O(1) algorithm for implementing the LFU cache eviction scheme, 2010.
     """
@@ -72,7 +72,7 @@ class LFU(EvictionPolicy[K]):
             yield from bucket
 
     def _raise(self, key: K, bucket: _Bucket[K]) -> None:
-        """Move the key one count up; `bucket` is the end when it is new."""
+        """Move the key one count up; `bucket` is the end for a new key."""
         above = bucket.higher
         if above is self._end or above.count != bucket.count + 1:
             above = _Bucket(bucket.count + 1)

@@ -1,11 +1,12 @@
-"""LHD: the key with the lowest hit density leaves: expected hits, for the time it is expected to stay.
+"""LHD: evicts the key with the lowest hit density, that is expected hits per expected time in the cache.
 
-What to expect is learned from keys of the same class at the same age. Time is counted in uses. Ages are counted in epochs, a sixteenth
-of the capacity's worth of uses, and keys of one class whose last use was in the same epoch form a cohort: they have one density, which
-changes with the epoch only. So cohorts are ranked once an epoch and no key by itself, where the paper ranks a sample for each victim.
+The expectation is learned from keys of the same class and age. Time is counted in uses, ages in epochs of 1/16 of the
+capacity's worth of uses. Keys of one class whose last use was in the same epoch form a cohort and share a density,
+which changes only with the epoch. Cohorts are therefore ranked once per epoch, where the paper ranks a sample of keys
+for each victim.
 
-A class that leaves at once never shows whether it would have been hit. The paper keeps a few keys for that reason alone; here a key that
-left is remembered, and its life ends, as a hit or as a loss, when it comes back or is forgotten.
+A class that is always evicted at once would never show hits. The paper keeps a few keys for exploration; here evicted
+keys are remembered as ghosts, and a life ends as a hit or a loss when the ghost returns or is dropped.
 """
 
 from collections import OrderedDict
@@ -19,15 +20,15 @@ from numpy.typing import NDArray
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 DECAY: Final = 0.95
-"""Weight that what was seen before an estimate has in the next one."""
+"""Weight of earlier observations in the next estimate."""
 
 CLASSES: Final = 16
-"""The paper: more bring nothing."""
+"""From the paper: more classes gain nothing."""
 
 EXACT_AGES: Final = 16
 
 AGES: Final = EXACT_AGES + 8 * 20
-"""Ages told apart: each one up to 15 epochs, then eight to each doubling."""
+"""Distinguished ages: each up to 15 epochs, then eight per power of two."""
 
 EPOCHS_PER_CAPACITY: Final = 16
 
@@ -37,11 +38,11 @@ EPOCHS_PER_MODEL: Final = 8
 """Epochs between two estimates of the densities."""
 
 GHOSTS_PER_KEY: Final = 1
-"""Keys remembered after they left, for each key of the capacity."""
+"""Ghosts per key of the capacity."""
 
 
 class DensityModel:
-    """Ends of lives by class and age, hits and others, and the densities they let expect: hits for an epoch of stay.
+    """Hits and other ends of lives by class and age, and the hit densities that follow: hits per epoch.
 
     Source: Beckmann, Chen, Cidon, LHD: Improving cache hit rate by maximizing hit density, NSDI 2018.
     """
@@ -52,25 +53,25 @@ class DensityModel:
         self._hit_mass = np.zeros((CLASSES, AGES))
         self._mass = np.zeros((CLASSES, AGES))
         classes, ages = np.arange(1, CLASSES + 1), np.cumsum(_WIDTHS)
-        # To begin with, what was used lately, and again soon, is better.
+        # Initially, density falls with age and with the class's reuse interval.
         self._densities: list[float] = (1 / np.outer(classes, ages)).ravel().tolist()
 
     def add_hit(self, class_: int, age: int) -> None:
-        """A key of the class was used at that age."""
+        """Count a use of a key of the class at that age."""
         self._hits[class_ * AGES + _age_index(age)] += 1
 
     def add_loss(self, class_: int, age: int) -> None:
-        """A key of the class was given up at that age."""
+        """Count a loss of a key of the class at that age."""
         self._losses[class_ * AGES + _age_index(age)] += 1
 
     def density(self, class_: int, age: int) -> float:
-        """0 for an age at which nothing was heard of the class, nor later."""
+        """Return the density; 0 for an age at and after which nothing was observed."""
         return self._densities[class_ * AGES + _age_index(age)]
 
     def estimate(self) -> None:
-        """Take over what was counted since the last call. O(CLASSES x AGES).
+        """Update the densities with the counts since the last call. O(CLASSES x AGES).
 
-        Of those that get to an age: the hits from there on, over the epochs they live on from there.
+        For the keys that reach an age: the hits from there on, divided by the epochs that they live on.
         """
         hits = np.asarray(self._hits, dtype=float).reshape(CLASSES, AGES)
         losses = np.asarray(self._losses, dtype=float).reshape(CLASSES, AGES)
@@ -91,17 +92,17 @@ def _age_index(age: int) -> int:
 
 
 def _sum_from(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each row, the sum from each place to the end."""
+    """Return suffix sums of each row."""
     return np.flip(np.cumsum(np.flip(values, axis=1), axis=1), axis=1)
 
 
 _WIDTHS: Final = np.array([1.0] * EXACT_AGES + [2.0 ** (1 + octave) for octave in range(20) for _ in range(8)])
-"""Epochs in each age told apart."""
+"""Epochs in each distinguished age."""
 
 
 class LHD(EvictionPolicy[K]):
-    """Cohorts in the order of their densities. A key's class is the sum of its last two ages at a use, in powers of two; the last class
-    is of keys used once. A touch is O(1), an eviction O(log n) amortised. Nothing is random.
+    """Cohorts in the order of their densities. A key's class is the power of two of the sum of its last two ages at a
+    use; the last class is of keys used once. A touch is O(1), an eviction O(log n) amortised. Deterministic.
 
     Source: Beckmann, Chen, Cidon, LHD: Improving cache hit rate by maximizing hit density, NSDI 2018.
     """
@@ -112,18 +113,18 @@ class LHD(EvictionPolicy[K]):
         self._cohorts: dict[K, _Cohort[K]] = {}
         self._keys = self._cohorts
         self._hit_age: dict[K, int] = {}
-        """Key, present or remembered, -> epochs between its last two uses, if there were two."""
+        """Key, present or ghost -> epochs between its last two uses, if there were two."""
         self._ghosts: OrderedDict[K, tuple[int, int]] = OrderedDict()
-        """Key that left -> (class, epoch of its last use)."""
+        """Evicted key -> (class, epoch of its last use)."""
         self._model = DensityModel()
         self._capacity = ObservedCapacity()
         self._epoch = 0
         self._uses_left = MIN_EPOCH_USES
         self._newest: list[_Cohort[K]] = []
-        """By class, those that keys used now belong to."""
+        """By class, the cohorts of keys used now."""
         self._ranked: list[_Cohort[K]] = []
         self._first = 0
-        """No cohort before this index has keys."""
+        """Index of the first cohort that may have keys."""
         self._rank()
 
     def insert(self, key: K, parent: K | None = None) -> None:
@@ -147,7 +148,7 @@ class LHD(EvictionPolicy[K]):
             self._use(key, cohort.class_, cohort.epoch)
 
     def _use(self, key: K, class_: int, epoch: int) -> None:
-        """A key of that class, last used in that epoch, is used again."""
+        """Record a use of a key of that class, last used in that epoch."""
         age = self._epoch - epoch
         self._model.add_hit(class_, age)
         ages = age + self._hit_age.get(key, 0)
@@ -170,7 +171,9 @@ class LHD(EvictionPolicy[K]):
         self._rank()
 
     def _rank(self) -> None:
-        """Order the cohorts that have keys, and those of the epoch that begins, by density; of equals the older one is first."""
+        """Order the cohorts that have keys, and those of the new epoch, by density; among equals the older one is
+        first.
+        """
         density, now = self._model.density, self._epoch
         self._newest = [_Cohort(now, class_) for class_ in range(CLASSES)]
         present = [cohort for cohort in self._ranked if cohort]
@@ -205,7 +208,7 @@ class LHD(EvictionPolicy[K]):
 
 
 class _Cohort(OrderedDict[K, None]):
-    """Keys of one class last used in one epoch, in the order of that use."""
+    """Keys of one class last used in one epoch, in order of use."""
 
     __slots__ = ("class_", "epoch", "rank")
 

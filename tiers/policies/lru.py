@@ -1,4 +1,4 @@
-"""LRU: the key read longest ago leaves first."""
+"""LRU: evicts the least recently used key."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from kvstore.tiers.policies.interface import EvictionPolicy, K
 
 
 class LRU(EvictionPolicy[K]):
-    """Keys in the order of their last use. Source: Denning, The Working Set Model for Program Behavior, CACM 1968.
+    """Keys ordered by last use. Source: Denning, The Working Set Model for Program Behavior, CACM 1968.
 
-    An OrderedDict and not a dict: a dict finds its first key by stepping over every key deleted in front of it, which made a
-    victim among a million keys cost hundreds of microseconds.
+    An OrderedDict, not a dict: a dict finds its first key by stepping over every key deleted in front of it, which made
+    a victim among a million keys cost hundreds of microseconds.
     """
 
     name = "lru"

@@ -1,10 +1,17 @@
-"""Our own policy, made for KV blocks: the block leaves first whose place earns the fewest hits a second.
+"""Eviction policy for KV blocks in prefix trees: evicts the block whose slot is expected to earn the fewest hits per
+second.
 
-It knows the tree of prefixes by the parents it is told. Three things follow. Only leaves leave: a block without its parent cannot be used,
-so a prompt shrinks from its end. What a block is worth goes by its visit (visits.py): whether it is a prefix that many share, a first
-prompt, or a later turn of a conversation, and of what size; how soon blocks of that class come back at which age is learned while it runs,
-from evicted blocks too (reuse_hazard.py); leaves leave in the order of that (cohort_order.py). And the last block of a prompt is
-discounted by how rarely such blocks are read again: never, where a prompt's unfinished block gets a key of its own.
+It knows the tree of prefixes by the parents passed to `insert`.
+
+- Only leaves are evicted: a block without its parent cannot be used. A prompt shrinks from its end.
+- A block's worth depends on the class of its visit (visits.py): a shared prefix, a first prompt, or a later turn of a
+  conversation, and
+  its length. How soon blocks of a class return at each age is learned online, from evicted blocks too
+  (reuse_hazard.py). Leaves are evicted
+  in the order of their worth (cohort_order.py).
+- The last block of a prompt is discounted by how rarely such blocks are read again: never, if a prompt's unfinished
+  block has a key of its
+  own.
 """
 
 import time
@@ -19,20 +26,20 @@ from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, clos
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog, VisitRun
 
 MAX_PASSED: Final = 1 << 16
-"""Keys that are passed by, some 5 ms, in search of blocks that are no leaves: only where every leaf is in use."""
+"""Keys examined, in some 5 ms, for blocks that are no leaves; only when every leaf is in use."""
 LEARN_BLOCKS: Final = 2048
-"""Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block. A batch is seen at once."""
+"""Blocks seen between two computations of worths: 0.4 ms, 0.2 us per block. A batch counts at once."""
 ADVANCE_S: Final = 0.125
-"""Time between looks at what has grown older; as long as the youngest age there is."""
+"""Interval of ageing; the width of the youngest age bucket."""
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
-"""Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
+"""Ghosts kept at least, and per present block: a small cache learns of ages at which it has nothing left."""
 
 
 class PrefixPolicy(EvictionPolicy[K]):
-    """See the module. `clock` gives seconds, never going back; only differences matter.
+    """Prefix-tree policy. `clock` gives monotonic seconds; only differences matter.
 
-    Operations are O(1), amortised, but for a search through at most `max_scan` keys when leaves are refused.
+    Operations are O(1) amortised, except a search through at most `max_scan` keys when leaves are refused.
     """
 
     name = "prefix"
@@ -40,23 +47,25 @@ class PrefixPolicy(EvictionPolicy[K]):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: States[K, PrefixNode[K] | VisitRun[K, Cohort[K]]] = DictStates()
-        """Of blocks that were stored alone only their run, which is filed for them, until more is to be known."""
+        """A block that was stored alone has only its run until more is known of it."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
-        """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
+        """Evicted key -> its last visit, the turn it was first stored in, and its forks; for a block stored alone, its
+        cohort.
+        """
         self._parentless: dict[K, Children[K]] = {}
-        """Absent parent to its present children."""
+        """Absent parent -> its present children."""
         self._order: CohortOrder[K] = CohortOrder()
         self._log: VisitLog[K] = VisitLog(self._order.grow_older)
         self._visit: Visit[K] | None = None
         self._seen_blocks = self._seen_visits = 0
-        """In visits that have ended since worths were computed."""
+        """In visits that ended since worths were computed."""
         self._advanced_s = clock()
         self._learn(self._advanced_s)
 
-    def keep_in(self, states: States[K, Any]) -> None:
+    def use_states(self, states: States[K, Any]) -> None:
         self._nodes = states
 
-    # --- what happens to blocks ---
+    # --- operations on blocks ---
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if self._nodes.get(key) is not None:
@@ -65,13 +74,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         if parent is not None and (parent == key or self._closes_cycle(key, parent)):
             parent = None
         now_s = self._clock()
-        above = self._find(parent) if parent is not None else None
+        parent_node = self._find(parent) if parent is not None else None
         ghost = self._ghosts.pop(key, None)
         visit = self._visit
         if visit is None or parent is None or visit.tip != parent:
             visit = self._begin_visit(now_s)
-            if ghost is None and above is not None:
-                visit.follow(above.visit, parent, above.birth_turn, above.forks)
+            if ghost is None and parent_node is not None:
+                visit.follow(parent_node.visit, parent, parent_node.birth_turn, parent_node.forks)
         if ghost is None:
             visit.new_blocks += 1
             node = PrefixNode(parent, visit, visit.turn, 0)
@@ -88,14 +97,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._adopt_all(key, node)
         visit.tip = key
         visit.blocks += 1
-        if above is not None:
-            if above.home is not None:
-                self._unfile(parent, above)  # type: ignore[arg-type]
-            if above.child is None:
-                above.child = key
+        if parent_node is not None:
+            if parent_node.home is not None:
+                self._unfile(parent, parent_node)  # type: ignore[arg-type]
+            if parent_node.child is None:
+                parent_node.child = key
             else:
-                above.siblings = with_child(above.siblings, key)
-            above.forks += ghost is None
+                parent_node.siblings = with_child(parent_node.siblings, key)
+            parent_node.forks += ghost is None
         elif parent is not None:
             self._parentless[parent] = with_child(self._parentless.get(parent, ()), key)
             if parent in self._ghosts and node.child is None:
@@ -104,7 +113,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._end_shared(visit, node, now_s)
 
     def _closes_cycle(self, key: K, parent: K) -> bool:
-        """A key without present children cannot be anyone's ancestor."""
+        """Whether the link would close a cycle. A key without present children has no descendants."""
         return key in self._parentless and closes_cycle(key, parent, self._parent_of, self.max_scan)
 
     def _parent_of(self, key: K) -> K | None:
@@ -123,27 +132,27 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = None
         cohort = self._log.end_alone(len(inner), now_s)
         self._nodes.set_all(inner, self._file_alone(inner, cohort))
-        self._have_seen(len(inner), len(inner), now_s)
+        self._count_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1])
 
     def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
-        """Nothing is known of these keys, nor of children that would be theirs, and each is named once."""
+        """Whether the keys are distinct and unknown, and have no known children."""
         distinct = set(keys)
         is_unknown = self._nodes.are_new(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
 
     def _find(self, key: K) -> PrefixNode[K] | None:
-        """What is known of a block; of one that was alone until now, which is filed no more."""
+        """Return the block's node. A block stored alone is taken out of its run and gets a node."""
         node = self._nodes.get(key)
         if isinstance(node, VisitRun):
             run, node = node, alone(key, node.home)
             self._nodes[key] = node
-            self._have_left(run, 1)
+            self._remove_from_run(run, 1)
         return node
 
-    def _have_left(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
-        """So many blocks of the run are filed with it no more."""
-        run.has_lost(count)
+    def _remove_from_run(self, run: VisitRun[K, Cohort[K]], count: int) -> None:
+        """Count `count` blocks as removed from the run."""
+        run.remove_keys(count)
         if not run.left:
             leaves = run.home.leaves[True]
             del leaves[run]
@@ -159,7 +168,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         visit = self._visit
         if visit is None or isinstance(node, VisitRun) or node.parent is None or visit.tip != node.parent:
             visit = self._begin_visit(now_s)
-            node = self._find(key)  # which the end of the visit before may have filed
+            node = self._find(key)  # the end of the former visit may have filed it
             assert node is not None
         self._log.read(node.visit, key, now_s)
         visit.turn = node.birth_turn + 1
@@ -173,7 +182,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def remove(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, VisitRun):  # seldom, and a call for each costs a tenth of all this
+        if isinstance(node, VisitRun):  # rare, and a call for every key would cost a tenth of the method
             node = self._find(key)
         if node is None:
             return
@@ -186,57 +195,59 @@ class PrefixPolicy(EvictionPolicy[K]):
         parent = node.parent
         if parent is None:
             return
-        above = self._nodes.get(parent)
-        assert not isinstance(above, VisitRun), "a block that has had a child is not alone"
-        if above is None:
+        parent_node = self._nodes.get(parent)
+        assert not isinstance(parent_node, VisitRun), "a block that has had a child is not alone"
+        if parent_node is None:
             self._forget_parentless(parent, key)
             return
-        if node.forks > above.forks:
-            # A prefix that many share does so in all of its blocks, though only the last one has many children.
-            above.forks = node.forks
-        if above.child != key or above.siblings:
-            above.lose_child(key)
+        if node.forks > parent_node.forks:
+            # All blocks of a shared prefix are shared, though only the last one has many children.
+            parent_node.forks = node.forks
+        if parent_node.child != key or parent_node.siblings:
+            parent_node.lose_child(key)
             return
-        above.child = None
-        # In front: what has begun to shrink goes on to, and others stay whole.
-        self._file_by_visit(parent, above, in_front=True)
+        parent_node.child = None
+        # In front: a prompt that has begun to shrink is evicted on, and others stay whole.
+        self._file_by_visit(parent, parent_node, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         first = self._order.first()
         if first is None:
-            return next(filter(evictable, islice(self._all(), self.max_scan)), None)
-        return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self.max_scan)), None)
+            return next(filter(evictable, islice(self._eviction_order(), self.max_scan)), None)
+        return first if evictable(first) else next(filter(evictable, islice(self._eviction_order(), 1, self.max_scan)), None)
 
-    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
         found: list[K] = []
         while len(found) < count:
-            more = self._take_alone(count - len(found), evictable, may_go) or super().take_victims(1, evictable, may_go)
+            more = self._take_alone(count - len(found), evictable, may_evict) or super().take_victims(1, evictable, may_evict)
             if not more:
                 break
             found += more
         return found
 
-    def _take_alone(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
-        """The next victims, as far as they were stored alone and together: nothing but a ghost is left of each. None where the first is
-        not, or stays."""
+    def _take_alone(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
+        """Return the next victims as far as they belong to one run of blocks stored alone, of which only ghosts remain.
+
+        Empty if the first victim belongs to no run, or may not be evicted.
+        """
         nodes, first = self._nodes, self._order.first()
         run = nodes[first] if first is not None else None
         if not isinstance(run, VisitRun):
             return []
         found = list[K]()
         for key in islice(run, count):
-            if not (evictable(key) and may_go(key)):
+            if not (evictable(key) and may_evict(key)):
                 break
             found.append(key)
         for key in found:
             del nodes[key]
             self._remember(key, run.home)
         if found:
-            self._have_left(run, len(found))
+            self._remove_from_run(run, len(found))
         return found
 
     def _remember(self, key: K, ghost: tuple[Visit[K], int, int] | Cohort[K]) -> None:
-        """The key has just left."""
+        """Record a ghost of an evicted key."""
         ghosts = self._ghosts
         ghosts[key] = ghost
         if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
@@ -259,7 +270,7 @@ class PrefixPolicy(EvictionPolicy[K]):
     # --- visits ---
 
     def _begin_visit(self, now_s: float) -> Visit[K]:
-        """The one under way is over."""
+        """End the visit under way and begin another."""
         if self._visit is not None:
             self._end_visit(self._visit, now_s)
         visit: Visit[K] = Visit()
@@ -267,13 +278,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         return visit
 
     def _end_shared(self, visit: Visit[K], node: PrefixNode[K], now_s: float) -> None:
-        """The visit has come to the end of a prefix that many share."""
+        """End the visit at the end of a shared prefix."""
         visit.forks = node.forks
         self._end_visit(visit, now_s)
         self._visit = None
 
     def _end_visit(self, visit: Visit[K], now_s: float) -> None:
-        """Its last block is filed like other leaves from now on."""
+        """End the visit; its last block is filed like other leaves from now on."""
         cohort = self._log.end(visit, now_s)
         key = visit.tip
         assert key is not None
@@ -283,10 +294,10 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._nodes[key] = self._file_alone((key,), cohort)
             else:
                 self._file(key, node, cohort, is_tip=not visit.forks)
-        self._have_seen(visit.blocks, 1, now_s)
+        self._count_seen(visit.blocks, 1, now_s)
 
-    def _have_seen(self, blocks: int, visits: int, now_s: float) -> None:
-        """So many blocks, in visits that have ended: what is due now and then."""
+    def _count_seen(self, blocks: int, visits: int, now_s: float) -> None:
+        """Count blocks of visits that ended, and age and learn when due."""
         self._seen_blocks += blocks
         self._seen_visits += visits
         if now_s - self._advanced_s >= ADVANCE_S:
@@ -298,14 +309,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._seen_blocks = self._seen_visits = 0
 
     def _learn(self, now_s: float) -> None:
-        """Order the cohorts by what their blocks are worth now."""
+        """Order the cohorts by the current worth of their blocks."""
         tip_share = self._log.tips_read / self._log.tips
         self._order.rank([worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)])
 
-    # --- leaves: each in a cohort ---
+    # --- cohorts of leaves ---
 
     def _adopt_all(self, key: K, node: PrefixNode[K]) -> None:
-        """Children of this block that are there before it are orphans no more."""
+        """Attach the children that arrived before this block; they are orphans no longer."""
         node.adopt(self._parentless.pop(key))
         for child_key in node.children:
             child = self._child(child_key)
@@ -314,7 +325,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._file_by_visit(child_key, child)
 
     def _orphan(self, key: K, children: Children[K]) -> None:
-        """The block that these are the children of has left before them."""
+        """File the children of an evicted block as orphans."""
         self._parentless[key] = children
         for child_key in children:
             child = self._child(child_key)
@@ -323,7 +334,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._file(child_key, child, self._order.orphans)
 
     def _child(self, key: K) -> PrefixNode[K]:
-        """A block that has a parent: it is not alone."""
+        """Return the node of a block that has a parent."""
         node = self._nodes[key]
         assert isinstance(node, PrefixNode)
         return node
@@ -336,7 +347,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             del self._parentless[parent]
 
     def _file_by_visit(self, key: K, node: PrefixNode[K], *, in_front: bool = False) -> None:
-        """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
+        """File the leaf in the cohort of its last visit; during that visit, in the cohort in which it would end now."""
         visit = node.visit
         home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
         self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
@@ -352,7 +363,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             leaves.move_to_end(key, last=False)
 
     def _file_alone(self, keys: Sequence[K], home: Cohort[K]) -> VisitRun[K, Cohort[K]]:
-        """File blocks that were stored alone in the cohort's last leaf, if that is a run and has all that came to it; else in a new run."""
+        """File blocks stored alone: in the cohort's last run if that is complete, else in a new run."""
         leaves = home.leaves[True]
         last = next(reversed(leaves)) if leaves else None
         if isinstance(last, VisitRun) and last.is_whole:
@@ -370,19 +381,20 @@ class PrefixPolicy(EvictionPolicy[K]):
         leaves = home.leaves[node.is_tip]
         del leaves[key]
         if not leaves:
-            leaves.clear()  # what is deleted one by one leaves a table as large as it ever was, and cohorts are watched for long
+            leaves.clear()  # frees the hash table, which single deletions do not shrink; cohorts are long-lived
             self._order.leave(home, node.is_tip)
         node.home = None
 
-    def _all(self) -> Iterator[K]:
-        """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
-        others, for when every leaf is leased or pinned."""
+    def _eviction_order(self) -> Iterator[K]:
+        """Yield every key: leaves by ascending worth; then the tip of the visit under way, whose next block would be an
+        orphan; then the other blocks, for when every leaf is leased or pinned.
+        """
         yield from self._order
-        growing = self._visit.tip if self._visit is not None else None
-        node = self._nodes.get(growing) if growing is not None else None
-        if growing is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
-            yield growing
-        for key, node in self._nodes.scan(MAX_PASSED):  # past the leaves, of which there are few where one comes to this
+        current_tip = self._visit.tip if self._visit is not None else None
+        node = self._nodes.get(current_tip) if current_tip is not None else None
+        if current_tip is not None and isinstance(node, PrefixNode) and node.child is None and node.home is None:
+            yield current_tip
+        for key, node in self._nodes.scan(MAX_PASSED):  # skips the leaves, which are few in this case
             if isinstance(node, PrefixNode) and node.child is not None:
                 yield key
 
@@ -393,14 +405,14 @@ class PrefixPolicy(EvictionPolicy[K]):
         assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
         runs = Counter(run for _, run in self._nodes.items() if isinstance(run, VisitRun))
         assert all(run.left == count for run, count in runs.items())
-        growing = self._visit.tip if self._visit is not None else None
+        current_tip = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():
             is_filed, is_leaf = node.home is not None, node.child is None
-            assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
+            assert is_filed <= is_leaf <= (is_filed or key == current_tip), f"{key}: leaves are filed, others are not"
             assert is_leaf or all(nodes[child].parent == key for child in node.children)
             if node.parent is not None:
-                above = nodes.get(node.parent)
-                siblings = above.children if above is not None else self._parentless[node.parent]
+                parent_node = nodes.get(node.parent)
+                siblings = parent_node.children if parent_node is not None else self._parentless[node.parent]
                 assert siblings is not None
                 assert key in siblings
         for parent, children in self._parentless.items():

@@ -1,7 +1,7 @@
-"""The tree of prefixes as policies see it: links that close no cycle, children in little memory, the nodes of the prefix policy.
+"""Prefix tree of the eviction policies: cycle checks, compact child collections, and the nodes of PrefixPolicy.
 
-Parents as callers name them need not form a tree. Policies that evict leaves only refuse the link that would close a cycle: the keys of a
-cycle would each wait for the next one to be evicted, so none would ever leave. Hash chains make no cycle, a caller can.
+Parents named by callers need not form a tree. Policies that evict only leaves refuse a link that would close a cycle,
+as no key of a cycle would ever be a leaf. Hash chains make no cycles, but a faulty caller can.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.visits import Cohort, Visit
 
 FEW_CHILDREN: Final = 4
-"""Up to so many are a tuple, more of them a set."""
+"""Up to this many children are a tuple, more are a set."""
 
 Children = tuple[K, ...] | set[K]
 
@@ -19,8 +19,8 @@ Children = tuple[K, ...] | set[K]
 def closes_cycle(key: K, parent: K, parent_of: Callable[[K], K | None], max_steps: int) -> bool:
     """Return whether `key`, which is absent, would be its own ancestor below `parent`.
 
-    `parent_of` gives the parent of a present key, and None for an absent one or one without a parent. True after `max_steps` ancestors,
-    too: without the link the key is evicted like the first block of a prompt, which is safe.
+    `parent_of` returns the parent of a present key, else None. Also True after `max_steps` ancestors: without the link
+    the key is evicted like the first block of a prompt, which is safe.
     """
     above: K | None = parent
     for _ in range(max_steps):
@@ -45,7 +45,7 @@ def has_cycle(key: K, parent_of: Callable[[K], K | None]) -> bool:
 
 
 def with_child(children: Children[K], key: K) -> Children[K]:
-    """The children and one more: a prefix that many share has thousands."""
+    """Return the children with `key` added; a set is changed in place, as shared prefixes have thousands of children."""
     if isinstance(children, set):
         children.add(key)
         return children
@@ -53,7 +53,7 @@ def with_child(children: Children[K], key: K) -> Children[K]:
 
 
 def without_child(children: Children[K], key: K) -> Children[K]:
-    """The others; a set is changed."""
+    """Return the children without `key`; a set is changed in place."""
     if isinstance(children, set):
         children.discard(key)
         return children or ()
@@ -61,38 +61,40 @@ def without_child(children: Children[K], key: K) -> Children[K]:
 
 
 class PrefixNode(Generic[K]):
+    """A present block in the prefix tree."""
+
     __slots__ = ("birth_turn", "child", "forks", "home", "is_tip", "parent", "siblings", "visit")
 
     def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
         self.parent = parent
         self.visit = visit
-        """The last one that passed through it."""
+        """The last visit that passed through it."""
         self.birth_turn = birth_turn
-        """The turn of the visit that stored it first."""
+        """The turn of the visit that first stored it."""
         self.forks = forks
-        """Children it ever had; of a block whose children are gone, the most that any of them had."""
+        """Children it ever had; without present children, the maximum of that over its former children."""
         self.child: K | None = None
-        """One that is present; None for a leaf. Most blocks have one: a tuple of it would take 48 bytes of each."""
+        """One present child, or None for a leaf. Most blocks have one; a tuple would take 48 bytes each."""
         self.siblings: Children[K] = ()
-        """The other ones."""
+        """The other present children."""
         self.home: Cohort[K] | None = None
-        """Where it is filed: leaves are, but for the one that the visit under way has come to."""
+        """Cohort in which a leaf is filed; the tip of the visit under way is not filed."""
         self.is_tip = False
-        """In which part of its home."""
+        """Whether it is filed among the tips of its cohort."""
 
     @property
     def children(self) -> Children[K]:
-        """Those present, of a block that is no leaf: in the order in which they came, while they are few."""
+        """The present children of a block that is no leaf, in order of arrival while they are few."""
         assert self.child is not None
         return {self.child, *self.siblings} if isinstance(self.siblings, set) else (self.child, *self.siblings)
 
     def adopt(self, children: Children[K]) -> None:
-        """These are its children from now on; there is at least one. A set is changed."""
+        """Take over at least one child. A set is changed in place."""
         self.child = next(iter(children))
         self.siblings = without_child(children, self.child)
 
     def lose_child(self, key: K) -> None:
-        """One of several goes."""
+        """Remove one of several children."""
         if key == self.child:
             self.adopt(self.siblings)
         else:
@@ -100,15 +102,18 @@ class PrefixNode(Generic[K]):
 
 
 def is_alone(node: PrefixNode[K]) -> bool:
-    """Whether `alone` would make the same of a leaf whose visit has just ended: a block without parent, stored by that visit and not known
-    before, and nothing else was."""
+    """Whether `alone` would recreate this leaf: a block without parent, the only block of the visit that first stored
+    it, which has just ended.
+    """
     visit = node.visit
     is_first = visit.blocks == visit.new_blocks == visit.turn == node.birth_turn == 1
     return is_first and node.parent is None and not node.forks and not visit.forks
 
 
 def alone(key: K, cohort: Cohort[K]) -> PrefixNode[K]:
-    """The node of a block without parent and children that was stored by itself, in a visit that ended in `cohort`, and not read since."""
+    """Return the node of a block without parent and children that was stored alone in a visit that ended in
+    `cohort`, and not read since.
+    """
     visit: Visit[K] = Visit()
     visit.blocks = visit.new_blocks = 1
     visit.tip = key

@@ -1,12 +1,13 @@
-"""How soon blocks are read again, by class and age, learned online; and from that what keeping one is worth. Pure arithmetic.
+"""Online model of reuse by class and age, and the worth of a cached block that follows from it. Pure arithmetic.
 
-Of each class it is known how many readings happened in each bucket of age and for how long blocks of that age were watched, so a rate is
-readings by time at risk: what is still being watched counts for as long as it has been. A class with few readings takes the shape of all
-classes together, scaled by how often it was read beside them; ages nobody has seen yet are taken to be read ever less.
+The model is a hazard rate: reads divided by time at risk, per class and age bucket. Blocks still being watched count
+for the time so far. A class with few reads takes the common shape of all classes, scaled by its own rate; unobserved
+ages are assumed to be read ever less.
 
-The worth of a block is its Gittins index: the most hits a second that can be had from its place by keeping it until some age, hits and time
-both counted until the first of them. It looks ahead: a conversation's blocks are worth more than their present rate while their user types.
-Source: Gittins, Bandit Processes and Dynamic Allocation Indices, J. Royal Statistical Society B, 1979.
+A block's worth is its Gittins index: the largest hit rate that its slot can earn by keeping the block until some age,
+with hits and time counted until the first hit. The index looks ahead: a conversation's blocks are worth more than their
+current rate while the user types. Source: Gittins, Bandit Processes and Dynamic Allocation Indices, J. Royal
+Statistical Society B, 1979.
 """
 
 from bisect import bisect_right
@@ -17,23 +18,23 @@ from numpy.typing import NDArray
 
 FIRST_EDGE_S: Final = 1 / 8
 GROWTH: Final = 1.5
-"""Of one bucket's upper edge over the last one's: finer ones learn more slowly, and did no better on traces."""
+"""Ratio of consecutive bucket edges. Finer buckets learn more slowly and did no better on traces."""
 EDGES_S: Final = (0.0, *(FIRST_EDGE_S * GROWTH**step for step in range(31)))
-"""Where the buckets of age begin; the last one begins at 6.6 hours and has no end."""
+"""Lower edges of the age buckets; the last one begins at 6.6 hours and is unbounded."""
 BUCKETS: Final = len(EDGES_S)
 WIDTHS_S: Final = tuple(upper - lower for lower, upper in zip(EDGES_S, (*EDGES_S[1:], EDGES_S[-1] * GROWTH), strict=True))
 HALF_LIFE: Final = 16_384.0
-"""Observations after which an old one counts half: the service of today is not that of last month."""
+"""Observations after which an old one counts half."""
 CLASS_PRIOR: Final = 10.0
-"""Observations in a bucket below which a class goes by the shape of all classes more than by its own."""
+"""Weight of the common shape, in observations per bucket of a class."""
 SCALE_PRIOR: Final = 10.0
-"""Readings below which a class is taken to be read as often as all classes."""
+"""Weight of the common rate, in reads of a class."""
 SHAPE_PRIOR: Final = 15.0
-"""Observations in a bucket below which it goes by the bucket before it."""
+"""Weight of the previous bucket, in observations per bucket."""
 UNSEEN: Final = 0.02
-"""Share of what is watched that is read within one bucket, where nothing is known."""
+"""Assumed probability of a read within one bucket, without observations."""
 FADING: Final = 0.8
-"""How much of a bucket's distance from UNSEEN the next one is expected to keep."""
+"""Fraction of a bucket's distance from UNSEEN that the next one is assumed to keep."""
 
 
 _WIDTHS_S: Final = np.array(WIDTHS_S)
@@ -41,12 +42,14 @@ _NOT_EARLIER: Final = np.triu(np.ones((BUCKETS, BUCKETS), bool))
 
 
 def bucket_of(age_s: float) -> int:
-    """The bucket of an age of 0 seconds or more."""
+    """Return the bucket of an age of 0 seconds or more."""
     return bisect_right(EDGES_S, age_s) - 1
 
 
 class ReuseHazard:
-    """Readings and time at risk of `classes` classes. Weights are shares of an observation: a prompt's blocks count as one together."""
+    """Reads and time at risk of `classes` classes. Weights are fractions of an observation: a prompt's blocks count as
+    one together.
+    """
 
     def __init__(self, classes: int) -> None:
         self._shape = (classes, BUCKETS)
@@ -54,17 +57,17 @@ class ReuseHazard:
         self._readings = [0.0] * cells
         self._risk_s = [0.0] * cells
         self._watched = [0.0] * cells
-        """Weight that is in the bucket now; and the same times when it came in, so that its time at risk is known at any moment."""
+        """Weight in the bucket now; and weight times entry time, which gives the time at risk at any moment."""
         self._watched_since = [0.0] * cells
 
     def enter(self, klass: int, bucket: int, weight: float, at_s: float) -> None:
-        """Something is watched in this bucket from now on."""
+        """Begin to watch `weight` in this bucket."""
         cell = klass * BUCKETS + bucket
         self._watched[cell] += weight
         self._watched_since[cell] += weight * at_s
 
     def leave(self, klass: int, bucket: int, weight: float, entered_s: float, now_s: float, *, was_read: bool) -> None:
-        """It has left the bucket that it had entered at `entered_s`: read, or forgotten."""
+        """End watching `weight` that entered at `entered_s`: it was read, or dropped."""
         cell = klass * BUCKETS + bucket
         self._watched[cell] -= weight
         self._watched_since[cell] -= weight * entered_s
@@ -73,7 +76,7 @@ class ReuseHazard:
             self._readings[cell] += weight
 
     def grow_older(self, klass: int, bucket: int, older: int, weight: float, began_s: float) -> None:
-        """What has been watched since `began_s` passes unread from one bucket into an older one, through those between."""
+        """Move unread weight, watched since `began_s`, from one bucket into an older one through those between."""
         cell = klass * BUCKETS + bucket
         self._watched[cell] -= weight
         self._watched_since[cell] -= weight * (began_s + EDGES_S[bucket])
@@ -82,16 +85,16 @@ class ReuseHazard:
         self.enter(klass, older, weight, began_s + EDGES_S[older])
 
     def age(self, observations: int) -> None:
-        """So many observations have been made since the last call: older ones count less."""
+        """Discount earlier observations by the number made since the last call."""
         factor = 0.5 ** (observations / HALF_LIFE)
         self._readings = [count * factor for count in self._readings]
         self._risk_s = [time_s * factor for time_s in self._risk_s]
 
     def worth(self, now_s: float) -> NDArray[np.float64]:
-        """Shape (classes, BUCKETS): the index of a block in hits a second."""
+        """Return the index of a block in hits per second. Shape (classes, BUCKETS)."""
         share = self._read_share(now_s)
         survival = np.cumprod(np.hstack([np.ones((len(share), 1)), 1 - share[:, :-1]]), axis=1)
-        # What a place has earned and how long it was taken, from age 0 to the end of each bucket; those read go half way through it.
+        # Hits of a slot, and the time it was occupied, from age 0 to the end of each bucket; a read falls in its middle on average.
         hits = _from_zero(survival * share)
         held_s = _from_zero(survival * _WIDTHS_S * (1 - share / 2))
         gained = hits[:, None, 1:] - hits[:, :-1, None]
@@ -100,7 +103,9 @@ class ReuseHazard:
         return np.asarray(rates.max(axis=2), np.float64)
 
     def _read_share(self, now_s: float) -> NDArray[np.float64]:
-        """Of what enters a bucket, the share that is read in it. Shape (classes, BUCKETS), each in (0, 1)."""
+        """Return the probability that a block that enters a bucket is read in it. Shape (classes, BUCKETS), each in (0,
+        1).
+        """
         readings = np.array(self._readings).reshape(self._shape)
         watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
         at_risk = (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / _WIDTHS_S
@@ -111,7 +116,7 @@ class ReuseHazard:
 
 
 def _common_shape(readings: NDArray[np.float64], at_risk: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rate in each bucket, of all classes together; where little was seen, from the bucket before."""
+    """Return the rate of all classes together per bucket; with few observations, close to the previous bucket's."""
     shape = np.empty(BUCKETS)
     expected = UNSEEN
     for bucket in range(BUCKETS):
@@ -121,5 +126,5 @@ def _common_shape(readings: NDArray[np.float64], at_risk: NDArray[np.float64]) -
 
 
 def _from_zero(steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cumulative sums along the rows, with a 0 before the first."""
+    """Return cumulative sums along the rows, with a leading 0."""
     return np.hstack([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)])

@@ -1,4 +1,4 @@
-"""A priority queue for policies whose ranks rise with each use: the heap hears of a rise only when the key comes up."""
+"""Priority queue for ranks that only rise: the heap is updated lazily, when a key reaches the top."""
 
 import heapq
 from collections.abc import Callable
@@ -7,36 +7,36 @@ from typing import Final, Generic
 from kvstore.tiers.policies.interface import K
 
 SLACK: Final = 64
-"""Entries of keys that left which are kept whatever the number of keys: a heap of a few keys is not built again at each removal."""
+"""Stale entries tolerated for any number of keys: a heap of few keys is not rebuilt at each removal."""
 
 
 class RisingHeap(Generic[K]):
-    """Keys and their ranks, the lowest first. No two keys may have the same rank.
+    """Keys by rank, lowest first. Ranks are unique.
 
-    `raise_to` is O(1), the rest O(log n) amortised. A key's entry in the heap may have a rank it had before: it is put right, or taken
-    away, when it is the lowest. Entries of keys that left are never more than the keys and SLACK.
+    `raise_to` is O(1), the rest O(log n) amortised. A key's heap entry may have an earlier rank; it is corrected, or
+    dropped, at the top. Stale entries never exceed the number of keys plus SLACK.
     """
 
     def __init__(self) -> None:
         self._ranks: dict[K, int] = {}
         self._queued: dict[K, int] = {}
-        """Key, present or gone, -> the rank of its one entry that counts: its rank or a lower one."""
+        """Key, present or removed -> the rank of its valid heap entry: its rank or a lower one."""
         self._heap: list[tuple[int, K]] = []
 
     def raise_to(self, key: K, rank: int) -> None:
-        """A key present gets a rank not below its own."""
+        """Raise the rank of a present key."""
         self._ranks[key] = rank
 
     def add(self, key: K, rank: int) -> None:
-        """A key that is not present."""
+        """Add an absent key."""
         self._ranks[key] = rank
-        # A leaf that becomes one again has the rank it had: its entry from then serves again, a second one would name the key twice.
+        # A key added again with the same rank (a leaf that became one again) reuses its entry: two would duplicate the key.
         if self._queued.get(key, rank + 1) > rank:
             self._queued[key] = rank
             heapq.heappush(self._heap, (rank, key))
 
     def remove(self, key: K) -> None:
-        """A key that is present."""
+        """Remove a present key."""
         del self._ranks[key]
         if len(self._heap) > 2 * len(self._ranks) + SLACK:
             self._queued = dict(self._ranks)
@@ -44,11 +44,11 @@ class RisingHeap(Generic[K]):
             heapq.heapify(self._heap)
 
     def bound(self) -> int:
-        """A rank no higher than any key's; the lowest one's own right after `lowest` found it. There must be a key."""
+        """Return a lower bound of all ranks; exact right after `lowest` found a key. There must be a key."""
         return self._heap[0][0]
 
     def lowest(self, evictable: Callable[[K], bool], max_scan: int) -> K | None:
-        """The key of lowest rank of those that may leave; at most `max_scan` are asked about."""
+        """Return the evictable key of lowest rank, or None; tests at most `max_scan` keys."""
         heap, found = self._heap, None
         refused: list[tuple[int, K]] = []
         while heap and len(refused) < max_scan:
@@ -77,7 +77,7 @@ class RisingHeap(Generic[K]):
         return key in self._ranks
 
     def check_integrity(self) -> None:
-        """Assert that each key has its one entry. For tests; O(keys)."""
+        """Assert that each key has one valid entry. For tests; O(keys)."""
         assert self._ranks.keys() <= self._queued.keys()
         assert all(self._queued[key] <= rank for key, rank in self._ranks.items())
         counting = [key for rank, key in self._heap if self._queued.get(key) == rank]

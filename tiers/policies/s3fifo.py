@@ -1,4 +1,4 @@
-"""S3-FIFO: three queues, first in, first out. What is used once passes through a small one and does not disturb the rest."""
+"""S3-FIFO: three FIFO queues. Keys used once pass through a small queue and do not disturb the main one."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Final
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 SMALL_SHARE: Final = 0.1
-"""Of the capacity, for newcomers. With the next three, as the authors' own implementation has them."""
+"""Fraction of the capacity for new keys. This and the next three as in the authors' implementation."""
 GHOST_SHARE: Final = 0.9
-"""Keys remembered after they left the small queue, of the capacity."""
+"""Ghosts of the small queue, as a fraction of the capacity."""
 PROMOTE_AT_USES: Final = 2
-"""A newcomer used so often since it came goes to the main queue."""
+"""Uses in the small queue that promote a key to the main queue."""
 MAX_USES: Final = 3
 
 
 class S3FIFO(EvictionPolicy[K]):
-    """A small queue, a main queue in which used keys get another round, and the ghosts of keys that left the small one: one of those
-    goes to the main queue when it comes back. Touches count only. Every operation is O(1), a victim amortised over touches.
+    """A small queue, a main queue in which used keys are reinserted, and ghosts of the small queue, which return to the
+    main queue. A touch only counts. Every operation is O(1), a victim amortised over touches.
 
     Source: Yang, Zhang, Qiu, Yue, Rashmi, FIFO queues are all you need for cache eviction, SOSP 2023.
     """
@@ -31,8 +31,10 @@ class S3FIFO(EvictionPolicy[K]):
         self._main: OrderedDict[K, None] = OrderedDict()
         self._ghosts: OrderedDict[K, None] = OrderedDict()
         self._capacity = ObservedCapacity()
-        self._named: K | None = None
-        """The last victim. Looking for it moves keys, after which the other queue's turn may have come: it is named again all the same."""
+        self._last_victim: K | None = None
+        """The search for a victim moves keys, after which the other queue may be due; the same victim is returned until
+        it is removed.
+        """
 
     def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._uses:
@@ -44,7 +46,7 @@ class S3FIFO(EvictionPolicy[K]):
             self._main[key] = None
         else:
             self._small[key] = None
-        # Here and not in `remove`: the ghost of the newcomer must not be pushed out by the key that made room for it.
+        # Not in `remove`: the victim's ghost must not displace the ghost of the key that it is evicted for.
         while len(self._ghosts) > GHOST_SHARE * max(self._capacity.keys, len(self._uses)):
             self._ghosts.popitem(last=False)
 
@@ -64,26 +66,28 @@ class S3FIFO(EvictionPolicy[K]):
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         capacity = self._capacity.observe(len(self._uses))
-        named = self._named
-        if named is not None and named in self._uses and not self._is_popular(named) and evictable(named):
-            return named
+        last_victim = self._last_victim
+        if last_victim is not None and last_victim in self._uses and not self._is_popular(last_victim) and evictable(last_victim):
+            return last_victim
         is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
         asked = 0
         for queue in (self._main, self._small) if is_main_full else (self._small, self._main):
-            self._named, refusals = self._first(queue, evictable, self.max_scan - asked)
+            self._last_victim, refusals = self._first(queue, evictable, self.max_scan - asked)
             asked += refusals
-            if self._named is not None:
+            if self._last_victim is not None:
                 break
-        return self._named
+        return self._last_victim
 
     def _first(self, queue: OrderedDict[K, None], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
-        """The queue's first key that is not popular and may leave, and how many were refused. Those keep their places."""
+        """Return the queue's first evictable key that is not popular, and the number of refused keys, which keep their
+        order.
+        """
         refused: list[K] = []
         found = None
         while queue and len(refused) < max_scan:
             key = next(iter(queue))
             if self._is_popular(key):
-                self._give_another_round(key)
+                self._reinsert(key)
             elif evictable(key):
                 found = key
                 break
@@ -98,7 +102,7 @@ class S3FIFO(EvictionPolicy[K]):
     def _is_popular(self, key: K) -> bool:
         return self._uses[key] >= (PROMOTE_AT_USES if key in self._small else 1)
 
-    def _give_another_round(self, key: K) -> None:
+    def _reinsert(self, key: K) -> None:
         if key in self._small:
             del self._small[key]
             self._main[key] = None

@@ -1,6 +1,6 @@
-"""SIEVE: first in, first out, but a key that was read since the hand last passed stays for another round.
+"""SIEVE: FIFO in which a key that was read since the hand last passed gets another round.
 
-Reads only set a bit, so it is cheaper than LRU where reads are many, and keys read once leave early.
+A read only sets a bit, so it is cheaper than LRU under many reads, and keys read once are evicted early.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class _Node(Generic[K]):
 
 
 class Sieve(EvictionPolicy[K]):
-    """A ring of keys in the order of arrival, and a hand that moves from the oldest to the newest and round again.
+    """A ring of keys in order of arrival, and a hand that moves from the oldest to the newest.
 
-    The hand stays at the victim it found; when that leaves, the next newer key is under it. A key that is refused keeps its place
-    and is passed over. Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
+    The hand stays at the victim; when that is removed, it moves to the next newer key. A refused key keeps its
+    position. Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
     """
 
     name = "sieve"
@@ -31,7 +31,7 @@ class Sieve(EvictionPolicy[K]):
     def __init__(self) -> None:
         self._nodes: dict[K, _Node[K]] = {}
         self._keys = self._nodes
-        # Keyless, between the newest key and the oldest: the hand standing here is about to start at the oldest.
+        # Sentinel between the newest key and the oldest: from here the hand starts at the oldest.
         self._end: _Node[K] = _Node(cast("K", None))
         self._hand = self._end
 
@@ -57,8 +57,8 @@ class Sieve(EvictionPolicy[K]):
         node.older.newer, node.newer.older = node.newer, node.older
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        # One round clears every bit, so whatever may leave is found within two. Only refusals count as looks: a bit cleared was
-        # set by a touch, which paid for it, and giving up for many bits would leave a tier of popular keys without a victim.
+        # One round clears every bit, so two find any evictable key. Only refusals count towards max_scan: clearing a bit is paid
+        # for by its touch, and a tier of popular keys would otherwise have no victim.
         refusals = 0
         for _ in range(2 * len(self._nodes)):
             if refusals == self.max_scan:

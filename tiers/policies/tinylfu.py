@@ -1,4 +1,6 @@
-"""W-TinyLFU: a small window of newcomers, and a main part that a key enters only if it was used more often lately than who must leave."""
+"""W-TinyLFU: a small LRU window of new keys, and a main part that admits a key only if it was used more often than the
+victim.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
@@ -8,38 +10,39 @@ from typing import Final
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
 
 MAX_COUNT: Final = 15
-"""Counts stop here: with a sample of ten uses a key, more says nothing about which of two keys is the better."""
+"""Largest count: with a sample of ten uses per key, more does not discriminate."""
 
 COLUMNS_PER_KEY: Final = 4
-"""At least; twice that at most. Keys that left count until they are halved away, so there are several times as many as present ones."""
+"""Minimum; at most twice that. Removed keys count until they are halved away, so they are several times the present
+ones.
+"""
 
 MIN_COLUMNS: Final = 64
 
 SAMPLE_PER_COLUMN: Final = 3
-"""Uses after which all counts are halved, for each column: 12 to 24 a key. The paper has ten or so."""
+"""Uses per column after which all counts are halved: 12 to 24 per key. The paper has about ten."""
 
 _MASK: Final = (1 << 64) - 1
 
 _MIX: Final = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: spreads hashes that are near each other, as those of numbers are."""
+"""2^64 over the golden ratio: spreads adjacent hashes, such as those of integers."""
 
 _HALVED: Final = bytes(count >> 1 for count in range(256))
 
 WINDOW_SHARE: Final = 0.01
-"""Of the capacity; at least one key."""
+"""Fraction of the capacity; at least one key."""
 
 PROTECTED_SHARE: Final = 0.8
-"""Of the main part, for keys used since they came to it."""
+"""Fraction of the main part, for keys used since they entered it."""
 
 
 class FrequencySketch:
-    """Four rows of counters; only the lowest of a key's four are counted up. An estimate is never below the number of uses counted since
-    the halvings let it, up to MAX_COUNT, and above it only for keys that share all their counters.
+    """Count-min sketch of four rows with conservative update. Estimates use counts since the halvings, up to MAX_COUNT;
+    too high only for keys that share all four counters.
 
-    It grows with `fit` and keeps its counts: a key's column in a row twice as wide is the old one or the one a width further.
-    `bytes` keys hash differently in each process, so which keys collide does too.
-    Source: Cormode, Muthukrishnan, An improved data stream summary, 2005; Einziger, Friedman, Manes, TinyLFU, ACM TOS 2017 (without
-    its doorkeeper).
+    `fit` grows it without losing counts: in a row twice as wide a key's column is the old one or one width further.
+    `bytes` keys hash differently in each process, so collisions vary. Source: Cormode, Muthukrishnan, An improved data
+    stream summary, 2005; Einziger, Friedman, Manes, TinyLFU, ACM TOS 2017 (without its doorkeeper).
     """
 
     def __init__(self) -> None:
@@ -48,14 +51,14 @@ class FrequencySketch:
         self._until_halving = SAMPLE_PER_COLUMN * MIN_COLUMNS
 
     def fit(self, keys: int) -> None:
-        """At least COLUMNS_PER_KEY columns for each of so many keys. O(1) amortised while keys come one by one."""
+        """Provide at least COLUMNS_PER_KEY columns per key. O(1) amortised."""
         while self._last_column < COLUMNS_PER_KEY * keys - 1:
             self._until_halving += SAMPLE_PER_COLUMN * (self._last_column + 1)
             self._rows = [row + row for row in self._rows]
             self._last_column = 2 * self._last_column + 1
 
     def add(self, key: Hashable) -> None:
-        """The key was used."""
+        """Count a use of the key."""
         mixed = (hash(key) * _MIX) & _MASK
         last, (first_row, second_row, third_row, fourth_row) = self._last_column, self._rows
         step = mixed >> 32 | 1
@@ -77,7 +80,7 @@ class FrequencySketch:
             self._halve()
 
     def estimate(self, key: Hashable) -> int:
-        """Uses lately, 0 to MAX_COUNT."""
+        """Return the recent uses, 0 to MAX_COUNT."""
         mixed = (hash(key) * _MIX) & _MASK
         last, (first_row, second_row, third_row, fourth_row) = self._last_column, self._rows
         step = mixed >> 32 | 1
@@ -100,11 +103,12 @@ class FrequencySketch:
 
 
 class WTinyLFU(EvictionPolicy[K]):
-    """An LRU window, and a segmented LRU of probation and protected keys. Every operation is O(1), a victim amortised over inserts.
+    """An LRU window, and a segmented LRU of probation and protected keys. Every operation is O(1), a victim amortised
+    over inserts.
 
-    A batch asks for all its victims before any newcomer comes: keys short of the capacity count as the window's. While the
-    tier fills, all keys are in the window. Source: Einziger, Friedman, Manes, TinyLFU: A highly efficient cache admission policy, ACM TOS
-    2017.
+    A batch requests all victims before its inserts, so keys missing to the capacity count as the window's. While the
+    tier fills, all keys are in the window. Source: Einziger, Friedman, Manes, TinyLFU: A highly efficient cache
+    admission policy, ACM TOS 2017.
     """
 
     name = "tinylfu"
@@ -152,7 +156,7 @@ class WTinyLFU(EvictionPolicy[K]):
         for _ in range(min(surplus, room, len(self._window))):
             self._probation[self._window.popitem(last=False)[0]] = None
         rival, refusals = self._first(chain(self._probation, self._protected), evictable, self.max_scan)
-        # With main beyond its share a candidate has just won: the rival it won against is named again until it leaves.
+        # Main exceeds its share because a candidate has just won: return the same rival until it is removed.
         if rival is not None and (surplus <= 0 or room < 0):
             return rival
         candidate, _ = self._first(self._window, evictable, self.max_scan - refusals)
@@ -165,7 +169,7 @@ class WTinyLFU(EvictionPolicy[K]):
         return rival
 
     def _first(self, keys: Iterable[K], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
-        """The first key that may leave, and how many were refused before it: `max_scan` at most."""
+        """Return the first evictable key and the number of keys refused before it, at most `max_scan`."""
         refusals = 0
         for key in keys:
             if refusals == max_scan:

@@ -1,8 +1,8 @@
-"""Prompts as an eviction policy sees them: visits to a run of blocks, what kind of visit each was, and the log from which reuse is learned.
+"""Visits of prompts as PrefixPolicy sees them: runs of blocks, their classes, and the log from which reuse is learned.
 
-A visit is a run of blocks read or stored one after the other, each the child of the one before. It ends where the prompt ends, or where a
-prefix ends that many prompts share: that part is a visit by itself. The log watches each visit's blocks grow older until they are visited
-again, whether or not they are still in the cache: ghosts teach as much as residents.
+A visit is a run of blocks read or stored consecutively, each the child of the one before. It ends where the prompt
+ends, or at the end of a shared prefix, which is a visit of its own. The log watches each visit's blocks age until they
+are visited again, whether they are still cached or not: ghosts teach as much as residents.
 """
 
 from bisect import bisect_right
@@ -18,41 +18,44 @@ from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, 
 H = TypeVar("H")
 
 PART_KEYS: Final = 256
-"""Keys that are looked for at a time."""
+"""Keys looked up at a time."""
 
 SHARED_FORKS: Final = (4, 16, 64)
-"""Children from which a block ends a shared prefix, in classes. A conversation's own blocks have two: an unfinished last block is not kept
-on by the next turn."""
+"""Lower bounds, in children, of the classes of shared prefixes. A conversation's own blocks have two children: the next
+turn does not extend an unfinished last block.
+"""
 
 PROMPT_BLOCKS: Final = (4, 16, 64, 128)
-"""Classes of first turns, by length."""
+"""Lower bounds, in blocks, of the classes of first turns."""
 
 TURNS: Final = (2, 3, 4, 5, 6)
 
 NEW_BLOCKS: Final = (3, 6)
-"""Classes of later turns: by number, and by how many blocks they add: who pastes a document asks once, who talks goes on."""
+"""Later turns are classified by turn number and by the blocks that they add: a pasted document is asked about once, a
+dialogue continues.
+"""
 
 FIRST_TURNS: Final = len(SHARED_FORKS)
 
 LATER_TURNS: Final = FIRST_TURNS + len(PROMPT_BLOCKS) + 1
 
 ALONE: Final = FIRST_TURNS + bisect_right(PROMPT_BLOCKS, 1)
-"""The class of a first turn of one block."""
+"""Class of a first turn of one block."""
 
 CLASSES: Final = LATER_TURNS + len(TURNS) * (len(NEW_BLOCKS) + 1)
 
 TICK_S: Final = FIRST_EDGE_S
-"""Visits of one class that end within this time grow older together: however many there are, ageing costs the same."""
+"""Visits of one class that end within this time share a cohort, so ageing costs the same however many there are."""
 
 MAX_COHORTS: Final = 16_384
-"""Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
+"""Cohorts watched; beyond that the oldest is dropped. About 500 bytes each."""
 
 Leaf: TypeAlias = "K | VisitRun[K, Cohort[K]]"
-"""A block, or the run of blocks that were stored alone."""
+"""A block, or a run of blocks stored alone."""
 
 
 class VisitRun(Generic[K, H]):
-    """`left` of `keys` are there: those of which `nodes`, which is the policy's, gives this very run. They are filed in `home`."""
+    """Blocks stored alone, filed together in `home`. `left` of `keys` are present: those that `nodes` maps to this run."""
 
     __slots__ = ("_begin", "_keys", "_nodes", "home", "left")
 
@@ -60,19 +63,19 @@ class VisitRun(Generic[K, H]):
         self._keys = keys
         self._nodes = nodes
         self._begin = 0
-        """Before this none is there."""
+        """No key before this index is present."""
         self.home = home
         self.left = len(keys)
 
     def first(self) -> K:
-        """The one that came first of those that are there; there is one."""
+        """Return the first present key; there is one."""
         keys, nodes = self._keys, self._nodes
         while nodes.get(key := keys[self._begin]) is not self:
             self._begin += 1
         return key
 
     def __iter__(self) -> Iterator[K]:
-        """Those that are there, in order; none may go meanwhile."""
+        """Iterate over the present keys in order; none may be removed meanwhile."""
         begin = self._begin
         while begin < len(self._keys):
             keys = self._keys[begin : begin + PART_KEYS]
@@ -81,37 +84,39 @@ class VisitRun(Generic[K, H]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that came are there: what is gone may come again, and must not be here twice."""
+        """Whether all keys are present. A removed key may return and must not be in the run twice."""
         return self.left == len(self._keys)
 
     def extend(self, keys: Sequence[K]) -> None:
-        """These came after the others, which are all there."""
+        """Append keys to a whole run."""
         self._keys.extend(keys)
         self.left += len(keys)
 
-    def has_lost(self, count: int) -> None:
-        """So many of them have gone."""
+    def remove_keys(self, count: int) -> None:
+        """Count keys as removed, and compact the list when more than half are."""
         self.left -= count
-        if 2 * self.left < len(self._keys):  # nobody else keeps the keys of what has gone
+        if 2 * self.left < len(self._keys):  # frees the removed keys
             self._keys, self._begin = list(self), 0
 
 
 class Cohort(Generic[K]):
-    """Visits of one class that ended at one tick. `leaves` are the blocks of theirs that may be evicted: ends of prompts, and others."""
+    """Visits of one class that ended within one TICK_S. `leaves` are their evictable blocks."""
 
-    __slots__ = ("bucket", "is_watched", "klass", "leaves", "takes_in", "time_s", "unread")
+    __slots__ = ("bucket", "is_open", "is_watched", "klass", "leaves", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
         self.klass = klass
         self.time_s = time_s
         self.bucket = 0
         self.unread = 0.0
-        """Visits' worth of blocks that have not been visited since."""
+        """Visits, in fractions of their blocks, that were not visited since."""
         self.is_watched = True
-        self.takes_in = True
-        """Until it has grown older or is forgotten."""
+        self.is_open = True
+        """Accepts visits until it ages or is dropped."""
         self.leaves: tuple[OrderedDict[Leaf[K], None], OrderedDict[Leaf[K], None]] = (OrderedDict(), OrderedDict())
-        """Not the last block of its prompt; the last block. Blocks that were stored alone one after the other are one entry: their run."""
+        """Leaves that do not end their prompt, and leaves that do. Blocks stored alone consecutively are one entry:
+        their run.
+        """
 
 
 class Visit(Generic[K]):
@@ -122,21 +127,24 @@ class Visit(Generic[K]):
     def __init__(self) -> None:
         self.turn = 1
         self.before = 0
-        """Blocks of the same prompt in the visit that this one goes on."""
+        """Blocks of the same prompt in the visit that this one continues."""
         self.blocks = 0
         self.new_blocks = 0
         self.forks = 0
-        """Of the block it ended at, if that is the end of a shared prefix."""
+        """Forks of its last block, if that ends a shared prefix."""
         self.cohort: Cohort[K] | None = None
-        """None until it is over."""
+        """None until the visit ends."""
         self.was_read = False
         """Whether any of its blocks has been visited since."""
         self.tip: K | None = None
         """Its last block."""
 
     def follow(self, last: "Visit[K]", parent: K | None, birth_turn: int, forks: int) -> None:
-        """It begins with a new block below `parent`, which `last` passed last: the rest of that prompt, if others came in between, or a
-        branch of it; below a shared prefix something new begins."""
+        """Begin with a new block below `parent`, which `last` passed last: a continuation of that prompt, or a branch
+        of it.
+
+        Below a shared prefix a new prompt begins.
+        """
         if forks >= SHARED_FORKS[0]:
             return
         if last.tip == parent:
@@ -145,7 +153,7 @@ class Visit(Generic[K]):
             self.turn = birth_turn + 1
 
     def classify(self) -> int:
-        """The class by what is known so far; in [0, CLASSES)."""
+        """Return the class by what is known so far, in [0, CLASSES)."""
         if self.forks:
             return bisect_right(SHARED_FORKS, self.forks) - 1
         if self.turn == 1:
@@ -155,10 +163,10 @@ class Visit(Generic[K]):
 
 
 class VisitLog(Generic[K]):
-    """Watches visits that are over. Not thread-safe."""
+    """Watches visits that have ended. Not thread-safe."""
 
     def __init__(self, on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None) -> None:
-        """`on_older` is called with a cohort and the bucket it passes into, before it does."""
+        """`on_older` is called with a cohort and its next bucket before the cohort passes into it."""
         self.hazard = ReuseHazard(CLASSES)
         self._on_older = on_older
         self._by_bucket: list[deque[Cohort[K]]] = [deque() for _ in range(BUCKETS)]
@@ -166,25 +174,25 @@ class VisitLog(Generic[K]):
         self._count = 0
         self.tips_read = 1.0
         self.tips = 1.0
-        """Visits of which anything was visited again, and those of them whose last block was."""
+        """Visits of which any block was visited again, and those whose last block was."""
 
     def cohort(self, klass: int, now_s: float) -> Cohort[K]:
-        """The cohort of what ends now."""
+        """Return the cohort of visits that end now."""
         newest = self._newest[klass]
-        if newest is not None and newest.takes_in and now_s - newest.time_s < TICK_S:
+        if newest is not None and newest.is_open and now_s - newest.time_s < TICK_S:
             return newest
         newest = self._newest[klass] = Cohort(klass, now_s)
         self._by_bucket[0].append(newest)
         self._count += 1
         if self._count > MAX_COHORTS:
-            self._forget_oldest(now_s)
+            self._drop_oldest(now_s)
         return newest
 
     def end(self, visit: Visit[K], now_s: float) -> Cohort[K]:
-        """The visit is over: its class is final, its blocks grow older from now on."""
+        """End a visit: its class is final, and its blocks begin to age."""
         klass = visit.classify()
         cohort = self._newest[klass]
-        if cohort is None or not cohort.takes_in or now_s - cohort.time_s >= TICK_S:
+        if cohort is None or not cohort.is_open or now_s - cohort.time_s >= TICK_S:
             cohort = self.cohort(klass, now_s)
         visit.cohort = cohort
         cohort.unread += 1
@@ -192,14 +200,14 @@ class VisitLog(Generic[K]):
         return cohort
 
     def end_alone(self, count: int, now_s: float) -> Cohort[K]:
-        """As `end`, of so many first visits of one new block each."""
+        """As `end`, for `count` first visits of one new block each."""
         cohort = self.cohort(ALONE, now_s)
         cohort.unread += count
         self.hazard.enter(ALONE, 0, count, cohort.time_s)
         return cohort
 
     def read(self, visit: Visit[K], key: K, now_s: float) -> None:
-        """One of the visit's blocks is visited again."""
+        """Record that one of the visit's blocks is visited again."""
         cohort = visit.cohort
         if cohort is None or not cohort.is_watched:
             return
@@ -213,24 +221,24 @@ class VisitLog(Generic[K]):
             visit.was_read = True
 
     def advance(self, now_s: float) -> None:
-        """Let cohorts pass into the buckets of their age: each does BUCKETS times at most."""
-        for bucket in reversed(range(BUCKETS - 1)):  # so that each bucket's cohorts stay in the order of their ages
+        """Pass cohorts into the buckets of their age; each does so BUCKETS times at most."""
+        for bucket in reversed(range(BUCKETS - 1)):  # keeps each bucket's cohorts ordered by age
             waiting, upper_s = self._by_bucket[bucket], EDGES_S[bucket + 1]
             while waiting and now_s - waiting[0].time_s >= upper_s:
                 cohort = waiting.popleft()
                 older = bucket_of(now_s - cohort.time_s)
                 self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
                 self._on_older(cohort, older)
-                cohort.bucket, cohort.takes_in = older, False
+                cohort.bucket, cohort.is_open = older, False
                 self._by_bucket[older].append(cohort)
 
-    def _forget_oldest(self, now_s: float) -> None:
+    def _drop_oldest(self, now_s: float) -> None:
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
         self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
-        oldest.is_watched = oldest.takes_in = False
+        oldest.is_watched = oldest.is_open = False
         self._count -= 1
 
     def __len__(self) -> int:
-        """Cohorts watched."""
+        """Number of cohorts watched."""
         return self._count

@@ -1,1 +1,1 @@
-"""Memory that transfers touch: registered regions, what peers may have of it, mappings of other processes' memory, and copies."""
+"""Memory of transfers: registered regions, exports to peers, mappings of other processes' memory, and copies."""

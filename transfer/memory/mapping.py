@@ -1,6 +1,7 @@
-"""Shared memory: regions of this process's own, and those of others mapped into this one with all pages present.
+"""Mapping of shared memory: regions of this process, and slabs of other processes.
 
-A copy into or out of a mapped page costs a memcpy, the first touch of a page ten times that: pages are mapped all at once.
+A copy into or out of a present page costs a memcpy, the first touch of a page ten times that. Mappings are therefore
+populated at once.
 """
 
 import ctypes
@@ -17,16 +18,17 @@ from kvstore.protocol.settings import format_size
 from kvstore.transfer.memory.region import Region
 
 MADV_POPULATE_READ: Final = 22
-"""Enough to write as well: shared memory has no write notification, so a page mapped for reading takes writes without a fault. Reading
-faults 16 pages at once: 64 MiB take 3.7 ms, with MADV_POPULATE_WRITE 11.6 ms."""
+"""Suffices for writes too: shared memory has no write notification, so a page mapped for reading accepts writes without
+a fault. Reading faults 16 pages at once: 64 MiB take 3.7 ms, with MADV_POPULATE_WRITE 11.6 ms.
+"""
 
 MAP_FIXED: Final = 0x10
-"""linux/mman.h: at this very address, in place of what is mapped there."""
+"""linux/mman.h: map at this address, replacing what is mapped there."""
 
 MAP_NORESERVE: Final = 0x4000
-"""linux/mman.h: addresses alone, no memory is set aside for them."""
+"""linux/mman.h: reserve addresses only, no memory."""
 HUGE_PAGE_BYTES: Final = 2 << 20
-"""Where a mapping of huge pages must begin, and where shared memory must for the kernel to give it some by itself."""
+"""Alignment of a mapping with huge pages, reserved or transparent."""
 
 MAX_REGION_BYTES: Final = 1 << 46
 
@@ -39,24 +41,29 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 @dataclass(frozen=True, slots=True)
 class MappedSlab:
-    """A mapped slab. Memory views cut from `memory` keep the mapping alive."""
+    """A mapped slab. Views of `memory` keep the mapping alive."""
 
     memory: memoryview
 
     def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """Raises Broken when the slab does not reach that far."""
+        """Return a view of the range. Raises Broken if the slab is shorter."""
         if offset_bytes + size_bytes > len(self.memory):
             raise Broken(f"a node named bytes {offset_bytes} to {offset_bytes + size_bytes} of a slab of {len(self.memory)} bytes")
         return self.memory[offset_bytes : offset_bytes + size_bytes]
 
 
-def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, populated: bool = True) -> MappedSlab:
-    """Map the shared memory of `fd`, all pages present, and close `fd`. With `asks`, pages that are made for it are huge where the host
-    gives any. Not `populated`: pages come with their first use, and those that nobody uses take no memory. Raises Broken, also when there
-    is less memory than said: to touch a page behind its end would kill this process.
+def map_slab(fd: int, size_bytes: int, *, writable: bool, transparent_hugepages: bool = False, populated: bool = True) -> MappedSlab:
+    """Map the shared memory of `fd` and close `fd`.
 
-    mmap.mmap would keep a descriptor open for each slab; a big tier has thousands. So it owns a range of addresses alone, and the memory
-    is mapped over that: there is no moment at which a signal handler that raises would leave a mapping that nobody owns.
+    Args:
+      transparent_hugepages: request huge pages for pages that this mapping allocates.
+      populated: fault in all pages. Otherwise pages are allocated on first use.
+
+    Raises Broken, also if there is less memory than `size_bytes`: a touch behind its end would kill this process.
+
+    mmap.mmap would keep a descriptor per slab, and a large tier has thousands. An anonymous mmap therefore owns the
+    address range, and the memory is mapped over it. An exception of a signal handler at any point leaves no unowned
+    mapping.
     """
     try:
         if not 0 < size_bytes <= os.fstat(fd).st_size:
@@ -73,17 +80,18 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, po
             raise Broken(f"cannot map a slab of {format_size(size_bytes)}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)
-    if asks:  # whose mapping touches a page first decides of which size it is
+    if transparent_hugepages:  # the mapping that first touches a page decides its size
         _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
-    if populated:  # kernels before 5.14 refuse it: pages then come with their first use
+    if populated:  # kernels before 5.14 refuse: pages are then allocated on first use
         _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
     view = memoryview(owner)[begin : begin + size_bytes]
     return MappedSlab(view if writable else view.toreadonly())
 
 
-def give_back_pages(memory: memoryview) -> None:
-    """Have whole pages of a mapping of shared memory be zeros that take no memory, for whoever maps them. Nothing where the kernel does not
-    do it."""
+def free_pages(memory: memoryview) -> None:
+    """Free the whole pages of a range of shared memory, for all processes that map them: they read as zeros. Best
+    effort.
+    """
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + len(memory)) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
@@ -91,13 +99,14 @@ def give_back_pages(memory: memoryview) -> None:
 
 
 def allocate(size_bytes: int) -> Region:
-    """A region of fresh, zeroed shared memory (a memfd of fixed size). Its memory goes with the last view, its descriptor with `close`.
+    """Return a region of zeroed shared memory (a sealed memfd). `close` closes the descriptor; the memory lives as long
+    as its views.
 
-    Raises InvalidArgument (no such size) or Full (the system has no memory or descriptor left).
+    Raises InvalidArgument (size out of range) or Full (the system has no memory or descriptor left).
     """
     if not 1 <= size_bytes <= MAX_REGION_BYTES:
         raise InvalidArgument(f"a region is 1 byte to {format_size(MAX_REGION_BYTES)} long, not {size_bytes:,} bytes")
-    if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # to touch all of it would get this process killed
+    if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # populating it would get this process killed
         raise Full(f"no shared memory of {format_size(size_bytes)}: this machine has {format_size(memory_bytes)}")
     try:
         fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -105,7 +114,7 @@ def allocate(size_bytes: int) -> Region:
         raise Full(f"no descriptor is left for a region: {error.strerror}") from None
     try:
         os.ftruncate(fd, size_bytes)
-        # A peer that has it mapped must not die because it shrinks.
+        # Shrinking would kill peers that map it (SIGBUS).
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         slab = map_slab(os.dup(fd), size_bytes, writable=True)
     except (OSError, Broken) as error:

@@ -1,9 +1,9 @@
-"""Copies between this process's buffers and mapped slabs, by several threads when there is much to copy.
+"""Copies between buffers of this process and mapped slabs, with several threads for large copies.
 
-One thread does not fill a memory bus; the copies and the hashing run without the GIL, so a few threads together do. The caller copies
-along: whoever is free takes the next part. No call returns or raises while a thread touches what it was given (signal_safety.py).
+One thread does not saturate a memory bus. Copies and hashes run without the GIL, and the calling thread works along
+with the pool. No call returns or raises while a thread touches its buffers (signal_safety.py).
 
-Beside a thread that computes in Python, what one thread copies alone is copied with the GIL (rpc/gil_contention.py).
+While another thread computes in Python, small single-threaded copies keep the GIL (rpc/gil_contention.py).
 """
 
 import os
@@ -24,18 +24,18 @@ from kvstore.transfer.memory.signal_safety import Gate, begin_thread
 
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]
-"""(destination, source), equally long."""
+"""(destination, source), of equal length."""
 Gather = tuple[memoryview, Sequence[memoryview]]
 """(destination, sources that fill it in order): one value."""
 
 
 class CopyMode(NamedTuple):
-    """How one value is copied to an equally long destination, which is named first, and hashed: with the GIL or without."""
+    """Functions to copy (destination first) and hash one value, with or without the GIL."""
 
     copy: Callable[[memoryview, memoryview], None]
     checksum: Callable[[memoryview], int]
     update: Callable[[Any, memoryview], None]
-    """Have an xxh3_64 go on with the bytes."""
+    """Update an xxh3_64 with the bytes."""
 
 
 C = TypeVar("C", bound=tuple[memoryview, object])
@@ -43,38 +43,40 @@ C_contra = TypeVar("C_contra", bound=tuple[memoryview, object], contravariant=Tr
 R_co = TypeVar("R_co", covariant=True)
 
 Scatter = tuple[memoryview, Sequence[memoryview]]
-"""(source, destinations that take it in order): one value."""
+"""(source, destinations that it fills in order): one value."""
 
 
 class CopyWork(Protocol[C_contra, R_co]):
-    """What is done with some pairs in one thread."""
+    """Work on some pairs in one thread."""
 
-    def __call__(self, pairs: Sequence[C_contra], way: CopyMode = ..., /) -> R_co: ...
+    def __call__(self, pairs: Sequence[C_contra], mode: CopyMode = ..., /) -> R_co: ...
 
 
 COPY_BYTES: Final = 64 << 10
-"""From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
+"""From this size on a copy uses numpy, which releases the GIL; below, the call costs more than the copy."""
 PART_BYTES: Final = 512 << 10
-"""Below this the parts of one value are copied with the GIL: beside a thread that computes, as an engine's does, to get it back after each
-takes up to the interpreter's switch interval of 5 ms. 480 parts of 256 KiB: benchmarks/RESULTS.md, Engines."""
+"""Below this size the parts of one value are copied with the GIL. Beside a thread that computes, as an engine's does,
+reacquiring it after each part takes up to the switch interval of 5 ms. 480 parts of 256 KiB: benchmarks/RESULTS.md,
+Engines.
+"""
 PARALLEL_BYTES: Final = 4 << 20
-"""Below this, handing work to another thread costs more than it saves: about 0.1 ms for a thread that sleeps."""
+"""Below this size a hand-over to another thread costs more than it saves: about 0.1 ms to wake one."""
 
 HASHED_BYTES: Final = 64 << 10
-"""So many at once are hashed with the GIL: xxhash lets go of it for more than 100 KB."""
+"""Bytes hashed per call with the GIL: xxhash releases it above 100 KB."""
 HELD_BYTES: Final = 4 << 20
-"""Up to so much may be copied with the GIL, in half a millisecond; beyond it, other threads would notice."""
+"""Largest copy with the GIL, half a millisecond; longer ones would delay other threads."""
 
 
 class MemcpyPool:
-    """Thread-safe. `threads` of 0 takes as many as there are processors, 4 at most; the caller's own is one of them."""
+    """Thread pool for copies. Thread-safe. `threads` includes the calling thread; 0: one per processor, at most 4."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._helpers = _Helpers(self._threads - 1)
         self.gil = GilContention()
-        """What copies find out of other threads that compute."""
-        weakref.finalize(self, self._helpers.dismiss).atexit = False
+        """Measures whether other threads compete for the GIL."""
+        weakref.finalize(self, self._helpers.stop).atexit = False
 
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Copy every source to its destination."""
@@ -85,30 +87,30 @@ class MemcpyPool:
         self._spread(scatter_all, scatters)
 
     def gather_and_sum(self, gathers: Sequence[Gather]) -> list[int]:
-        """Fill every destination from its sources; the values' checksums."""
+        """Fill every destination from its sources; returns the values' checksums."""
         return [found for part in self._spread(gather_and_sum_all, gathers) for found in part]
 
     def copy_and_sum_rows(self, pairs: Sequence[Pair], row_bytes: int) -> list[int]:
-        """As `gather_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
+        """As `gather_and_sum`, for values of `row_bytes` each; a pair may hold several consecutive values."""
         return [found for part in self._spread(partial(copy_and_sum_all_rows, row_bytes=row_bytes), pairs) for found in part]
 
     def _spread(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
         if len(parts) == 1:
-            return [self._alone(work, pairs)]
+            return [self._run_alone(work, pairs)]
         shared = _Shared(work, parts)
         try:
             self._helpers.call(shared, len(parts) - 1)
             shared.take_parts()
         finally:
             try:
-                shared.gate.shut()
+                shared.gate.close_and_wait()
             finally:
-                shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
+                shared.left.clear()  # a late helper must not keep references to the caller's buffers
         return shared.outcome()
 
-    def _alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
-        """In this thread: with the GIL where another one computes, as far as it is not much."""
+    def _run_alone(self, work: "CopyWork[C, R]", pairs: Sequence[C]) -> R:
+        """Run in this thread, with the GIL if another thread computes and the copy is small."""
         size_bytes = sum(len(destination) for destination, _ in pairs)
         if size_bytes < COPY_BYTES:
             return work(pairs)
@@ -120,12 +122,12 @@ class MemcpyPool:
         return result
 
     def close(self) -> None:
-        """End the threads; later copies are the caller's alone. A second close is a no-op."""
-        self._helpers.dismiss()
+        """Stop the threads; later copies run in the calling thread only. A second close is a no-op."""
+        self._helpers.stop()
 
 
 class _Shared(Generic[C, R]):
-    """One piece of work in parts, which the caller and the helpers take as they come."""
+    """Work in parts, from which the caller and the helpers take."""
 
     def __init__(self, work: "CopyWork[C, R]", parts: Sequence[Sequence[C]]) -> None:
         self.gate = Gate()
@@ -135,7 +137,7 @@ class _Shared(Generic[C, R]):
         self._error: BaseException | None = None
 
     def take_parts(self) -> None:
-        """Work until no part is left to take."""
+        """Run parts until none is left."""
         while True:
             try:
                 index, part = self.left.popleft()
@@ -144,61 +146,61 @@ class _Shared(Generic[C, R]):
             self._results[index] = self._work(part)
 
     def help(self) -> None:
-        """A helper's share; what goes wrong is told to the caller."""
+        """Run parts in a helper; an error is raised in the caller."""
         try:
             self.take_parts()
         except BaseException as error:
             self._error = error
 
     def outcome(self) -> list[R]:
-        """The results in order. Raises the error of a helper."""
+        """Return the results in order. Raises a helper's error."""
         if self._error is not None:
             raise self._error
         return [self._results[index] for index in range(len(self._results))]
 
 
 class _Helpers:
-    """At most `limit` threads that are started when first called and wait for work. Daemons: what they do, a caller waits for."""
+    """At most `limit` daemon threads, started on demand. A caller waits for their work, so they need not be joined."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._calls: SimpleQueue[_Shared[Any, Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._running = 0
-        self._is_dismissed = False
+        self._is_stopped = False
 
     def call(self, shared: "_Shared[Any, Any]", count: int) -> None:
-        """Have up to `count` of them help. Nobody needs to come: the caller takes all parts that nobody takes."""
-        if self._is_dismissed:
+        """Request up to `count` helpers. None is required: the caller runs the parts that no helper takes."""
+        if self._is_stopped:
             return
         helpers = self._running
         for _ in range(self._running, self._limit):
             try:
                 begin_thread(self._serve)
-            except RuntimeError:  # the system has none: the next call tries again
+            except RuntimeError:  # no thread can be started: the next call tries again
                 break
             helpers += 1
-        for _ in range(min(count, helpers)):  # else nobody would ever take them out, and what they hold with them
+        for _ in range(min(count, helpers)):  # a call that no helper takes would stay queued, with its buffers
             self._calls.put(shared)
 
     def _serve(self) -> None:
         with self._lock:
-            if self._running >= self._limit:  # one more was started: a signal hid the start of another, or two callers saw none
+            if self._running >= self._limit:  # surplus: a signal hid another start, or two callers raced
                 return
             self._running += 1
         while (shared := self._calls.get()) is not None:
-            shared.gate.pass_through(shared.help)
-            del shared  # with it go the caller's buffers
-        self._calls.put(None)  # for the next one
+            shared.gate.run_inside(shared.help)
+            del shared  # drops the caller's buffers
+        self._calls.put(None)  # for the next helper
 
-    def dismiss(self) -> None:
-        """End the threads, each after what it is at."""
-        self._is_dismissed = True
+    def stop(self) -> None:
+        """Stop the threads, each after its current work."""
+        self._is_stopped = True
         self._calls.put(None)
 
 
 def copy(destination: memoryview, source: memoryview) -> None:
-    """Copy `source` into the equally long `destination`."""
+    """Copy `source` into `destination`, of equal length."""
     if len(source) < COPY_BYTES:
         destination[:] = source
     else:
@@ -229,65 +231,65 @@ HELD: Final = CopyMode(_copy_held, _checksum_held, _update_held)
 HASH_HELD: Final = CopyMode(copy, _checksum_held, _update_held)
 
 
-def copy_all(pairs: Sequence[Pair], way: CopyMode = FREE) -> None:
+def copy_all(pairs: Sequence[Pair], mode: CopyMode = FREE) -> None:
     for destination, source in pairs:
-        way.copy(destination, source)
+        mode.copy(destination, source)
 
 
-def scatter_all(scatters: Sequence[Scatter], way: CopyMode = FREE) -> None:
+def scatter_all(scatters: Sequence[Scatter], mode: CopyMode = FREE) -> None:
     for source, destinations in scatters:
         if len(destinations) == 1:
-            way.copy(destinations[0], source)
+            mode.copy(destinations[0], source)
             continue
         at = 0
         for destination in destinations:
-            _copy_part(destination, source[at : at + len(destination)], way)
+            _copy_part(destination, source[at : at + len(destination)], mode)
             at += len(destination)
 
 
-def gather_and_sum_all(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
-    """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
+def gather_and_sum_all(gathers: Sequence[Gather], mode: CopyMode = FREE) -> list[int]:
+    """Gather values and hash each value or part right after its copy, while it is in the processor's cache."""
     sums = []
     for destination, sources in gathers:
         if len(sources) == 1:
-            way.copy(destination, sources[0])
-            sums.append(way.checksum(sources[0]))
+            mode.copy(destination, sources[0])
+            sums.append(mode.checksum(sources[0]))
         else:
-            sums.append(_gather_and_sum(destination, sources, way))
+            sums.append(_gather_and_sum(destination, sources, mode))
     return sums
 
 
-def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way: CopyMode) -> int:
+def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], mode: CopyMode) -> int:
     digest, at = xxhash.xxh3_64(), 0
     for source in sources:
-        _copy_part(destination[at : at + len(source)], source, way)
-        way.update(digest, source)
+        _copy_part(destination[at : at + len(source)], source, mode)
+        mode.update(digest, source)
         at += len(source)
     return digest.intdigest()
 
 
-def _copy_part(destination: memoryview, source: memoryview, way: CopyMode) -> None:
+def _copy_part(destination: memoryview, source: memoryview, mode: CopyMode) -> None:
     if len(source) < PART_BYTES:
         destination[:] = source
     else:
-        way.copy(destination, source)
+        mode.copy(destination, source)
 
 
-def copy_and_sum_all_rows(pairs: Sequence[Pair], way: CopyMode = FREE, *, row_bytes: int) -> list[int]:
+def copy_and_sum_all_rows(pairs: Sequence[Pair], mode: CopyMode = FREE, *, row_bytes: int) -> list[int]:
     sums: list[int] = []
     for destination, source in pairs:
-        way.copy(destination, source)
+        mode.copy(destination, source)
         rows: Any = np.frombuffer(source, np.uint8).reshape(-1, row_bytes)
-        sums += map(way.checksum, rows)
+        sums += map(mode.checksum, rows)
     return sums
 
 
-def _cut(pairs: Sequence[C], most: int) -> list[Sequence[C]]:
-    """At most `most` runs of about as many bytes each, in order; one for what is not worth sharing."""
+def _cut(pairs: Sequence[C], max_parts: int) -> list[Sequence[C]]:
+    """Split into at most `max_parts` runs of about equal size, in order; one run if the work is small."""
     total = sum(len(destination) for destination, _ in pairs)
     if total < PARALLEL_BYTES or len(pairs) < 2:
         return [pairs]
-    share, begin, filled = -(-total // most), 0, 0
+    share, begin, filled = -(-total // max_parts), 0, 0
     parts: list[Sequence[C]] = []
     for index, (destination, _) in enumerate(pairs):
         filled += len(destination)

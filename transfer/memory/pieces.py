@@ -1,5 +1,7 @@
-"""Many pieces as columns, so that what a request of 10,000 runs costs is numpy's and not Python's; and what agents ask of pieces, be they
-columns or the short list of a small request, which is quicker as a list."""
+"""Pieces of a request as columns (PieceTable) or as a short list, and the functions that agents need of both.
+
+Columns make a request of 10,000 runs cost numpy calls instead of Python loops. For small requests a list is faster.
+"""
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,20 +21,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceTable:
-    """Pieces as five equally long columns of int64: piece i is `length[i]` bytes at `here_offset[i]` of `here[here_index[i]]` and at
-    `there_offset[i]` of `there[there_index[i]]`. By index and in a loop it makes a Piece of each: good for few, or where speed does
-    not matter.
+    """Pieces as five int64 columns of equal length. Piece i is `length[i]` bytes at `local_offset[i]` of
+    `local[local_index[i]]` and at `remote_offset[i]` of `remote[remote_index[i]]`.
 
-    Every region of both tuples is used. The indexes are right; the rest is checked by `check_pieces`. It is no `Sequence`, for to ask
-    whether a list is one of an abstract class takes ten times as long, and a small request asks a dozen times.
+    Indexing and iteration make Piece objects: only for few pieces. Every region in both tuples is used and the indices
+    are valid; `check_pieces` checks the rest. Not a `Sequence`: an isinstance check against an abstract class takes ten
+    times as long, and a small request makes a dozen.
     """
 
-    here: tuple[Region, ...]
-    there: tuple[RemoteRegion, ...]
-    here_index: Int64s
-    here_offset: Int64s
-    there_index: Int64s
-    there_offset: Int64s
+    local: tuple[Region, ...]
+    remote: tuple[RemoteRegion, ...]
+    local_index: Int64s
+    local_offset: Int64s
+    remote_index: Int64s
+    remote_offset: Int64s
     length: Int64s
 
     def __len__(self) -> int:
@@ -45,37 +47,40 @@ class PieceTable:
     def __getitem__(self, at: int | slice) -> "Piece | PieceTable":
         columns = [column[at] for column in self.columns()]
         if isinstance(at, slice):
-            return table_of_used(self.here, self.there, *columns)
-        here_index, here_offset, there_index, there_offset, length = map(int, columns)
-        return Piece(self.here[here_index], here_offset, self.there[there_index], there_offset, length)
+            return table_of_used(self.local, self.remote, *columns)
+        local_index, local_offset, remote_index, remote_offset, length = map(int, columns)
+        return Piece(self.local[local_index], local_offset, self.remote[remote_index], remote_offset, length)
 
     def __iter__(self) -> Iterator[Piece]:
         rows = zip(*(column.tolist() for column in self.columns()), strict=True)
-        for here_index, here_offset, there_index, there_offset, length in rows:
-            yield Piece(self.here[here_index], here_offset, self.there[there_index], there_offset, length)
+        for local_index, local_offset, remote_index, remote_offset, length in rows:
+            yield Piece(self.local[local_index], local_offset, self.remote[remote_index], remote_offset, length)
 
     def columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
-        return self.here_index, self.here_offset, self.there_index, self.there_offset, self.length
+        return self.local_index, self.local_offset, self.remote_index, self.remote_offset, self.length
 
     @property
     def size_bytes(self) -> int:
         return int(self.length.sum())
 
     def first_outside(self) -> int | None:
-        """The index of the first piece that does not lie within its regions."""
+        """Return the index of the first piece that exceeds its regions, or None."""
         outside = self.length < 0
-        for regions, index, offset in ((self.here, self.here_index, self.here_offset), (self.there, self.there_index, self.there_offset)):
+        for regions, index, offset in (
+            (self.local, self.local_index, self.local_offset),
+            (self.remote, self.remote_index, self.remote_offset),
+        ):
             sizes = np.array([region.size_bytes for region in regions], np.int64)
             outside |= (offset < 0) | (offset > sizes[index] - self.length)
         return int(outside.argmax()) if outside.any() else None
 
 
-def table_of_used(here: Sequence[Region], there: Sequence[RemoteRegion], *columns: Int64s) -> PieceTable:
-    """The table of these columns, which may use but some of the regions."""
-    here_index, here_offset, there_index, there_offset, length = columns
-    found_here, here_index = _used(here, here_index)
-    found_there, there_index = _used(there, there_index)
-    return PieceTable(found_here, found_there, here_index, here_offset, there_index, there_offset, length)
+def table_of_used(local: Sequence[Region], remote: Sequence[RemoteRegion], *columns: Int64s) -> PieceTable:
+    """Return the table of these columns, with the unused regions dropped."""
+    local_index, local_offset, remote_index, remote_offset, length = columns
+    used_local, local_index = _used(local, local_index)
+    used_remote, remote_index = _used(remote, remote_index)
+    return PieceTable(used_local, used_remote, local_index, local_offset, remote_index, remote_offset, length)
 
 
 def _used(regions: Sequence[T], index: Int64s) -> tuple[tuple[T, ...], Int64s]:
@@ -86,11 +91,11 @@ def _used(regions: Sequence[T], index: Int64s) -> tuple[tuple[T, ...], Int64s]:
 
 
 def table_of(pieces: "Pieces") -> PieceTable:
-    """A list of pieces as a table. Raises InvalidArgument for an offset or length of 2^63 or more."""
+    """Convert pieces to a table. Raises InvalidArgument for an offset or length of 2^63 or more."""
     if isinstance(pieces, PieceTable):
         return pieces
-    here, there = {id(piece.local): piece.local for piece in pieces}, {id(piece.remote): piece.remote for piece in pieces}
-    positions = [dict(zip(regions, range(len(regions)), strict=True)) for regions in (here, there)]
+    local_by_id, remote_by_id = {id(piece.local): piece.local for piece in pieces}, {id(piece.remote): piece.remote for piece in pieces}
+    positions = [dict(zip(regions, range(len(regions)), strict=True)) for regions in (local_by_id, remote_by_id)]
     rows = [
         (positions[0][id(local)], local_offset, positions[1][id(remote)], remote_offset, size)
         for local, local_offset, remote, remote_offset, size in pieces
@@ -99,11 +104,11 @@ def table_of(pieces: "Pieces") -> PieceTable:
         columns = np.array(rows, np.int64).reshape(-1, _COLUMNS).T
     except OverflowError:
         raise InvalidArgument("an offset or size of 2^63 bytes or more") from None
-    return PieceTable(tuple(here.values()), tuple(there.values()), *columns)
+    return PieceTable(tuple(local_by_id.values()), tuple(remote_by_id.values()), *columns)
 
 
 Pieces = Sequence[Piece] | PieceTable
-"""What a request moves: a list of pieces, or a table of many."""
+"""Pieces of a request: a list, or a table of many."""
 
 
 def total_bytes(pieces: Pieces) -> int:
@@ -111,53 +116,53 @@ def total_bytes(pieces: Pieces) -> int:
 
 
 def longest_bytes(pieces: Pieces) -> int:
-    """The length of the longest piece; 0 if there is none."""
+    """Return the length of the longest piece, 0 if there is none."""
     return int(pieces.length.max(initial=0)) if isinstance(pieces, PieceTable) else max((piece.size_bytes for piece in pieces), default=0)
 
 
-def regions_here(pieces: Pieces) -> Collection[Region]:
-    """Each region of this side that is used, once."""
+def local_regions(pieces: Pieces) -> Collection[Region]:
+    """Return each local region in use, once."""
     if isinstance(pieces, PieceTable):
-        return pieces.here
+        return pieces.local
     if len(pieces) == 1:
         return (pieces[0].local,)
     return {id(piece.local): piece.local for piece in pieces}.values()
 
 
-def regions_there(pieces: Pieces) -> Collection[RemoteRegion]:
-    """Each region of the peer that is used, once."""
+def remote_regions(pieces: Pieces) -> Collection[RemoteRegion]:
+    """Return each region of the peer in use, once."""
     if isinstance(pieces, PieceTable):
-        return pieces.there
+        return pieces.remote
     if len(pieces) == 1:
         return (pieces[0].remote,)
     return {id(piece.remote): piece.remote for piece in pieces}.values()  # by identity: a RemoteRegion cannot be hashed
 
 
 def by_rail(pieces: Pieces, transport: str, rail: str) -> Pieces:
-    """The pieces, their regions as an agent is to see them that reaches them by this rail of the peer's."""
-    there = regions_there(pieces)
-    for region in there:
+    """Return the pieces with the region descriptors that an agent needs to reach the peer over this rail."""
+    remote = remote_regions(pieces)
+    for region in remote:
         if transport not in region.descriptors:
             break
     else:
         return pieces
     if isinstance(pieces, PieceTable):
-        return replace(pieces, there=tuple(region.by_rail(transport, rail) for region in there))
-    seen = {id(region): region.by_rail(transport, rail) for region in there}
+        return replace(pieces, remote=tuple(region.by_rail(transport, rail) for region in remote))
+    seen = {id(region): region.by_rail(transport, rail) for region in remote}
     return [piece._replace(remote=seen[id(piece.remote)]) for piece in pieces]
 
 
-def views_here(pieces: Pieces) -> list[memoryview]:
-    """The memory of this side, piece by piece."""
+def local_views(pieces: Pieces) -> list[memoryview]:
+    """Return the local memory of each piece."""
     if isinstance(pieces, PieceTable):
-        return _views([region.memory for region in pieces.here], pieces.here_index, pieces.here_offset, pieces.length)
+        return _views([region.memory for region in pieces.local], pieces.local_index, pieces.local_offset, pieces.length)
     return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in pieces]
 
 
-def views_there(pieces: Pieces, mapped: Mapping[int, memoryview]) -> list[memoryview]:
-    """The peer's memory, piece by piece, for who has its regions `mapped`, by the identity of their descriptions."""
+def remote_views(pieces: Pieces, mapped: Mapping[int, memoryview]) -> list[memoryview]:
+    """Return the peer's memory of each piece. `mapped` has its regions' memory by the identity of their descriptions."""
     if isinstance(pieces, PieceTable):
-        return _views([mapped[id(region)] for region in pieces.there], pieces.there_index, pieces.there_offset, pieces.length)
+        return _views([mapped[id(region)] for region in pieces.remote], pieces.remote_index, pieces.remote_offset, pieces.length)
     return [mapped[id(piece.remote)][piece.remote_offset : piece.remote_offset + piece.size_bytes] for piece in pieces]
 
 
@@ -170,11 +175,11 @@ def _views(memories: Sequence[memoryview], index: Int64s, offset: Int64s, length
 
 
 def wire_columns(pieces: Pieces) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]:
-    """Ids and keys of the peer's regions, offsets in them and lengths: the columns of Fetch and Store."""
+    """Return ids and keys of the peer's regions, offsets and lengths: the columns of ReadRegions and WriteRegions."""
     if isinstance(pieces, PieceTable):
-        ids = np.array([region.region_id for region in pieces.there], np.uint64)
-        keys = np.array([region.key for region in pieces.there], np.uint64)
-        columns = (ids[pieces.there_index], keys[pieces.there_index], pieces.there_offset, pieces.length)
+        ids = np.array([region.region_id for region in pieces.remote], np.uint64)
+        keys = np.array([region.key for region in pieces.remote], np.uint64)
+        columns = (ids[pieces.remote_index], keys[pieces.remote_index], pieces.remote_offset, pieces.length)
         return tuple(array("Q", column.astype(np.uint64, copy=False).tobytes()) for column in columns)  # type: ignore[return-value]
     return (
         [piece.remote.region_id for piece in pieces],
@@ -188,16 +193,16 @@ def check_pieces(pieces: Pieces, *, is_read: bool) -> None:
     """Raises InvalidArgument for pieces outside their regions, and for reads into read-only memory."""
     if not isinstance(pieces, PieceTable):
         for piece in pieces:
-            _check_place(piece)
+            _check_piece(piece)
     elif (at := pieces.first_outside()) is not None:
-        _check_place(pieces[at])
+        _check_piece(pieces[at])
     if is_read:
-        for region in regions_here(pieces):
+        for region in local_regions(pieces):
             if region.memory.readonly:
                 raise InvalidArgument("a read needs writable memory on this side; this region is read-only")
 
 
-def _check_place(piece: Piece) -> None:
+def _check_piece(piece: Piece) -> None:
     piece.local.check(piece.local_offset, piece.size_bytes)
     if piece.remote_offset < 0 or piece.remote_offset + piece.size_bytes > piece.remote.size_bytes:
         raise InvalidArgument(

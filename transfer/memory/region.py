@@ -1,8 +1,8 @@
-"""Registered memory: what transfers may touch, who uses it, where it lies, and what peers may reach of it.
+"""Registered memory: regions of this process, descriptions of peers' regions, and the table of exported regions.
 
-A Region is one contiguous buffer of this process. It counts its users: it is closed when its owner has closed it and nothing moves
-in or out any more, so memory is never freed under a transfer. A RemoteRegion is a peer's, as its owner described it. Exports has the
-regions that peers may reach, and checks every piece that they name.
+A Region is a contiguous buffer with a reference count: it is closed once its owner closed it and no transfer uses it,
+so memory is never freed during a transfer. Exports holds the regions that peers may access, and checks keys and bounds
+of every piece they request.
 """
 
 import ctypes
@@ -22,26 +22,28 @@ from kvstore.protocol.transfers import ReadRegions, WriteRegions
 from kvstore.transfer.memory.signal_safety import Shield
 
 ANYWHERE: Final = "cpu:0"
-"""Said of memory of hosts with one NUMA node, and where the kernel does not tell."""
+"""Location on hosts with one NUMA node, or if the kernel does not report one."""
 _NODES: Final = Path("/sys/devices/system/node")
 _GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
-"""Its number; the C library has no function for it, and libnuma, which has one, is seldom installed."""
+"""System call numbers: the C library has no wrapper, and libnuma, which has one, is rarely installed."""
 _NODE_OF_ADDRESS: Final = 3
 """MPOL_F_NODE | MPOL_F_ADDR."""
 _libc = ctypes.CDLL(None)
 CLOSE_TIMEOUT_S: Final = 30.0
-"""How long `close` waits for transfers unless told otherwise."""
+"""Default timeout of `close`."""
 _ids = itertools.count(1)
 
 
 def location_of(address: int) -> str:
-    """ "cpu:N" of the page at `address`; a page that does not exist yet is made, as by reading it."""
+    """Return "cpu:N" of the page at `address`; an absent page is allocated, as by a read."""
     node = node_of(address) if _count_nodes() > 1 else None
     return ANYWHERE if node is None else f"cpu:{node}"
 
 
 def node_of(address: int) -> int | None:
-    """The NUMA node of the page at `address`. None: the kernel does not tell: a container may not ask, or nothing is mapped there."""
+    """Return the NUMA node of the page at `address`, or None: the system call is not permitted (containers), or the
+    page is not mapped.
+    """
     number, node = _GET_MEMPOLICY.get(platform.machine()), ctypes.c_int(-1)
     if number is None:
         return None
@@ -59,11 +61,13 @@ def _count_nodes() -> int:
 class Region:
     """Memory of this process that transfers may read and, if it is writable, write. Thread-safe.
 
-    `memory` is flat bytes. `fd` is a descriptor of the shared memory behind it (a memfd that begins at its first byte), or -1: only
-    with one can peers of this host map it. The region owns neither: their owner keeps both until `close` has returned.
-    `location` is "cpu:N", N a NUMA node: where its first page lies, if it was not named. `read_key` and `write_key` are what a peer
-    must show: random, so that a peer reaches only what it was told of. They are made when first asked for: most memory is never shown
-    to peers.
+    - `memory` is flat bytes. `fd` is a descriptor of the shared memory that begins at its first byte, or -1; only with
+      one can peers of this
+      host map it. The region owns neither: the owner keeps both until `close` returns.
+    - `location` is "cpu:N", with the NUMA node of its first page, unless given.
+    - `read_key` and `write_key` are random capabilities that a peer must present. They are generated on first use: most
+      memory is never
+      exported.
     """
 
     def __init__(self, memory: memoryview, *, location: str = "", fd: int = -1) -> None:
@@ -76,7 +80,7 @@ class Region:
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self._named_location = location
         self.fd = fd
-        # Entered by itself, not through the condition, whose Python code a signal handler's exception could leave locked.
+        # Locked directly, not through the condition: its Python code could be interrupted by a signal handler and leave it locked.
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._users = 0
@@ -84,7 +88,7 @@ class Region:
         self._on_close: list[Callable[[Region], None]] = []
 
     def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """A view of [offset, offset + size). Raises InvalidArgument when the region does not reach that far."""
+        """Return a view of [offset, offset + size). Raises InvalidArgument if it exceeds the region."""
         self.check(offset_bytes, size_bytes)
         return self.memory[offset_bytes : offset_bytes + size_bytes]
 
@@ -94,28 +98,28 @@ class Region:
             raise InvalidArgument(f"bytes {offset_bytes} to {offset_bytes + size_bytes} are outside a region of {self.size_bytes} bytes")
 
     def hold(self) -> None:
-        """One more transfer uses it. Raises Closed."""
+        """Increment the reference count for a transfer. Raises Closed."""
         with self._lock:
             if self._is_closed:
                 raise Closed(f"region {self.region_id} is closed")
             self._users += 1
 
     def release(self) -> None:
-        """A transfer that held it is over."""
+        """Decrement the reference count."""
         with self._lock:
             assert self._users > 0, "released more often than held"
             self._users -= 1
-            if self._is_closed and not self._users:  # nobody else waits, and to tell nobody takes 2 us
+            if self._is_closed and not self._users:  # only `close` waits; a notify without waiters takes 2 us
                 self._idle.notify_all()
 
     def on_close(self, callback: "Callable[[Region], None]") -> None:
-        """Call `callback` once the region is closed and no transfer uses it any more: an agent deregisters it then."""
+        """Call `callback` once the region is closed and unused, for agents to deregister it."""
         with self._lock:
             self._on_close.append(callback)
 
     @cached_property
     def location(self) -> str:
-        """Asked for once, when a path or a peer first wants to know: most memory is never asked about."""
+        """Determined on first use, as most memory is never queried."""
         return self._named_location or location_of(self.address)
 
     @cached_property
@@ -124,12 +128,12 @@ class Region:
 
     @cached_property
     def write_key(self) -> int:
-        """Allows reading too."""
+        """Also permits reading."""
         return int.from_bytes(os.urandom(8), "little") >> 1
 
     @property
     def users(self) -> int:
-        """Transfers that hold it."""
+        """Number of transfers that hold it."""
         return self._users
 
     @property
@@ -137,7 +141,7 @@ class Region:
         return self._is_closed
 
     def close(self, *, deadline_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Refuse new transfers and wait for those under way; the memory may be freed afterwards. May be called again.
+        """Refuse new transfers and wait for those in flight; the memory may be freed afterwards. Idempotent.
 
         Raises DeadlineExceeded: transfers still use the memory, which must stay.
         """
@@ -148,7 +152,7 @@ class Region:
                 if not self._idle.wait_for(lambda: not self._users or shield.raised is not None, deadline_s):
                     raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {round(deadline_s, 2):g} s")
                 if self._users:
-                    return  # what a signal handler raised is raised by the shield
+                    return  # the shield raises the signal handler's exception
             self._close_unused()
 
     def _close_unused(self) -> None:
@@ -164,19 +168,22 @@ class Region:
 
 
 class PlainRegion(Region):
-    """Over a buffer that a caller names in a copy: it closes itself with the transfer that holds it, for nobody else could."""
+    """Region over a buffer that a caller names in a copy. Closes itself with the transfer that holds it, as it has no
+    other owner.
+    """
 
     def release(self) -> None:
         super().release()
         if not self.users:
-            self._close_unused()  # not `close`: its shield would raise what it kept in the midst of the end of a transfer
+            self._close_unused()  # not `close`: its shield could raise in the middle of Transfer.complete
 
 
 class RemoteRegion(NamedTuple):
-    """A peer's region, as its owner described it. `key` is its read or its write key; `location` is where it lies at its owner, "cpu:N".
+    """A peer's region, as its owner described it. `key` is its read or write key; `location` is its "cpu:N" at the
+    owner.
 
-    `descriptors` are its agents' own bytes: by transport where they are the same on every rail, else by `on_rail`. Only agents that are
-    named reach it. An agent always finds those of the rail that it is to reach by its transport's name (`by_rail`).
+    `descriptors` holds its agents' bytes: by transport if they are equal on all rails, else by `on_rail`. Only the
+    agents named there can reach it. An agent finds the bytes for its rail under the transport's name (`by_rail`).
     """
 
     region_id: int
@@ -186,23 +193,25 @@ class RemoteRegion(NamedTuple):
     location: str = ANYWHERE
 
     def descriptor(self, transport: str, rail: str) -> bytes | None:
-        """Of the owner's agent of this transport on that rail; None: it does not reach the region."""
+        """Return the bytes of the owner's agent of this transport on that rail, or None if it does not reach the
+        region.
+        """
         found = self.descriptors.get(transport)
         return found if found is not None else self.descriptors.get(on_rail(transport, rail))
 
     def by_rail(self, transport: str, rail: str) -> "RemoteRegion":
-        """As an agent is to see it that reaches it by this rail of its owner's."""
+        """Return the region with the descriptor for this rail of its owner only."""
         found = self.descriptor(transport, rail)
         return self._replace(descriptors={transport: found} if found is not None else {})
 
 
 def on_rail(transport: str, rail: str) -> str:
-    """The name of what an agent says of a region when agents of its transport on other rails say something else."""
+    """Return the descriptor name for transports whose rails have different descriptors."""
     return f"{transport}@{rail}"
 
 
 class Piece(NamedTuple):
-    """One contiguous copy between a region here and one of the peer; the request says which way."""
+    """One contiguous copy between a local region and a peer's; the request has the direction."""
 
     local: Region
     local_offset: int
@@ -212,13 +221,13 @@ class Piece(NamedTuple):
 
 
 class Exports:
-    """Regions by id. Thread-safe: every step is one of the dictionary's own."""
+    """Exported regions by id. Thread-safe: each step is one atomic dictionary operation."""
 
     def __init__(self) -> None:
         self._regions: dict[int, Region] = {}
 
     def add(self, region: Region) -> None:
-        """Peers that show its keys may reach it until it is closed. A second time is a no-op."""
+        """Export a region until it is closed. Idempotent."""
         if region.region_id not in self._regions:
             self._regions[region.region_id] = region
             region.on_close(self._forget)
@@ -227,7 +236,7 @@ class Exports:
         self._regions.pop(region.region_id, None)
 
     def find(self, region_id: int, key: int, *, writing: bool) -> Region:
-        """Raises StaleHandle (no such region, or closed) or Denied (the key does not allow it)."""
+        """Return the region. Raises StaleHandle (unknown or closed) or Denied (the key does not permit it)."""
         region = self._regions.get(region_id)
         if region is None or region.is_closed:
             raise StaleHandle(f"region {region_id} is not, or no longer, open to peers")
@@ -238,7 +247,8 @@ class Exports:
         return region
 
     def hold(self, request: ReadRegions | WriteRegions) -> tuple[list[memoryview], Sequence[Region]]:
-        """The memory of every piece in order, and the regions that are held for it: release each when the bytes have moved.
+        """Return the memory of every piece in order, and the regions held for it; release each when the bytes have
+        moved.
 
         Raises StaleHandle, Denied, InvalidArgument; nothing is held then.
         """

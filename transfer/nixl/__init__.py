@@ -1,1 +1,1 @@
-"""NIXL as a TransferAgent."""
+"""Transport `nixl`: a TransferAgent over NIXL."""

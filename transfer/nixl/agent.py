@@ -1,11 +1,11 @@
-"""A TransferAgent over NIXL: one-sided reads and writes of registered memory, by RDMA where there is RDMA.
+"""TransferAgent over NIXL: one-sided reads and writes of registered memory, by RDMA where available.
 
-It has two native agents. The *server* holds what was exported and lives as long as this one. The *initiator* carries out requests and
-is thrown away whenever one of them has to be given up: NIXL can ask for a transfer to be cancelled, but its bytes may still come.
-Peers know the server alone, so they do not notice; other requests under way fail with Unreachable and may be tried again.
+It has two native agents. The *server* holds exported regions for the agent's life. The *initiator* executes requests
+and is discarded whenever one of them must be abandoned: NIXL can request a cancellation, but bytes may still arrive.
+Peers know only the server, so they are not affected; other requests in flight fail with Unreachable and may be retried.
 
-What NIXL cannot do: the owner's side checks no keys and does not know when it is read, so a peer is trusted with what was exported to
-it. Keys are checked on the side that asks: a mistake is found, an attack is not.
+Limits of NIXL: the owner's side checks no keys and does not see reads, so a peer is trusted with what was exported to
+it. Keys are checked on the initiating side, against mistakes, not attacks.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Stale
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import AgentRequest, Rail, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.pieces import regions_here
+from kvstore.transfer.memory.pieces import local_regions
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.nixl.descriptors import (
     TRANSPORT,
@@ -37,40 +37,45 @@ from kvstore.transfer.nixl.descriptors import (
 from kvstore.transfer.nixl.library import NativeAgent, NixlProgress
 
 MAX_KNOWN_REGIONS: Final = 4096
-"""Of one peer. NIXL keeps what it was told of a region until the peer is forgotten, and a slot that is written from another host is a
-region of its own for as long as its put is open: beyond these it is told anew of those that are used."""
+"""Regions loaded per peer. NIXL keeps them until the peer is forgotten, and a slot written from another host is a
+region for the time of its put. Beyond this number the peer is forgotten, and the regions in use are loaded again.
+"""
 MAX_MESSAGE_BYTES: Final = 64 << 10
-LOOKS_AT_ONCE: Final = 8
-"""So often a caller that runs its request looks before it sleeps: a small transfer takes less than the shortest sleep, about 70 us."""
+POLLS_BEFORE_SLEEP: Final = 8
+"""Polls of a caller that runs its request before it sleeps: a small transfer takes less than the shortest sleep, about
+70 us.
+"""
 FIRST_PAUSE_S: Final = 20e-6
 LONGEST_PAUSE_S: Final = 1e-3
-"""NIXL tells nobody that a transfer is over: one has to look. NIXL's own thread makes it progress in between."""
+"""Bounds of the pause between polls: NIXL does not notify of completion. Its own thread makes progress in between."""
 
 _open_agents: "weakref.WeakSet[NixlAgent]" = weakref.WeakSet()
 
 
 @atexit.register
 def close_all() -> None:
-    """Close what is still open when the interpreter ends, before NIXL's threads outlive the memory that they move."""
+    """Close all agents at interpreter exit, before NIXL's threads outlive the memory that they move."""
     for agent in list(_open_agents):
         agent.close()
 
 
 @dataclass(slots=True, eq=False)
 class _NixlTransfer:
-    """A request under way."""
+    """A request in flight."""
 
     request: AgentRequest
     peer: NixlRemote
     handle: int
-    is_attended: bool
-    """Its caller looks after it; the agent's thread need not."""
+    is_caller_polling: bool
+    """The caller polls it; the agent's thread need not."""
     give_up_at_ns: int
-    """Its deadline; earlier, once it has been cancelled."""
+    """Its deadline, or an earlier time once it has been cancelled."""
 
 
 class NixlAgent(TransferAgent):
-    """See the module. A cancelled request has the stall timeout to end by itself before it costs everybody the initiator."""
+    """Agent of the transport `nixl`. A cancelled request may end within the stall timeout before the initiator is
+    discarded for it.
+    """
 
     transport = TRANSPORT
 
@@ -82,12 +87,12 @@ class NixlAgent(TransferAgent):
         self._initiator: NativeAgent | None = None
         self._registered: dict[NativeAgent, set[int]] = {self._server: set()}
         self._watched: set[int] = set()
-        """Regions that tell this agent when they are closed."""
+        """Regions whose close notifies this agent."""
         self._known: dict[str, set[int]] = {}
-        """Peers' servers that the initiator has loaded, and the ids of their regions."""
-        self._under_way: dict[int, _NixlTransfer] = {}
-        self._over: list[tuple[AgentRequest, KVStoreError | None]] = []
-        """To be finished once the lock has been let go: callbacks may call this agent."""
+        """Servers of peers that the initiator has loaded, and the ids of their loaded regions."""
+        self._in_flight: dict[int, _NixlTransfer] = {}
+        self._completed: list[tuple[AgentRequest, KVStoreError | None]] = []
+        """Requests to finish after the lock is released: callbacks may call this agent."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -103,13 +108,13 @@ class NixlAgent(TransferAgent):
 
     def unload_remote(self, remote: NixlRemote) -> None:
         with self._locked():
-            if any(transfer.peer.server == remote.server for transfer in self._under_way.values()):
+            if any(transfer.peer.server == remote.server for transfer in self._in_flight.values()):
                 self._give_up_initiator(Unreachable(f"{remote.name} was unloaded"))
             else:
                 self._forget(remote)
 
     def export(self, region: Region) -> bytes:
-        """Raises Closed; ConfigError: it cannot be registered."""
+        """Raises Closed; ConfigError if the region cannot be registered."""
         region.hold()
         try:
             with self._locked():
@@ -126,7 +131,7 @@ class NixlAgent(TransferAgent):
                 if len(local):
                     self._begin(request, exported, local, remote)
                 else:
-                    self._over.append((request, None))
+                    self._completed.append((request, None))
         except KVStoreError as error:
             request.finish(error)
 
@@ -134,38 +139,38 @@ class NixlAgent(TransferAgent):
         transfer: _NixlTransfer | None = request.state
         if transfer is None:
             return
-        transfer.is_attended = True
-        looks, pause_s = 0, FIRST_PAUSE_S
+        transfer.is_caller_polling = True
+        polls, pause_s = 0, FIRST_PAUSE_S
         try:
             while not request.is_over:
-                self._look_after((transfer,))
-                looks += 1
-                if looks >= LOOKS_AT_ONCE and not request.is_over:
+                self._poll((transfer,))
+                polls += 1
+                if polls >= POLLS_BEFORE_SLEEP and not request.is_over:
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             if not request.is_over:
-                self._leave_to_thread(transfer)
+                self._hand_to_thread(transfer)
 
     def cancel(self, request: AgentRequest) -> None:
-        """It ends within the stall timeout: by itself, or because its bytes are cut off."""
+        """End the request within the stall timeout, by discarding the initiator if necessary."""
         transfer: _NixlTransfer | None = request.state
         if transfer is not None:
             request.is_cancelled = True
             transfer.give_up_at_ns = min(transfer.give_up_at_ns, time.monotonic_ns() + self._grace_ns)
-            self._leave_to_thread(transfer)
+            self._hand_to_thread(transfer)
 
     def notify(self, remote: NixlRemote, message: bytes, deadline: Deadline) -> None:
-        """Raises InvalidArgument (too long), Unreachable, DeadlineExceeded, Closed. It is lost if the peer dies now."""
+        """Raises InvalidArgument (too long), Unreachable, DeadlineExceeded, Closed. Lost if the peer dies now."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument(f"a notification of {len(message)} bytes is longer than {MAX_MESSAGE_BYTES}")
         deadline.left_s()
         with self._locked():
-            initiator = self._know(remote, ())
+            initiator = self._load_peer(remote, ())
             try:
                 initiator.notify(remote.server, message)
             except Unreachable:
-                if not any(transfer.peer.server == remote.server for transfer in self._under_way.values()):
+                if not any(transfer.peer.server == remote.server for transfer in self._in_flight.values()):
                     self._forget(remote)
                 raise
 
@@ -186,7 +191,7 @@ class NixlAgent(TransferAgent):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Raises Closed. Finishes, afterwards, what has been put into `_over`."""
+        """Hold the lock, then finish the requests in `_completed`. Raises Closed."""
         over: list[tuple[AgentRequest, KVStoreError | None]] = []
         try:
             with self._lock:
@@ -195,7 +200,7 @@ class NixlAgent(TransferAgent):
                 try:
                     yield
                 finally:
-                    over, self._over = self._over, over
+                    over, self._completed = self._completed, over
         finally:
             for request, error in over:
                 request.finish(error)
@@ -222,15 +227,17 @@ class NixlAgent(TransferAgent):
                     registered.remove(region.region_id)
                     native.deregister(region)
 
-    def _know(self, remote: NixlRemote, exported: Iterable[ExportedRegion]) -> NativeAgent:
-        """The initiator, which knows this peer and these regions. Raises Unreachable, ProtocolError, StaleHandle, ConfigError."""
+    def _load_peer(self, remote: NixlRemote, exported: Iterable[ExportedRegion]) -> NativeAgent:
+        """Return the initiator with this peer and these regions loaded. Raises Unreachable, ProtocolError, StaleHandle,
+        ConfigError.
+        """
         if any(region.server != remote.server.encode() for region in exported):
             raise StaleHandle(f"a region was exported by another agent than {remote.name} is now")
         if self._initiator is None:
             self._initiator = self._make_native()
             self._registered[self._initiator] = set()
         initiator = self._initiator
-        is_idle = not any(transfer.peer.server == remote.server for transfer in self._under_way.values())
+        is_idle = not any(transfer.peer.server == remote.server for transfer in self._in_flight.values())
         if is_idle and len(self._known.get(remote.server, ())) >= MAX_KNOWN_REGIONS:
             self._forget(remote)
         if remote.server not in self._known:
@@ -243,7 +250,7 @@ class NixlAgent(TransferAgent):
                     self._known[remote.server].add(region.region_id)
         except KVStoreError:
             # NIXL has dropped what it knew of the peer, but not its connection, and would refuse the peer from now on.
-            self._give_up_initiator(_shared_fate(remote))
+            self._give_up_initiator(_collateral_error(remote))
             raise
         return initiator
 
@@ -253,51 +260,51 @@ class NixlAgent(TransferAgent):
 
     def _begin(self, request: AgentRequest, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
         if not request.caller_runs:
-            self._need_thread()  # before a byte moves
-        initiator = self._know(request.remote, exported)
-        for region in regions_here(request.pieces):
+            self._ensure_thread()  # before any byte moves
+        initiator = self._load_peer(request.remote, exported)
+        for region in local_regions(request.pieces):
             self._register(initiator, region)
         handle = initiator.prepare(request.direction, local, remote, request.remote.server)
         transfer = _NixlTransfer(request, request.remote, handle, request.caller_runs, request.deadline.at_ns)
-        request.state = self._under_way[handle] = transfer
+        request.state = self._in_flight[handle] = transfer
         self._settle(transfer, initiator.post(handle))
-        if not transfer.is_attended and self._under_way:
+        if not transfer.is_caller_polling and self._in_flight:
             self._work.notify()
 
-    def _look_after(self, transfers: Iterable[_NixlTransfer]) -> None:
+    def _poll(self, transfers: Iterable[_NixlTransfer]) -> None:
         with suppress(Closed), self._locked():
             for transfer in transfers:
-                # NIXL gives handles of old transfers to new ones: by its handle alone a transfer may be taken for another.
-                if self._under_way.get(transfer.handle) is transfer and self._initiator is not None:
+                # NIXL reuses handles: the handle alone does not identify a transfer.
+                if self._in_flight.get(transfer.handle) is transfer and self._initiator is not None:
                     self._settle(transfer, self._initiator.progress(transfer.handle))
 
     def _settle(self, transfer: _NixlTransfer, progress: NixlProgress) -> None:
-        """A transfer has got so far: end it, and others with it, where that is so."""
+        """Act on a transfer's progress: end it, and others that fail with it."""
         request, peer = transfer.request, transfer.peer
         if progress is NixlProgress.DONE:
             self._end(transfer, None)
         elif progress is NixlProgress.DISCONNECTED:
             self._known.pop(peer.server, None)
-            for other in [other for other in self._under_way.values() if other.peer.server == peer.server]:
+            for other in [other for other in self._in_flight.values() if other.peer.server == peer.server]:
                 self._end(other, Unreachable(f"the connection to {peer.name} broke"))
         elif progress is NixlProgress.FAILED:
             self._end(transfer, Unreachable(f"NIXL failed in a transfer with {peer.name}"))
-            self._give_up_initiator(_shared_fate(peer))
+            self._give_up_initiator(_collateral_error(peer))
         elif time.monotonic_ns() >= transfer.give_up_at_ns:
             self._end(transfer, cancelled() if request.is_cancelled else request.deadline.exceeded())
-            self._give_up_initiator(_shared_fate(peer))
+            self._give_up_initiator(_collateral_error(peer))
 
     def _end(self, transfer: _NixlTransfer, error: KVStoreError | None) -> None:
-        """For the initiator to be given up at once, unless the transfer moves no byte any more."""
+        """End a transfer. Unless it moves no byte any more, the initiator must be discarded next."""
         assert self._initiator is not None
         self._initiator.release(transfer.handle)
-        del self._under_way[transfer.handle]
+        del self._in_flight[transfer.handle]
         transfer.request.state = None
-        self._over.append((transfer.request, error))
+        self._completed.append((transfer.request, error))
 
     def _give_up_initiator(self, error: KVStoreError) -> None:
-        """Nothing moves any more: what is under way fails with this error. The next request makes another initiator."""
-        for transfer in list(self._under_way.values()):
+        """Discard the initiator: requests in flight fail with this error. The next request makes another one."""
+        for transfer in list(self._in_flight.values()):
             self._end(transfer, error)
         self._known.clear()
         if self._initiator is not None:
@@ -305,43 +312,43 @@ class NixlAgent(TransferAgent):
             self._initiator.close()
             self._initiator = None
 
-    def _leave_to_thread(self, transfer: _NixlTransfer) -> None:
+    def _hand_to_thread(self, transfer: _NixlTransfer) -> None:
         with suppress(Closed), self._locked():
-            transfer.is_attended = False
+            transfer.is_caller_polling = False
             try:
-                self._need_thread()
-            except Unreachable:  # nobody would see its end
-                self._give_up_initiator(_shared_fate(transfer.peer))
+                self._ensure_thread()
+            except Unreachable:  # its completion would never be polled
+                self._give_up_initiator(_collateral_error(transfer.peer))
             self._work.notify()
 
-    def _need_thread(self) -> None:
-        """Raises Unreachable: the system has none."""
+    def _ensure_thread(self) -> None:
+        """Start the polling thread. Raises Unreachable if that fails."""
         if self._thread is None:
-            thread = threading.Thread(target=self._attend, name=f"nixl-{self.name}", daemon=True)
+            thread = threading.Thread(target=self._run, name=f"nixl-{self.name}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
-                raise Unreachable(f"no thread can be had to look after NIXL's transfers: {error}") from None
+                raise Unreachable(f"no thread can be started to poll NIXL's transfers: {error}") from None
             self._thread = thread
 
-    def _unattended(self) -> list[_NixlTransfer]:
-        return [transfer for transfer in self._under_way.values() if not transfer.is_attended]
+    def _unpolled(self) -> list[_NixlTransfer]:
+        return [transfer for transfer in self._in_flight.values() if not transfer.is_caller_polling]
 
-    def _attend(self) -> None:
-        """The agent's thread: looks after the requests that nobody runs."""
+    def _run(self) -> None:
+        """Polling thread: polls the requests that no caller polls."""
         pause_s = FIRST_PAUSE_S
         while True:
             with self._lock:
-                while not self._is_closed and not self._unattended():
+                while not self._is_closed and not self._unpolled():
                     self._work.wait()
                     pause_s = FIRST_PAUSE_S
                 if self._is_closed:
                     return
-                transfers = self._unattended()
+                transfers = self._unpolled()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            self._look_after(transfers)
+            self._poll(transfers)
 
 
-def _shared_fate(peer: NixlRemote) -> Unreachable:
-    return Unreachable(f"all transfers of this agent were cut off because one with {peer.name} had to be; try again")
+def _collateral_error(peer: NixlRemote) -> Unreachable:
+    return Unreachable(f"all transfers of this agent were aborted together with one to {peer.name}: retry")

@@ -1,6 +1,6 @@
-"""What NIXL agents tell one another, as bytes, and what a request comes to in NIXL's own terms. Pure: no I/O, no library.
+"""Metadata and region descriptors of NIXL agents, and conversion of pieces to NIXL's rows. Pure: no I/O, no library.
 
-A description that NIXL made is carried as it is. Everything else in here is ours, little-endian, with a version of its own.
+NIXL's own descriptions are carried unchanged. The rest is our format: little-endian, versioned.
 """
 
 import struct
@@ -17,20 +17,21 @@ from kvstore.transfer.memory.region import Region, RemoteRegion
 
 TRANSPORT: Final = "nixl"
 MAGIC: Final = b"NIXL\x01"
-"""Begins metadata; the last byte is the version."""
+"""Prefix of metadata; the last byte is the version."""
 _METADATA: Final = struct.Struct("<5sHH")
-"""Magic, lengths of the agent's name and of its server's name to NIXL; both follow, then NIXL's description of the server."""
+"""Magic, lengths of the agent's name and of its server's NIXL name; both follow, then NIXL's description of the server."""
 DESCRIPTOR_VERSION: Final = 1
 _DESCRIPTOR: Final = struct.Struct("<BQQQ8s8sH")
-"""Version, id of the region, address, size, digests of its read key and its write key, length of its server's name to NIXL, which
-follows; then NIXL's description of it."""
+"""Version, id of the region, address, size, digests of its read and write keys, length of its server's NIXL name, which
+follows; then NIXL's description of the region.
+"""
 
 Rows = npt.NDArray[np.uint64]
 """Shape (n, 3): address, size in bytes, id of the region."""
 
 
 class NixlRemote(NamedTuple):
-    """A peer: its name, its server's name to NIXL, and NIXL's description of that."""
+    """A peer: its name, its server's NIXL name, and NIXL's description of the server."""
 
     name: str
     server: str
@@ -38,7 +39,7 @@ class NixlRemote(NamedTuple):
 
 
 class ExportedRegion(NamedTuple):
-    """A peer's region, as its descriptor says."""
+    """A peer's region, from its descriptor."""
 
     server: bytes
     region_id: int
@@ -76,9 +77,10 @@ def pack_region(region: Region, server: str, description: bytes) -> bytes:
 
 
 def unpack_region(region: RemoteRegion, direction: Direction) -> ExportedRegion:
-    """Raises Denied (not its key for this direction), StaleHandle (another region), InvalidArgument (none), ProtocolError.
+    """Return the exported region. The write key permits reading too.
 
-    The write key lets read as well.
+    Raises Denied (not its key for this direction), StaleHandle (another region), InvalidArgument (not exported),
+    ProtocolError.
     """
     descriptor = region.descriptors.get(TRANSPORT)
     if descriptor is None:
@@ -97,24 +99,24 @@ def unpack_region(region: RemoteRegion, direction: Direction) -> ExportedRegion:
 
 
 def descriptor_rows(direction: Direction, pieces: Pieces) -> tuple[list[ExportedRegion], Rows, Rows]:
-    """The peer's regions in use, and the pieces as (local rows, remote rows), without empty ones.
+    """Return the peer's regions in use, and the pieces as (local rows, remote rows), without empty ones.
 
-    Raises InvalidArgument (outside a region) and what `unpack_region` raises.
+    Raises InvalidArgument (outside a region) and as `unpack_region`.
     """
     if not pieces:
         return [], np.empty((0, 3), np.uint64), np.empty((0, 3), np.uint64)
     table = table_of(pieces)
-    exported = [unpack_region(region, direction) for region in table.there]
-    regions: list[Region | ExportedRegion] = [*table.here, *exported]
+    exported = [unpack_region(region, direction) for region in table.remote]
+    regions: list[Region | ExportedRegion] = [*table.local, *exported]
     known = np.array([(region.address, region.size_bytes, region.region_id) for region in regions], np.int64)
-    # Both sides in one array: calls of numpy are what a small request costs.
-    index = np.stack((table.here_index, table.there_index + len(table.here)))
-    rows = _rows(known[index], np.stack((table.here_offset, table.there_offset)), table.length)
+    # Both sides in one array: numpy calls dominate the cost of a small request.
+    index = np.stack((table.local_index, table.remote_index + len(table.local)))
+    rows = _rows(known[index], np.stack((table.local_offset, table.remote_offset)), table.length)
     return exported, rows[0], rows[1]
 
 
 def _rows(regions: Int64s, offset: Int64s, size: Int64s) -> Rows:
-    """`regions` has (address, size, id) of each side and piece, and becomes the result. Raises InvalidArgument."""
+    """Compute rows in place: `regions` has (address, size, id) of each side and piece. Raises InvalidArgument."""
     outside = (offset < 0) | (size < 0) | (offset > regions[:, :, 1] - size)
     if outside.any():
         at = np.unravel_index(outside.argmax(), outside.shape)
@@ -123,10 +125,10 @@ def _rows(regions: Int64s, offset: Int64s, size: Int64s) -> Rows:
     regions[:, :, 0] += offset
     regions[:, :, 1] = size
     if not size.all():
-        regions = np.ascontiguousarray(regions[:, size > 0])  # numpy lays out what it picks as it likes, NIXL wants rows
+        regions = np.ascontiguousarray(regions[:, size > 0])  # fancy indexing may change the memory layout, and NIXL needs rows
     return regions.view(np.uint64)
 
 
 def _digest(region_id: int, key: int) -> bytes:
-    """Tells a key without giving it away: who may read must not learn how to write."""
+    """Digest of a key, so that a holder of the read key cannot derive the write key."""
     return blake2b(b"%d %d" % (region_id, key), digest_size=8).digest()

@@ -1,8 +1,8 @@
-"""The NIXL library as this package uses it: one native agent with the UCX back end, its errors and oddities behind a few calls.
+"""Binding to the NIXL library: one native agent with the UCX back end.
 
-It goes to NIXL's own binding and not through its Python class, which fixes the period of the progress thread at 0: that thread then
-spins on a whole core (measured: 1.0 CPU idle, 0.005 with a period). It keeps no state of transfers and knows no policy.
-Source: NIXL 1.5.1; UCX as its wheel brings it.
+Uses NIXL's native module, not its Python class, which fixes the period of the progress thread at 0: that thread then
+spins on a core (measured: 1.0 CPU idle, 0.005 with a period). Keeps no state of transfers. Source: NIXL 1.5.1; UCX as
+its wheel brings it.
 """
 
 import importlib
@@ -22,15 +22,15 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.nixl.descriptors import Rows
 
 PACKAGES: Final = ("nixl_cu12", "nixl_cu13")
-"""Where NIXL's wheels put themselves; both run without a GPU."""
+"""Packages of NIXL's wheels; both run without a GPU."""
 PROGRESS_PERIOD_US: Final = 10_000
-"""The progress thread sleeps until UCX has something to do; this bounds how long a wake-up that UCX forgot is missed."""
+"""Period of the progress thread, which bounds the delay of a wake-up that UCX missed."""
 ENVIRONMENT: Final = {
-    # The wheel's module for Amazon's EFA needs the system's libefa, whose libnl and the wheel's own mix: the process then crashes at exit.
+    # The wheel's EFA module loads the system's libefa, whose libnl conflicts with the wheel's: the process crashes at exit.
     "UCX_MODULES": "^efa",
-    # PartSender up a stalled peer leaves operations behind, of each of which UCX warns in a line of its own.
+    # UCX logs a warning for each operation left over from a stalled peer.
     "UCX_LOG_LEVEL": "fatal",
-    # Each of its errors reaches the caller as an error.
+    # Errors are raised to the caller.
     "NIXL_LOG_LEVEL": "FATAL",
 }
 """Set while NIXL and UCX are loaded, unless the user has set them."""
@@ -38,19 +38,19 @@ _environment_lock = threading.Lock()
 
 
 class NixlProgress(Enum):
-    """Of a transfer."""
+    """State of a transfer."""
 
     UNDER_WAY = "under way"
     DONE = "done"
     DISCONNECTED = "disconnected"
-    """The connection has failed; none of its operations goes on."""
+    """The connection failed; none of its operations continues."""
     FAILED = "failed"
-    """An operation has failed; others of the transfer may go on."""
+    """An operation failed; others of the transfer may continue."""
 
 
 def bindings() -> Any:
-    """NIXL's native module. Raises ConfigError when it is not installed."""
-    raises = logging.raiseExceptions  # importing it changes this for the whole process
+    """Return NIXL's native module. Raises ConfigError if it is not installed."""
+    raises = logging.raiseExceptions  # the import changes it for the whole process
     try:
         for package in PACKAGES:
             try:
@@ -65,11 +65,12 @@ def bindings() -> Any:
 
 
 class NativeAgent:
-    """One agent of NIXL's. Thread-safe as NIXL is in its strict mode: calls exclude one another; a handle must not be used after its
-    release, nor anything after `close`."""
+    """One NIXL agent. Calls are serialised (NIXL's strict mode). A handle must not be used after its release, nor
+    anything after `close`.
+    """
 
     def __init__(self, name: str, rail: Rail) -> None:
-        """`name` is unique among all that ever meet. Raises ConfigError: no library, or no such device."""
+        """`name` is globally unique. Raises ConfigError: no library, or no such device."""
         with _quiet_environment():
             self._nixl = bindings()
         self._errors = tuple(value for key, value in vars(self._nixl).items() if key.endswith("Error")) + (RuntimeError,)
@@ -85,7 +86,7 @@ class NativeAgent:
         self._progress = {self._nixl.NIXL_IN_PROG: NixlProgress.UNDER_WAY, self._nixl.NIXL_SUCCESS: NixlProgress.DONE}
 
     def register(self, region: Region) -> None:
-        """Raises ConfigError: the memory cannot be registered (a limit of locked memory, most likely)."""
+        """Raises ConfigError: the memory cannot be registered, most likely for a limit of locked memory."""
         with self._translated(f"region {region.region_id} cannot be registered with NIXL; see ulimit -l", ConfigError):
             self._agent.registerMem(self._registration(region), [])
 
@@ -93,15 +94,15 @@ class NativeAgent:
         self._agent.deregisterMem(self._registration(region), [])
 
     def describe(self, region: Region | None = None) -> bytes:
-        """What a peer has to load to reach this agent, or a region registered here: NIXL's own bytes, about 300."""
+        """Return what a peer must load to reach this agent, or a region registered here: NIXL's bytes, about 300."""
         regions = self._nixl.nixlRegDList(self._nixl.DRAM_SEG) if region is None else self._registration(region)
         described: bytes = self._agent.getLocalPartialMD(regions, region is None, [])
         return described
 
     def load(self, described: bytes) -> str:
-        """Know a peer, or a region of one that is known; the name of its agent. Raises Unreachable, ProtocolError.
+        """Load a peer, or a region of a loaded peer; returns the name of its agent. Raises Unreachable, ProtocolError.
 
-        After an error NIXL is not to be trusted with that peer any more: start over with another agent.
+        After an error NIXL's state of that peer is undefined: use another agent.
         """
         try:
             with self._translated("the peer cannot be reached by NIXL", Unreachable):
@@ -113,11 +114,11 @@ class NativeAgent:
         return loaded.decode()
 
     def forget(self, peer: str) -> None:
-        """Disconnect from a peer. None of its transfers may be under way."""
+        """Disconnect from a peer that has no transfer in flight."""
         self._agent.invalidateRemoteMD(peer)
 
     def prepare(self, direction: Direction, local: Rows, remote: Rows, peer: str) -> int:
-        """The handle of a transfer between rows of equal sizes. Raises Unreachable."""
+        """Return the handle of a transfer between rows of equal sizes. Raises Unreachable."""
         memory = self._nixl.DRAM_SEG
         here, there = self._nixl.nixlXferDList(memory, local), self._nixl.nixlXferDList(memory, remote)
         with self._translated("NIXL knows no way to the peer's memory", Unreachable):
@@ -125,15 +126,15 @@ class NativeAgent:
         return handle
 
     def post(self, handle: int) -> NixlProgress:
-        """Begin a prepared transfer. Copies within a host are done before it returns."""
+        """Begin a prepared transfer. Copies within a host are done on return."""
         return self._outcome(self._agent.postXferReq, handle, b"")
 
     def progress(self, handle: int) -> NixlProgress:
-        """How far a transfer is; drives it as well."""
+        """Return the transfer's state; also makes progress."""
         return self._outcome(self._agent.getXferStatus, handle)
 
     def release(self, handle: int) -> None:
-        """Forget a transfer. One that is under way may go on: only `close` ends it."""
+        """Release a transfer. One in flight may continue until `close`."""
         self._agent.releaseXferReq(handle)
 
     def notify(self, peer: str, message: bytes) -> None:
@@ -142,17 +143,17 @@ class NativeAgent:
             self._agent.genNotif(peer, message, [])
 
     def notifications(self) -> dict[str, list[bytes]]:
-        """By the name of the agent that sent them."""
+        """Return the messages received, by the name of the sending agent."""
         found: dict[str, list[bytes]] = self._agent.getNotifs({}, [])
         return found
 
     def close(self) -> None:
-        """End its thread and connections. No byte moves any more when it returns, and its registrations are gone."""
+        """Stop its thread and connections. On return no byte moves and its registrations are gone."""
         del self._agent
 
     def _registration(self, region: Region) -> Any:
-        # The id of the region is put where devices are numbered: NIXL keeps what it loaded of a region that is closed, and would take
-        # it for another at the same address.
+        # The region's id takes the place of the device number: NIXL keeps closed regions that it loaded, and would confuse one with
+        # another at the same address.
         return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(region.address, region.size_bytes, region.region_id, "")])
 
     def _outcome(self, call: Any, *args: Any) -> NixlProgress:
@@ -174,7 +175,7 @@ class NativeAgent:
 def _backend_options(rail: Rail) -> dict[str, str]:
     if not rail.device:
         return {}
-    # UCX names a port of an InfiniBand device, and nothing but the interface of any other.
+    # UCX requires the port of an InfiniBand device, and only the interface of any other.
     is_infiniband = Path("/sys/class/infiniband", rail.device).exists()
     return {"engine_config": f"NET_DEVICES={rail.device}{':1' if is_infiniband else ''}"}
 

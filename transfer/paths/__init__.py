@@ -1,1 +1,1 @@
-"""Which path carries which slice, by load, measured rate and distance, and what becomes of it when a rail or a peer fails."""
+"""Multi-path transfers: rails, routes, choice of paths by load, rate and distance, retries after failures."""

@@ -1,5 +1,4 @@
-"""Batches of copies: from a source to a destination, one of them a peer's. A batch is checked, its memory held, cut into slices, and handed
-to the dispatcher as a transfer."""
+"""Batches of copies between this process and peers: validated, grouped by peer and direction, and begun as a transfer."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, regions_here, table_of_used, total_bytes
+from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, local_regions, table_of_used, total_bytes
 from kvstore.transfer.memory.region import Piece, PlainRegion, Region
 from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Slice
@@ -24,25 +23,25 @@ MAX_COPY_BYTES: Final = 1 << 40
 
 
 class Span(NamedTuple):
-    """A place in registered memory, or in any C-contiguous buffer of this process."""
+    """A position in registered memory, or in a C-contiguous buffer of this process."""
 
     region: Region | PeerRegion | Any
     offset_bytes: int = 0
 
 
 End = Span | Region | PeerRegion | Any
-"""Source or destination of a copy: a Span, a region (its beginning), or any C-contiguous buffer of this process."""
+"""Source or destination of a copy: a Span, a region (its beginning), or a C-contiguous buffer of this process."""
 Copy = tuple[End, End, int]
-"""(source, destination, length in bytes). One of the two is a peer's."""
+"""(source, destination, length in bytes). Exactly one of source and destination is a peer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Many copies as columns, an entry a copy: `length[i]` bytes from `source_offset[i]` of `sources[source_region[i]]` to
+    """Many copies as columns: copy i is `length[i]` bytes from `source_offset[i]` of `sources[source_region[i]]` to
     `destination_offset[i]` of `destinations[destination_region[i]]`. One side is this process's, the other one peer's.
 
-    The columns are equally long arrays of integers; one that repeats a number may be a broadcast view. They are read until `submit`
-    returns. 100,000 runs cost some 25 ms of Python in all, as a list of copies a second.
+    The columns are integer arrays of equal length; a constant column may be a broadcast view. They are read until
+    `submit` returns. 100,000 runs cost some 25 ms of Python, as a list of copies a second.
     """
 
     sources: Sequence[Region | PeerRegion]
@@ -56,11 +55,11 @@ class Runs:
 
 Batch = Sequence[Copy] | Runs
 Group = tuple[Peer, Direction, Pieces]
-"""What a batch moves between this process and one peer, one way."""
+"""The pieces of a batch for one peer and direction."""
 
 
 def groups_of(batch: Batch) -> list[Group]:
-    """A batch by peer and direction. Raises InvalidArgument."""
+    """Group a batch by peer and direction. Raises InvalidArgument."""
     if isinstance(batch, Runs):
         return [_pieces_of(batch)]
     groups: dict[tuple[Peer, Direction], list[Piece]] = {}
@@ -89,7 +88,7 @@ def _pieces_of(runs: Runs) -> Group:
 
 
 def _side(regions: Sequence[Region | PeerRegion]) -> tuple[Peer | None, list[Any]]:
-    """The peer, None for this process, and its regions."""
+    """Return the peer (None for this process) and its regions."""
     peers = {region.peer if isinstance(region, PeerRegion) else None for region in regions}
     if len(peers) != 1 or not all(isinstance(region, (Region, PeerRegion)) for region in regions):
         raise InvalidArgument("each side of runs is at least one region, all of this process or all of one peer")
@@ -111,15 +110,17 @@ def _index(values: npt.ArrayLike, count: int) -> Int64s:
 
 
 def piece_of(copy: Copy) -> tuple[Peer, Direction, Piece]:
-    """The peer, the direction, and the piece. Raises InvalidArgument unless exactly one end is a peer's and both reach far enough."""
+    """Return the peer, the direction and the piece. Raises InvalidArgument unless exactly one end is a peer's and both
+    ranges are valid.
+    """
     try:
         source, destination, length = copy
     except (TypeError, ValueError):
         raise InvalidArgument(f"a copy is (source, destination, length), not {copy!r:.100}") from None
     if not isinstance(length, int) or not 0 <= length <= MAX_COPY_BYTES:
         raise InvalidArgument(f"a length is a number of bytes up to {MAX_COPY_BYTES}, not {length!r}")
-    one, one_offset = _place(source)
-    other, other_offset = _place(destination)
+    one, one_offset = _resolve(source)
+    other, other_offset = _resolve(destination)
     if isinstance(one, PeerRegion) == isinstance(other, PeerRegion):
         both = isinstance(one, PeerRegion)
         raise InvalidArgument(f"of source and destination exactly one is a peer's; here {'both are' if both else 'none is'}")
@@ -140,7 +141,7 @@ def piece_of(copy: Copy) -> tuple[Peer, Direction, Piece]:
     return peer, direction, piece
 
 
-def _place(end: End) -> tuple[Region | PeerRegion, int]:
+def _resolve(end: End) -> tuple[Region | PeerRegion, int]:
     offset = 0
     if isinstance(end, Span):
         end, offset = end
@@ -150,7 +151,7 @@ def _place(end: End) -> tuple[Region | PeerRegion, int]:
 
 
 def flat(buffer: Any) -> memoryview:
-    """Raises InvalidArgument for what is no C-contiguous buffer of at least one byte."""
+    """Return a flat byte view. Raises InvalidArgument unless it is a C-contiguous buffer."""
     try:
         view = memoryview(buffer)
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
@@ -169,17 +170,22 @@ def begin_transfer(
     waits: bool = False,
     gate: Gate | None = None,
 ) -> Transfer:
-    """The transfer, which is under way or over. `owner` is who may use the peers, `waits` says that the caller calls `wait` next, and
-    `gate` is entered until it is over.
+    """Begin a transfer and return it, in flight or over.
 
-    Raises InvalidArgument, Closed (a region, or the engine) or Unreachable: nothing is begun then, and nothing held.
+    Args:
+      owner: the engine; the peers must belong to it.
+      waits: the caller calls `wait` next.
+      gate: entered until the transfer is over.
+
+    Raises InvalidArgument, Closed (a region, or the engine) or Unreachable: nothing has begun then, and nothing is
+    held.
     """
     groups = groups_of(batch)
     for peer, _, _ in groups:
         if peer.owner is not owner:
             raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
     regions = _hold(_used_in(groups))
-    transfer = Transfer(deadline, priority, regions, dispatcher.abort, dispatcher.help, on_done)
+    transfer = Transfer(deadline, priority, regions, dispatcher.abort, dispatcher.assist, on_done)
     parts: dict[Peer, list[Slice]] = {}
     for peer, direction, pieces in groups:
         for cut_pieces in cut(pieces, peer.slice_bytes):
@@ -188,7 +194,7 @@ def begin_transfer(
             transfer.size_bytes += part.size_bytes
             transfer.slices_left += 1
     if gate is not None:
-        transfer.stays_in(gate)
+        transfer.hold_gate(gate)
     try:
         dispatcher.begin(parts, transfer if waits else None)
     except KVStoreError:
@@ -203,14 +209,14 @@ def begin_transfer(
 
 
 def _used_in(groups: Sequence[Group]) -> Collection[Region]:
-    """Each region of this process that a batch uses, once."""
+    """Return each local region that a batch uses, once."""
     if len(groups) == 1:
-        return regions_here(groups[0][2])
-    return {id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()
+        return local_regions(groups[0][2])
+    return {id(region): region for _, _, pieces in groups for region in local_regions(pieces)}.values()
 
 
 def _hold(regions: Collection[Region]) -> Collection[Region]:
-    """Hold all or none. Raises Closed."""
+    """Hold all regions or none. Raises Closed."""
     for number, region in enumerate(regions):
         try:
             region.hold()

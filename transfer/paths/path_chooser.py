@@ -1,6 +1,9 @@
-"""Choice of the path of each slice to one peer: by load, measured bandwidth and distance, with a cooldown after a failure. Sans-I/O.
+"""Choice of the path for each slice to one peer: by load, measured bandwidth and NUMA distance, with a cooldown after
+failures. Sans-I/O.
 
-Source: score, probes and cooldown are those of Mooncake's TENT, https://github.com/kvcache-ai/Mooncake; the bandwidth is not."""
+Source: score, probes and cooldown are those of Mooncake's TENT, https://github.com/kvcache-ai/Mooncake; the bandwidth
+estimate is not.
+"""
 
 import itertools
 import math
@@ -11,69 +14,70 @@ from typing import Final, NamedTuple
 
 from kvstore.transfer.config import TransferSettings
 
-MEMORY_NS: Final = 250_000_000
-"""A measurement counts for 1/e of itself after this long: a change of rate is followed within about a second (four times this)."""
+AVERAGING_NS: Final = 250_000_000
+"""Time constant of the bandwidth estimate: a change of rate is followed within about a second (four times this)."""
 SAMPLE_BYTES: Final = 256 << 10
-"""Less than this between two idle times says little of the rate: it took mostly latency."""
+"""Smallest sample between two idle times that measures a rate; smaller ones measure mostly latency."""
 UNKNOWN_SPEED_BYTES_S: Final = 12.5e9
-"""Assumed of a path whose link speed nobody knows, 100 Gbit/s: too high, so that it is tried and measured, not starved."""
+"""Assumed for a path of unknown link speed, 100 Gbit/s: high, so that it is tried and measured."""
 LATENCY_BUCKETS: Final = 32
 
 
 class MeasuredRate(NamedTuple):
-    """A rate that was measured, at least SAMPLE_BYTES of it."""
+    """A measured rate, over at least SAMPLE_BYTES."""
 
     bytes_s: float
     basis_bytes: int
-    """Bytes that it rests on, older ones counting less."""
+    """Bytes that it is based on; older ones count less."""
     measured_ns: int
-    """When the last of them arrived, by the engine's clock."""
+    """Arrival of the last of them, on the engine's clock."""
 
 
 class Bandwidth:
-    """Bytes delivered over busy time, both fading exponentially.
+    """Bandwidth estimate: bytes delivered over busy time, both decaying exponentially.
 
-    Not the mean of size over latency of single slices: with several in flight on one rail each waits for those before it, so that
-    would find the rate divided by their number, and would find a rail the slower the more it is given. What a rail delivers from one
-    moment to the next while something is in flight is its rate whatever the number, as in the delivery rate of BBR.
-    Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14 (2016). The ratio of two faded sums weighs every
-    nanosecond alike, where a mean of ratios would let a burst out of a shaper's bucket count as much as a long slice.
+    Not the mean of size over latency of single slices. With several slices in flight each waits for those before it, so
+    that mean would be the rate divided by their number, and lower the more a rail is used. The bytes that a rail
+    delivers per time while anything is in flight are its rate for any number of slices, as in the delivery rate of BBR.
+    Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14 (2016). The ratio of two decayed
+    sums weighs every nanosecond alike; a mean of ratios would let a burst from a shaper's bucket count as much as a
+    long slice.
     """
 
     __slots__ = ("_busy_ns", "_bytes", "_sample_bytes", "_sample_ns", "measured_ns")
 
     def __init__(self, bytes_s: float) -> None:
-        """`bytes_s` is assumed until something is measured, and counts for nothing afterwards."""
+        """`bytes_s` is assumed until the first measurement."""
         self._bytes, self._busy_ns = bytes_s, 1e9
         self._sample_ns = 0
         self._sample_bytes = 0
         self.measured_ns = -1
-        """When it was last measured; -1: never."""
+        """Time of the last measurement; -1: never."""
 
     @property
     def bytes_s(self) -> float:
         return self._bytes / self._busy_ns * 1e9
 
     def measured(self) -> MeasuredRate | None:
-        """None until enough has been delivered to tell."""
+        """Return the rate, or None until enough was delivered."""
         if self.measured_ns < 0 or self._bytes < SAMPLE_BYTES:
             return None
         return MeasuredRate(self.bytes_s, int(self._bytes), self.measured_ns)
 
     def restart(self, now_ns: int) -> None:
-        """What is delivered counts from here: the path was idle until now, or something failed on it."""
+        """Start a sample now: the path was idle, or something failed on it."""
         self._sample_ns, self._sample_bytes = now_ns, 0
 
     def delivered(self, size_bytes: int, now_ns: int, *, is_idle: bool) -> None:
-        """`size_bytes` more were delivered since the last call; `is_idle`: and nothing is in flight any more."""
+        """Count bytes delivered since the last call; with `is_idle` nothing is in flight any more."""
         self._sample_bytes += size_bytes
         if not is_idle and self._sample_bytes < SAMPLE_BYTES:
             return
         took_ns = max(now_ns - self._sample_ns, 1)
-        # A few bytes alone show that the path is at least this fast, not that it is no faster.
+        # A small sample can raise the estimate, not lower it: it measures mostly latency.
         if self._sample_bytes >= SAMPLE_BYTES or self._sample_bytes * self._busy_ns > self._bytes * took_ns:
-            # Time passes for old measurements while the path is idle, too: then a single probe can outweigh them.
-            kept = math.exp((self.measured_ns - now_ns) / MEMORY_NS) if self.measured_ns >= 0 else 0.0
+            # Old measurements decay while the path is idle, too, so that a single probe can outweigh them.
+            kept = math.exp((self.measured_ns - now_ns) / AVERAGING_NS) if self.measured_ns >= 0 else 0.0
             self._bytes = self._bytes * kept + self._sample_bytes
             self._busy_ns = self._busy_ns * kept + took_ns
             self.measured_ns = now_ns
@@ -81,7 +85,7 @@ class Bandwidth:
 
 
 class Path(NamedTuple):
-    """One way to the peer: a transport, and a rail at either end."""
+    """A path to the peer: a transport, and a rail at either end."""
 
     transport: str
     local_rail: str
@@ -90,17 +94,17 @@ class Path(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """What is known of a path without using it."""
+    """Static properties of a path."""
 
     preference: int = 0
-    """Of its transport: a path is chosen only when none of a lower number is usable."""
+    """Rank of its transport: a path is chosen only if no path of a lower rank is usable."""
     speed_bytes_s: float = 0.0
-    """Of the slower link; 0 if unknown."""
+    """Speed of the slower link; 0 if unknown."""
 
 
 @dataclass(slots=True, eq=False)
 class PathState:
-    """What goes on on a path, and what went on since it was added. For others to read only."""
+    """State and counters of a path. Read-only for others."""
 
     path: Path
     facts: PathFacts
@@ -111,27 +115,28 @@ class PathState:
     delivered_slices: int = 0
     failed_slices: int = 0
     retried_slices: int = 0
-    """Slices that had been tried elsewhere before they were begun here."""
+    """Slices begun here after a failure elsewhere."""
     latency_counts: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
-    """[n]: delivered slices that took less than 2^n us and at least half of that; the last bucket has all that took longer."""
+    """[n]: delivered slices that took at least 2^(n-1) and less than 2^n us; the last bucket has all longer ones."""
     consecutive_failures: int = 0
-    """Cool-downs since it last delivered; while there is one, it is resting or being probed."""
+    """Cooldowns since the last delivery; above 0 the path is in cooldown or being probed."""
     failed_ns: int = 0
-    resting_until_ns: int = 0
+    cooldown_until_ns: int = 0
     is_present: bool = True
-    """False: removed, and forgotten when nothing is in flight on it any more."""
-    turn: int = 0
-    """When it was last chosen, counted in choices."""
+    """False: removed, and forgotten when nothing is in flight on it."""
+    last_chosen: int = 0
+    """Number of the choice that last selected it."""
 
     def is_usable(self, now_ns: int) -> bool:
-        """Neither resting nor, after a rest, busy with the one slice that probes it."""
-        return not self.consecutive_failures or (now_ns >= self.resting_until_ns and not self.in_flight_slices)
+        """Neither in cooldown nor, after one, busy with the one slice that probes it."""
+        return not self.consecutive_failures or (now_ns >= self.cooldown_until_ns and not self.in_flight_slices)
 
 
 class PathChooser:
-    """See the module. Not thread-safe: its owner locks. Each slice is `begun` once, and then `succeeded`, `failed` or `cancelled` once.
+    """Chooses among the paths to one peer. Not thread-safe: the owner locks. Each slice is `begun` once, then
+    `succeeded`, `failed` or `cancelled` once.
 
-    `choose` is O(paths), everything else O(1) but `set_paths` and `next_wakeup_ns`.
+    `choose` is O(paths), everything else O(1) except `set_paths` and `next_wakeup_ns`.
     """
 
     def __init__(self, settings: TransferSettings, random: random.Random) -> None:
@@ -139,20 +144,22 @@ class PathChooser:
         self._random = random
         self._states: dict[Path, PathState] = {}
         self._present: list[PathState] = []
-        self._turns = itertools.count(1)
+        self._choices = itertools.count(1)
         self.bandwidth = Bandwidth(UNKNOWN_SPEED_BYTES_S)
-        """Of all paths together. Not the sum of theirs: two paths may share a rail at the far end, and each has had it for itself."""
+        """Of all paths together. Not the sum of theirs: two paths may share a rail at the far end, and each was
+        measured alone.
+        """
         self._in_flight_slices = 0
 
     @property
     def states(self) -> Mapping[Path, PathState]:
-        """Of all paths, also of those that were removed while something is in flight on them."""
+        """All paths, including removed ones with slices in flight."""
         return self._states
 
-    # --- which paths there are ---
+    # --- the set of paths ---
 
     def set_paths(self, paths: Mapping[Path, PathFacts]) -> None:
-        """These are the paths now. What was learnt of those that stay is kept, even if their facts have changed."""
+        """Replace the paths. Paths that stay keep their measurements, even if their facts changed."""
         for path in [path for path in self._states if path not in paths]:
             self.remove(path)
         for path, facts in paths.items():
@@ -167,33 +174,34 @@ class PathChooser:
         self._sort()
 
     def remove(self, path: Path) -> None:
-        """Choose it no more; slices in flight on it may end as they do. Unknown paths are ignored."""
+        """Remove a path; slices in flight on it end as they do. Unknown paths are ignored."""
         state = self._states.get(path)
         if state is not None:
             state.is_present = False
             self._forget(state)
             self._sort()
 
-    # --- choosing ---
+    # --- choice ---
 
     def choose(
-        self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), far_ends: Mapping[Path, int] | None = None
+        self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), unpreferred_ends: Mapping[Path, int] | None = None
     ) -> Path | None:
-        """The way for a slice of this size; None when no path is usable now (see `next_wakeup_ns`).
+        """Return the path for a slice of this size, or None if none is usable now (see `next_wakeup_ns`).
 
-        Of the usable paths of the first transport that has any: one whose rest is over, for one slice has to find out whether it works
-        again; else the one that would deliver first, ties in turn; or, for `probe_share` of the slices, the one not measured for longest.
+        Among the usable paths of the most preferred transport: a path whose cooldown is over, to probe it with one
+        slice; else the one expected to deliver first, ties round-robin; or, for `probe_share` of the slices, the one
+        not measured for longest.
         """
         candidates = self._candidates(now_ns, excluding)
         if not candidates:
             return None
-        far_ends = far_ends or {}
-        chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, far_ends.get(state.path, 0)))
+        unpreferred_ends = unpreferred_ends or {}
+        chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, unpreferred_ends.get(state.path, 0)))
         if len(candidates) > 1 and not chosen.consecutive_failures and self._random.random() < self._settings.probe_share:
-            # What has something in flight is being measured; if it has stalled, probes must not pile up on it until that is noticed.
+            # Busy paths are being measured already; on a stalled one, probes would pile up until the stall is detected.
             others = [state for state in candidates if state is not chosen and not state.in_flight_slices]
-            chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.turn), default=chosen)
-        chosen.turn = next(self._turns)
+            chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.last_chosen), default=chosen)
+        chosen.last_chosen = next(self._choices)
         return chosen.path
 
     def _candidates(self, now_ns: int, excluding: Collection[Path]) -> list[PathState]:
@@ -205,20 +213,20 @@ class PathChooser:
                 found.append(state)
         return found
 
-    def _rank(self, state: PathState, size_bytes: int, far_ends: int) -> tuple[bool, float, int]:
-        penalty = self._settings.numa_penalty**far_ends
+    def _rank(self, state: PathState, size_bytes: int, unpreferred_ends: int) -> tuple[bool, float, int]:
+        penalty = self._settings.numa_penalty**unpreferred_ends
         seconds = (state.in_flight_bytes + size_bytes) / state.bandwidth.bytes_s * penalty
-        return (not state.consecutive_failures, seconds, state.turn)
+        return (not state.consecutive_failures, seconds, state.last_chosen)
 
     def next_wakeup_ns(self) -> int | None:
-        """When the first resting path may be tried, possibly in the past; None when none rests."""
-        resting = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
-        return min((state.resting_until_ns for state in resting), default=None)
+        """Return the end of the first cooldown, possibly in the past; None if no path is in cooldown."""
+        cooling_down = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
+        return min((state.cooldown_until_ns for state in cooling_down), default=None)
 
-    # --- what became of it ---
+    # --- results ---
 
     def begun(self, path: Path, size_bytes: int, now_ns: int, *, is_retry: bool = False) -> None:
-        """A slice is under way on a path that `choose` returned."""
+        """Record that a slice is in flight on a path returned by `choose`."""
         state = self._states[path]
         if not state.in_flight_slices:
             state.bandwidth.restart(now_ns)
@@ -230,35 +238,37 @@ class PathChooser:
         state.retried_slices += is_retry
 
     def succeeded(self, path: Path, size_bytes: int, begun_ns: int, now_ns: int) -> None:
-        """A slice that was begun at `begun_ns` has arrived."""
+        """Record the arrival of a slice that was begun at `begun_ns`."""
         state = self._ended(path, size_bytes)
         state.bandwidth.delivered(size_bytes, now_ns, is_idle=not state.in_flight_slices)
         self.bandwidth.delivered(size_bytes, now_ns, is_idle=not self._in_flight_slices)
         state.delivered_bytes += size_bytes
         state.delivered_slices += 1
         state.latency_counts[min((max(now_ns - begun_ns, 0) // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
-        if begun_ns >= state.failed_ns:  # one begun before the failure says nothing of the time after it
+        if begun_ns >= state.failed_ns:  # a slice begun before the failure is no evidence of recovery
             state.consecutive_failures = 0
         self._forget(state)
 
     def failed(self, path: Path, size_bytes: int, now_ns: int) -> bool:
-        """A slice failed: the path rests, each time twice as long. Others in flight that fail meanwhile do not prolong that: False."""
+        """Record a failure: the path enters a cooldown, each twice as long as the last. Returns False if it already was
+        in one, which is not prolonged.
+        """
         state = self._ended(path, size_bytes)
         state.bandwidth.restart(now_ns)
         self.bandwidth.restart(now_ns)
         state.failed_slices += 1
-        begins_to_rest = not state.consecutive_failures or now_ns >= state.resting_until_ns
-        if begins_to_rest:
+        enters_cooldown = not state.consecutive_failures or now_ns >= state.cooldown_until_ns
+        if enters_cooldown:
             factor = 2.0 ** min(state.consecutive_failures, 63)
-            rest_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
+            cooldown_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
             state.consecutive_failures += 1
             state.failed_ns = now_ns
-            state.resting_until_ns = now_ns + int(rest_s * 1e9)
+            state.cooldown_until_ns = now_ns + int(cooldown_s * 1e9)
         self._forget(state)
-        return begins_to_rest
+        return enters_cooldown
 
     def cancelled(self, path: Path, size_bytes: int) -> None:
-        """A slice was given up for a reason that says nothing of the path."""
+        """Record a slice that was abandoned for a reason unrelated to the path."""
         self._forget(self._ended(path, size_bytes))
 
     def _ended(self, path: Path, size_bytes: int) -> PathState:
@@ -277,7 +287,7 @@ class PathChooser:
         self._present = sorted(present, key=lambda state: state.facts.preference)
 
     def check_integrity(self) -> None:
-        """Assert that what is in flight adds up and that only paths in use are kept. For tests; O(paths)."""
+        """Assert that in-flight counts add up and that only paths in use are kept. For tests; O(paths)."""
         for path, state in self._states.items():
             assert state.path == path
             assert state.in_flight_slices >= 0, path

@@ -1,4 +1,6 @@
-"""A peer as the engine sees it: the ways to it, what waits for them, and what went over them. Sans-I/O; the engine's lock guards it."""
+"""A peer of an engine: the routes to it, its queue of slices, and its path statistics. Sans-I/O; guarded by the
+engine's lock.
+"""
 
 import heapq
 import itertools
@@ -12,17 +14,19 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.transfer.agent import Direction, Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
-from kvstore.transfer.memory.pieces import Pieces, regions_there
+from kvstore.transfer.memory.pieces import Pieces, remote_regions
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.paths.path_chooser import Path, PathChooser, PathFacts
 from kvstore.transfer.paths.transfers import Transfer
 
-TRIES_A_PATH: Final = 2
-"""A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
+MAX_TRIES_PER_PATH: Final = 2
+"""A second try on a new connection survives a short interruption where there is no other path; a dead peer is still
+reported soon.
+"""
 
 
 class PathRoute(NamedTuple):
-    """How a path is used: which agent of ours, and what it made of the peer's metadata."""
+    """Use of a path: the local agent, and its object for the peer."""
 
     agent: TransferAgent
     remote: Remote
@@ -31,7 +35,7 @@ class PathRoute(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """A part of a transfer that goes one way to one peer, by one path at a time."""
+    """Part of a transfer: pieces in one direction with one peer, on one path at a time."""
 
     transfer: Transfer
     peer: "Peer"
@@ -43,69 +47,70 @@ class Slice:
     tried: tuple[Path, ...] = ()
     """Paths on which it failed."""
     fences: tuple[int, ...] = ()
-    """Of its failed attempts, see Request."""
+    """Fences of its failed attempts; see AgentRequest."""
     error: KVStoreError | None = None
-    """Of the last attempt."""
+    """Error of the last attempt."""
 
 
 class Peer:
-    """Another engine. Made by `TransferEngine.connect`; everything but its names belongs to the engine."""
+    """Another engine. Made by `TransferEngine.connect`; everything but its names is internal to the engine."""
 
     def __init__(
         self,
         info: EngineInfo,
         settings: TransferSettings,
         random: random.Random,
-        near_rails: Callable[[str], Collection[str]],
+        preferred_rails: Callable[[str], Collection[str]],
         *,
         owner: object = None,
     ) -> None:
-        """`near_rails` names the rails of this side that are preferred for memory at a location; `owner` is the engine that made it,
-        and the only one that may use it."""
+        """`preferred_rails` returns the local rails preferred for memory at a location. `owner` is the engine that made
+        it, the only one that may use it.
+        """
         self.owner = owner
         self.name = info.name
         self.info = info
         self.routes: dict[Path, PathRoute] = {}
         self.chooser = PathChooser(settings, random)
         self.slice_bytes = settings.slice_bytes_of("")
-        """As the transport says that slices go by first."""
+        """Slice size of the most preferred transport."""
         self._settings = settings
-        self._near_rails = near_rails
-        self._far: dict[tuple[str, str], dict[Path, int]] = {}
+        self._preferred_rails = preferred_rails
+        self._unpreferred_by_location: dict[tuple[str, str], dict[Path, int]] = {}
         self._queue: list[tuple[int, int, Slice]] = []
         self._serial = itertools.count()
         self.is_connected = True
         self.used_ns = 0
-        """When it was connected, or a slice to or from it was begun, last; by the engine's clock."""
+        """Last time it was connected or a slice was begun, on the engine's clock."""
 
     def is_idle(self, since_ns: int) -> bool:
-        """Whether nothing was begun after that, and nothing waits or is under way."""
+        """Whether nothing was begun after `since_ns`, and nothing is queued or in flight."""
         states = self.chooser.states.values()
         return self.used_ns <= since_ns and self.head() is None and not any(state.in_flight_slices for state in states)
 
     def set_routes(self, info: EngineInfo, routes: Mapping[Path, PathRoute]) -> list[PathRoute]:
-        """These are the ways now; returns those that are no longer used."""
-        gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
+        """Replace the routes; returns those that are no longer used."""
+        removed = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
         self.info = info
         self.routes = dict(routes)
-        self._far.clear()
+        self._unpreferred_by_location.clear()
         if routes:
             first = min(routes, key=lambda path: routes[path].facts.preference)
             self.slice_bytes = self._settings.slice_bytes_of(first.transport)
         self.chooser.set_paths({path: route.facts for path, route in routes.items()})
-        return gone
+        return removed
 
     def push(self, slices: Iterable[Slice]) -> None:
-        """These wait for a path, behind others of their priority."""
+        """Queue slices behind others of their priority."""
         for part in slices:
             heapq.heappush(self._queue, (part.transfer.priority, next(self._serial), part))
 
     def push_first(self, part: Slice) -> None:
-        """This one was under way and failed: before all others of its priority."""
+        """Queue a failed slice before all others of its priority."""
         heapq.heappush(self._queue, (part.transfer.priority, -next(self._serial), part))
 
     def head(self) -> Slice | None:
-        """The next slice, or None. Those of transfers that failed meanwhile are dropped."""
+        """Return the next slice, or None. Drops slices of failed transfers."""
         while self._queue and self._queue[0][2].transfer.error is not None:
             heapq.heappop(self._queue)
         return self._queue[0][2] if self._queue else None
@@ -114,44 +119,46 @@ class Peer:
         heapq.heappop(self._queue)
 
     def choose(self, part: Slice, now_ns: int) -> Path | None:
-        """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
+        """Return the path for a slice: the chooser's, else one in cooldown, as the slice would otherwise fail without
+        having been tried everywhere.
 
-        None when every path that may take it has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
-        failed it less often go first.
+        None if every path that can carry it failed it MAX_TRIES_PER_PATH times, or its transport `max_attempts` times.
+        Paths that failed it less often are preferred.
         """
-        regions = regions_there(part.pieces)
+        regions = remote_regions(part.pieces)
         reaching = [path for path in self.routes if _is_reached(regions, path)]
-        if part.fences:  # late bytes of an earlier attempt could land over what another agent writes, or what is written after it
+        if part.fences:  # late bytes of an earlier attempt could overwrite this or a later write
             reaching = [path for path in reaching if self.routes[path].agent.honours_fences]
-        if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
+        if part.tried:  # a transport with many rails must leave tries to the fallback
             attempts = Counter(path.transport for path in part.tried)
             reaching = [path for path in reaching if attempts[path.transport] < self._settings.max_attempts]
-        fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
-        if fewest >= TRIES_A_PATH:
+        fewest = min(map(part.tried.count, reaching), default=MAX_TRIES_PER_PATH)
+        if fewest >= MAX_TRIES_PER_PATH:
             return None
         usable = [path for path in reaching if part.tried.count(path) == fewest]
         excluded = [path for path in self.routes if path not in usable] if len(usable) < len(self.routes) else ()
         states = self.chooser.states
         first = part.pieces[0]
-        far_ends = self._far_ends(first.local.location, first.remote.location)
-        return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, far_ends=far_ends) or min(
-            usable, key=lambda path: (states[path].resting_until_ns, states[path].in_flight_bytes)
+        unpreferred_ends = self._unpreferred_ends(first.local.location, first.remote.location)
+        return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, unpreferred_ends=unpreferred_ends) or min(
+            usable, key=lambda path: (states[path].cooldown_until_ns, states[path].in_flight_bytes)
         )
 
-    def _far_ends(self, local: str, remote: str) -> Mapping[Path, int]:
-        """For memory at these two places: at how many of its ends a path's rail is not among the preferred ones."""
-        found = self._far.get((local, remote))
+    def _unpreferred_ends(self, local: str, remote: str) -> Mapping[Path, int]:
+        """Return, by path, at how many of its ends the rail is not preferred for the memory there."""
+        found = self._unpreferred_by_location.get((local, remote))
         if found is None:
-            near, near_peer = self._near_rails(local), self.info.matrix.get(remote, ((), ()))[0]
+            local_preferred, remote_preferred = self._preferred_rails(local), self.info.matrix.get(remote, ((), ()))[0]
             found = {
-                path: bool(near and path.local_rail not in near) + bool(near_peer and path.remote_rail not in near_peer)
+                path: bool(local_preferred and path.local_rail not in local_preferred)
+                + bool(remote_preferred and path.remote_rail not in remote_preferred)
                 for path in self.routes
             }
-            self._far[local, remote] = found
+            self._unpreferred_by_location[local, remote] = found
         return found
 
     def close(self) -> list[Slice]:
-        """Nothing goes to it any more; what still waited."""
+        """Disconnect; returns the queued slices."""
         self.is_connected = False
         waiting = [part for _, _, part in self._queue]
         self._queue.clear()
@@ -166,7 +173,7 @@ def _is_reached(regions: Iterable[RemoteRegion], path: Path) -> bool:
 
 
 def unload(routes: Iterable[PathRoute]) -> None:
-    """These are not used any more; what is under way by them fails."""
+    """Unload the peers of unused routes; requests in flight on them fail."""
     for route in routes:
         route.agent.unload_remote(route.remote)
 

@@ -1,6 +1,6 @@
-"""This side's ways out: an agent for each transport on each rail, as links come and go, and the routes that they make to a peer.
+"""Agents of an engine, one per transport and rail, and the routes that they form to a peer.
 
-Transports are ours by name, or a user's own by MODULE:CLASS; their libraries are imported when needed. Rails is not thread-safe but for
+Transports are built in, or a user's class by MODULE:CLASS; libraries are imported on demand. Not thread-safe except
 `agents`: the engine makes one change at a time.
 """
 
@@ -33,28 +33,27 @@ from kvstore.transfer.topology.model import LOOPBACK, RDMA_KINDS, Nic, Topology
 
 NAMES: Final = ("shm", "tcp", "ucx", "nixl")
 MAX_PORT: Final = 65_535
-Place = tuple[str, str, str]
-"""Where an agent belongs: its transport as the settings name it, its rail's device and address. That a link's speed is another does
-not make it another place."""
+AgentKey = tuple[str, str, str]
+"""Identity of an agent: its transport as configured, its rail's device and address. Not the link's speed."""
 log = logging.getLogger("kvstore.transfer")
 
 
 def local_address_towards(address: str) -> str:
-    """The address that this host would speak to `address` from; "" when there is no route. No packet is sent."""
+    """Return the local address from which this host would reach `address`, or "" if there is no route. Sends no packet."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             return str(probe.getsockname()[0])
-    except OSError:  # also where the kernel has no IPv6
+    except OSError:  # also without IPv6
         return ""
 
 
 def reaches(local: Rail, remote: Rail, locals: Sequence[Rail], *, same_host: bool) -> bool:
-    """Whether the local rail is a way to the remote one.
+    """Whether the local rail can reach the remote one.
 
-    Between IP addresses it is if the kernel routes that way; if it routes by none of our rails, all may be tried. Rails without
-    addresses reach every other. The loopback reaches this host only.
+    With IP addresses: if the kernel routes by it, or by none of our rails. Rails without addresses reach every other.
+    The loopback reaches only this host.
     """
     if not local.address or not remote.address:
         return True
@@ -69,7 +68,7 @@ def reaches(local: Rail, remote: Rail, locals: Sequence[Rail], *, same_host: boo
 
 
 class AgentFactory:
-    """Makes an engine's agents. They share what peers may reach (`exports`) and who serves them (`target`)."""
+    """Makes an engine's agents, which share `exports` and the `target` that serves them."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class AgentFactory:
         listens: bool,
         tls: Certificates | None = None,
     ) -> None:
-        """`tls`: what goes over TCP is encrypted, and nothing goes unencrypted but what `allow_plaintext_rdma` lets."""
+        """With `tls`, TCP is encrypted, and unencrypted transports are refused unless `allow_plaintext_rdma` is set."""
         self._tls = tls
         self._name = name
         self._settings = settings
@@ -90,11 +89,11 @@ class AgentFactory:
         self._listens = listens
 
     def transports(self, topology: Topology) -> list[str]:
-        """The transports to be used, the preferred one first. Raises ConfigError for a name that is none."""
+        """Return the transports in order of preference. Raises ConfigError for an unknown name."""
         return chosen_transports(self._settings, topology, is_tls=self._tls is not None)
 
     def rails(self, transport: str, topology: Topology) -> list[Rail]:
-        """The rails of one transport. Raises ConfigError when `rails` of the settings names a NIC that is not there."""
+        """Return the rails of a transport. Raises ConfigError if the setting `rails` names a NIC that does not exist."""
         if transport in ("shm", "nixl"):
             return [Rail()]
         nics = [nic for nic in topology.rails(self._settings.rails) if nic.is_usable]
@@ -104,7 +103,9 @@ class AgentFactory:
         return [_rail(nic, _address(nic), port) for nic in nics if nic.addresses] or [Rail("lo", "127.0.0.1", port=port)]
 
     def _fabric_rails(self, nics: Sequence[Nic], topology: Topology, port: int) -> list[Rail]:
-        """A port without an IP address is introduced by another NIC's, on a TCP port of its own: by the loopback no host would find it."""
+        """Give a port without an IP address the address of another NIC, on a TCP port of its own, for the handshake:
+        the loopback is not reachable from other hosts.
+        """
         lender = min((_address(nic) for nic in topology.usable() if nic.addresses and nic.kind != LOOPBACK), key=_version, default="")
         borrowers = [nic.name for nic in topology.nics if not nic.addresses]
         return [
@@ -113,13 +114,15 @@ class AgentFactory:
         ]
 
     def _port(self, transport: str, topology: Topology) -> int:
-        """Where it listens: on one address each transport needs a port of its own. UCX's come last, for it may need several."""
+        """Return the transport's listening port: transports on one address have different ports. UCX comes last, as it
+        may need several.
+        """
         listening = [name for name in self.transports(topology) if name not in ("shm", "nixl")]
         order = sorted(listening, key=lambda name: (name != "tcp", name == "ucx"))
         return _after(self._settings.listen_port, order.index(transport) if transport in order else 0)
 
     def make(self, transport: str, rail: Rail) -> TransferAgent:
-        """Raises ConfigError: a library is missing, an address is in use, or a class is no plug-in."""
+        """Make an agent. Raises ConfigError: a library is missing, an address is in use, or a class is no plug-in."""
         if transport == "shm":
             return SharedMemoryAgent(self._name, rail, self._settings, exports=self._exports, listens=self._listens)
         if transport == "tcp":
@@ -127,7 +130,7 @@ class AgentFactory:
         if transport == "ucx":
             from kvstore.transfer.ucx.connection import UcxConnection
 
-            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share its one worker
+            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share one worker
         if transport == "nixl":
             from kvstore.transfer.nixl.agent import NixlAgent
 
@@ -148,7 +151,7 @@ def _rail(nic: Nic, address: str, port: int) -> Rail:
 
 
 def _address(nic: Nic) -> str:
-    """IPv4 first; "" for a NIC without any."""
+    """Return the NIC's address, IPv4 first, or ""."""
     return min(nic.addresses, key=_version, default="")
 
 
@@ -157,18 +160,18 @@ def _version(address: str) -> int:
 
 
 def _after(port: int, count: int) -> int:
-    """The port so many after it; 0, for any, stays so. Raises ConfigError when there is none."""
+    """Return the port `count` after `port`; 0 (any) stays 0. Raises ConfigError beyond the last port."""
     if port and port + count > MAX_PORT:
-        raise ConfigError(f"listen_port leaves no room behind it: this engine needs ports up to {port + count}")
+        raise ConfigError(f"listen_port {port} is too high: this engine needs ports up to {port + count}, over the limit of {MAX_PORT}")
     return port + count if port else 0
 
 
 def _load(path: str) -> type[Any]:
-    """The class at MODULE:CLASS. Raises ConfigError unless it is a Connection or a TransferAgent."""
+    """Return the class at MODULE:CLASS. Raises ConfigError unless it is a Connection or a TransferAgent."""
     module, _, name = path.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing a module runs it
+    except Exception as error:  # an import may raise anything
         raise ConfigError(f"transports names {path!r}, which cannot be imported: {error!r}") from error
     if not isinstance(kind, type) or not issubclass(kind, (Connection, TransferAgent)):
         raise ConfigError(f"transports names {path!r}, which is neither a Connection nor a TransferAgent")
@@ -179,11 +182,11 @@ def _load(path: str) -> type[Any]:
 
 
 def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls: bool = False) -> list[str]:
-    """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none, and for
-    UCX beside NIXL: each brings a UCX of its own, and the two crash in one process.
+    """Resolve the setting `transports` on this machine, in order of preference.
 
-    With TLS, what is not encrypted and leaves the host is not chosen, and refused where it is named, unless allow_plaintext_rdma is said.
-    By itself UCX goes before NIXL, for its peers have to show a region's key.
+    Raises ConfigError for an unknown name, and for UCX with NIXL: each loads its own UCX, and the two crash in one
+    process. With TLS, transports that leave the host unencrypted are not chosen, and refused if named, unless
+    `allow_plaintext_rdma` is set. `auto` prefers UCX to NIXL, whose peers' keys are not checked.
     """
     if settings.transports == AUTO:
         has_rdma = (settings.allow_plaintext_rdma or not is_tls) and any(nic.kind in RDMA_KINDS for nic in topology.usable())
@@ -198,7 +201,7 @@ def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls:
     plain = [name for name in names if name not in ("shm", "tcp")]
     if is_tls and plain and not settings.allow_plaintext_rdma:
         raise ConfigError(
-            f"transports names {', '.join(plain)}, which nothing encrypts, beside TLS: leave it out, or say allow_plaintext_rdma=true"
+            f"transports names {', '.join(plain)}, which nothing encrypts, beside TLS: leave it out, or set allow_plaintext_rdma=true"
         )
     if not names:
         raise ConfigError("transports is empty: write auto, or some of " + ", ".join(NAMES))
@@ -206,97 +209,98 @@ def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls:
 
 
 class RailAgents:
-    """See the module. Owns the agents."""
+    """Owns the agents of all rails and adapts them to changes of links."""
 
-    def __init__(self, maker: AgentFactory) -> None:
-        self._maker = maker
-        self._agents: dict[Place, TransferAgent] = {}
+    def __init__(self, factory: AgentFactory) -> None:
+        self._factory = factory
+        self._agents: dict[AgentKey, TransferAgent] = {}
         self._preference: dict[str, int] = {}
 
     @property
     def agents(self) -> list[TransferAgent]:
-        """Those of preferred transports first."""
+        """Preferred transports first."""
         return list(self._agents.values())
 
     def open(self, topology: Topology) -> None:
-        """Make the agents. Raises ConfigError; those that were made are closed by `close`."""
-        for place, rail in self._places(topology).items():
-            self._agents[place] = self._maker.make(place[0], rail)
-        self._prefer()
+        """Make the agents. Raises ConfigError; `close` then closes those that were made."""
+        for key, rail in self._wanted_rails(topology).items():
+            self._agents[key] = self._factory.make(key[0], rail)
+        self._rank_transports()
 
     def change(self, topology: Topology) -> tuple[list[TransferAgent], bool]:
-        """Have agents for these links; returns those that are no longer used, for the caller to close, and whether there are new ones.
+        """Adapt to these links; returns the agents no longer used, for the caller to close, and whether there are new
+        ones.
 
-        A new rail that cannot be used is logged, and tried again with the next change. Raises ConfigError (nothing has changed): the
-        settings name a rail that is not there.
+        A new rail that cannot be used is logged and retried at the next change. Raises ConfigError (nothing changed):
+        the settings name a rail that does not exist.
         """
-        wanted = self._places(topology)
-        gone = [agent for place, agent in self._agents.items() if place not in wanted]
-        fresh = {place: agent for place, rail in wanted.items() if place not in self._agents and (agent := self._try(place, rail))}
-        have = self._agents | fresh
-        self._agents = {place: have[place] for place in wanted if place in have}
-        self._prefer()
-        return gone, bool(fresh)
+        wanted = self._wanted_rails(topology)
+        removed = [agent for key, agent in self._agents.items() if key not in wanted]
+        added = {key: agent for key, rail in wanted.items() if key not in self._agents and (agent := self._try(key, rail))}
+        have = self._agents | added
+        self._agents = {key: have[key] for key in wanted if key in have}
+        self._rank_transports()
+        return removed, bool(added)
 
     def export(self, region: Region) -> dict[str, bytes]:
-        """What peers' agents have to know of a region of ours: once a transport where all its rails say the same, else once a rail."""
+        """Return the descriptors of a region: one per transport if all its rails agree, else one per rail."""
         found: dict[str, dict[str, bytes | None]] = {}
         for agent in self.agents:
             found.setdefault(agent.transport, {})[agent.rail.device] = agent.export(region)
         descriptors: dict[str, bytes] = {}
-        for transport, said in found.items():
-            alike = len(set(said.values())) == 1
-            for rail, descriptor in said.items():
+        for transport, exported_by_rail in found.items():
+            is_same = len(set(exported_by_rail.values())) == 1
+            for rail, descriptor in exported_by_rail.items():
                 if descriptor is not None:
-                    descriptors[transport if alike else on_rail(transport, rail)] = descriptor
+                    descriptors[transport if is_same else on_rail(transport, rail)] = descriptor
         return descriptors
 
-    def _places(self, topology: Topology) -> dict[Place, Rail]:
+    def _wanted_rails(self, topology: Topology) -> dict[AgentKey, Rail]:
         return {
             (transport, rail.device, rail.address): rail
-            for transport in self._maker.transports(topology)
-            for rail in self._maker.rails(transport, topology)
+            for transport in self._factory.transports(topology)
+            for rail in self._factory.rails(transport, topology)
         }
 
-    def _try(self, place: Place, rail: Rail) -> TransferAgent | None:
+    def _try(self, key: AgentKey, rail: Rail) -> TransferAgent | None:
         try:
-            return self._maker.make(place[0], rail)
+            return self._factory.make(key[0], rail)
         except KVStoreError as error:
-            log.warning("rail %s cannot be used by %s: %s", rail.device or "(any)", place[0], error)
+            log.warning("rail %s cannot be used by %s: %s", rail.device or "(any)", key[0], error)
             return None
 
-    def _prefer(self) -> None:
+    def _rank_transports(self) -> None:
         self._preference = {name: number for number, name in enumerate(dict.fromkeys(agent.transport for agent in self.agents))}
 
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, PathRoute]:
-        """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are,
-        unless its secret is another: it is another process then, though its name and ports are the same. Whether shared memory reaches
-        the peer its agent alone can say.
+        """Return the routes from our agents to the peer's, reusing those of `peer` that are unchanged.
 
-        Raises ProtocolError for an agent's metadata that is malformed; nothing stays loaded then.
+        Routes of a peer with another secret are not reused: it is another process with the same name and ports. Whether
+        shared memory reaches the peer is decided by its agent. Raises ProtocolError for malformed metadata; nothing
+        stays loaded then.
         """
         same_host = info.host == network_id()
         known = peer.info.agents if peer is not None and peer.info.secret == info.secret else ()
         routes: dict[Path, PathRoute] = {}
-        fresh: list[PathRoute] = []
+        added: list[PathRoute] = []
         for agent, entry in self._pairs(info, same_host):
             path = Path(agent.transport, agent.rail.device, entry.rail.device)
             old = peer.routes.get(path) if peer is not None and entry in known else None
             if path in routes:
-                continue  # two of the peer's rails have one name
+                continue  # two rails of the peer have the same name
             if old is not None and old.agent is agent:
                 routes[path] = old._replace(facts=self._facts(agent, entry))
                 continue
             try:
                 remote = agent.load_remote(entry.metadata)
-                agent.trust(remote, info.secret)
+                agent.set_secret(remote, info.secret)
                 routes[path] = PathRoute(agent, remote, self._facts(agent, entry))
             except Unreachable:
                 continue
             except KVStoreError:
-                unload(fresh)
+                unload(added)
                 raise
-            fresh.append(routes[path])
+            added.append(routes[path])
         return routes
 
     def _pairs(self, info: EngineInfo, same_host: bool) -> list[tuple[TransferAgent, AgentInfo]]:
@@ -312,7 +316,9 @@ class RailAgents:
         return PathFacts(self._preference[agent.transport], min(speeds, default=0.0) * 1e9 / 8)
 
     def close(self) -> None:
-        """Requests under way end with Closed. A second close is a no-op. What one agent raises comes once all others are closed."""
+        """Close all agents; requests in flight fail with Closed. Idempotent. An agent's exception is raised after all
+        are closed.
+        """
         with ExitStack() as closing:
             for agent in self.agents:
                 closing.callback(agent.close)

@@ -1,7 +1,8 @@
-"""Dispatch of slices over paths: which goes next, by which path, and what follows from its success or failure.
+"""Dispatcher of slices: assigns queued slices to paths, and handles their success or failure.
 
-It holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over, and callers that wait copy
-themselves where that is quicker."""
+Holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over; waiting
+callers copy themselves where that is faster.
+"""
 
 import functools
 import logging
@@ -19,15 +20,16 @@ from kvstore.transfer.memory.pieces import by_rail
 from kvstore.transfer.paths.peer import Peer, Slice
 from kvstore.transfer.paths.transfers import Transfer
 
-After = list[Callable[[], None]]
-"""What is to be done once the lock is released: calls of agents and callers, which may call back."""
+DeferredCalls = list[Callable[[], None]]
+"""Calls to make after the lock is released: agents and callers may call back."""
 log = logging.getLogger("kvstore.transfer")
 
 
 @dataclass(slots=True)
 class RailCount:
-    """What a transport has moved by a rail of this side. `failed` slices were begun here and went elsewhere, or nowhere; `rests` is how
-    often a path of the rail was let rest for that."""
+    """Counters of a transport on one local rail. `failed_slices` were begun here and retried elsewhere or given up;
+    `rests` counts cooldowns of its paths.
+    """
 
     delivered_bytes: int = 0
     delivered_slices: int = 0
@@ -36,25 +38,27 @@ class RailCount:
 
 
 class _Thread(threading.local):
-    """Of one thread: the peers that it has to pump before it leaves `pump`; None outside."""
+    """Per thread: peers to dispatch before `dispatch` returns; None outside it."""
 
     peers: dict[Peer, None] | None = None
 
 
 class SliceDispatcher:
-    """See the module. Thread-safe. `lock` guards every peer, slice and transfer."""
+    """Dispatches slices of all peers. Thread-safe. `lock` guards every peer, slice and transfer."""
 
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:
         self.lock = threading.Lock()
         self.is_closed = False
         self.rails: defaultdict[tuple[str, str], RailCount] = defaultdict(RailCount)
-        """By transport and rail of this side."""
+        """By transport and local rail."""
         self._settings = settings
         self._clock_ns = clock_ns
         self._thread = _Thread()
 
     def begin(self, parts: Mapping[Peer, Sequence[Slice]], caller: Transfer | None = None) -> None:
-        """Queue the slices of a transfer and begin as many as go now. Raises Closed or Unreachable; none is queued then."""
+        """Queue the slices of a transfer and dispatch as many as possible. Raises Closed or Unreachable; none is queued
+        then.
+        """
         with self.lock:
             if self.is_closed:
                 raise Closed("the engine is closed")
@@ -64,22 +68,23 @@ class SliceDispatcher:
             for peer, slices in parts.items():
                 peer.push(slices)
         for peer in parts:
-            self.pump(peer, caller)
+            self.dispatch(peer, caller)
             caller = None
 
     def end(self, peer: Peer, error: KVStoreError) -> None:
-        """Nothing goes to this peer any more: what waits for it fails."""
-        after: After = []
+        """Disconnect a peer: its queued slices fail."""
+        deferred: DeferredCalls = []
         with self.lock:
             for part in peer.close():
-                self._fail(part.transfer, error, after)
-        _run(after)
+                self._fail(part.transfer, error, deferred)
+        _run(deferred)
 
-    def pump(self, peer: Peer, caller: Transfer | None = None) -> None:
-        """Begin as many slices as the peer's paths take now. The first of the `caller`'s is left for its own thread to run, in `wait`.
+    def dispatch(self, peer: Peer, caller: Transfer | None = None) -> None:
+        """Begin as many slices as the peer's paths accept. The first of the `caller`'s is left for its own thread to
+        run, in `wait`.
 
-        Agents may end a request before `submit` returns, which leads here again: that is noted and done afterwards, for slices that end
-        at once would otherwise nest without bound.
+        Agents may finish a request before `submit` returns, which re-enters this method. Re-entries are recorded and
+        processed by the outer call, so that they do not nest without bound.
         """
         if self._thread.peers is not None:
             self._thread.peers[peer] = None
@@ -87,16 +92,16 @@ class SliceDispatcher:
         waiting = self._thread.peers = {peer: None}
         try:
             while waiting:
-                self._pump_once(waiting.popitem()[0], caller)
+                self._dispatch_once(waiting.popitem()[0], caller)
                 caller = None
         finally:
             self._thread.peers = None
 
-    def _pump_once(self, peer: Peer, caller: Transfer | None) -> None:
+    def _dispatch_once(self, peer: Peer, caller: Transfer | None) -> None:
         begun: list[tuple[TransferAgent, AgentRequest]] = []
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
-            while (next_one := self._next(peer, after)) is not None:
+            while (next_one := self._next(peer, deferred)) is not None:
                 begun.append(next_one)
         if caller is not None and begun:
             begun[0][1].caller_runs = begun[0][1].context.transfer is caller
@@ -105,27 +110,29 @@ class SliceDispatcher:
         if begun:
             with self.lock:
                 for agent, request in begun:
-                    self._submitted(agent, request, after)
-        _run(after)
+                    self._submitted(agent, request, deferred)
+        _run(deferred)
 
-    def _submitted(self, agent: TransferAgent, request: AgentRequest, after: After) -> None:
-        """From now on it can be cancelled, and is if its transfer failed meanwhile. Called with the lock held."""
+    def _submitted(self, agent: TransferAgent, request: AgentRequest, deferred: DeferredCalls) -> None:
+        """Make a submitted request cancellable, and cancel it if its transfer failed meanwhile. Called with the lock
+        held.
+        """
         transfer: Transfer = request.context.transfer
         if request in transfer.in_flight:
             transfer.in_flight[request] = agent
             if transfer.error is not None:
-                after.append(functools.partial(agent.cancel, request))
+                deferred.append(functools.partial(agent.cancel, request))
 
-    def _next(self, peer: Peer, after: After) -> tuple[TransferAgent, AgentRequest] | None:
-        """The next slice that a path takes now, as its agent's request. Called with the lock held."""
+    def _next(self, peer: Peer, deferred: DeferredCalls) -> tuple[TransferAgent, AgentRequest] | None:
+        """Return the next slice that a path accepts, as its agent's request. Called with the lock held."""
         now_ns = self._clock_ns()
         while (part := peer.head()) is not None:
             if part.transfer.deadline.at_ns <= time.monotonic_ns():
-                self._fail(part.transfer, part.transfer.deadline.exceeded(), after)
+                self._fail(part.transfer, part.transfer.deadline.exceeded(), deferred)
                 continue
             path = peer.choose(part, now_ns)
             if path is None:
-                self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), after)
+                self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), deferred)
                 continue
             agent, remote, _ = peer.routes[path]
             if peer.chooser.states[path].in_flight_slices >= agent.window:
@@ -152,16 +159,16 @@ class SliceDispatcher:
         return None
 
     def _finished(self, request: AgentRequest) -> None:
-        """An agent's request is over: called by the agent."""
+        """Callback of an agent's request that is over."""
         part: Slice = request.context
-        after: After = []
+        deferred: DeferredCalls = []
         with self.lock:
-            self._account(part, request, after)
-        _run(after)
-        self.pump(part.peer)
+            self._record_outcome(part, request, deferred)
+        _run(deferred)
+        self.dispatch(part.peer)
 
-    def _account(self, part: Slice, request: AgentRequest, after: After) -> None:
-        """Note what became of a slice, and what follows from it. Called with the lock held."""
+    def _record_outcome(self, part: Slice, request: AgentRequest, deferred: DeferredCalls) -> None:
+        """Record the result of a slice: retry it, fail its transfer, or complete it. Called with the lock held."""
         transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
         assert path is not None
         now_ns, rail = self._clock_ns(), self.rails[path.transport, path.local_rail]
@@ -173,8 +180,8 @@ class SliceDispatcher:
             rail.delivered_slices += 1
             transfer.slices_left -= 1
         elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
-            chooser.cancelled(path, part.size_bytes)  # no fault of the path
-            self._fail(transfer, error, after)
+            chooser.cancelled(path, part.size_bytes)  # not the path's fault
+            self._fail(transfer, error, deferred)
         else:
             rail.failed_slices += 1
             rail.rests += chooser.failed(path, part.size_bytes, now_ns)
@@ -185,30 +192,30 @@ class SliceDispatcher:
             if part.peer.is_connected:
                 part.peer.push_first(part)
             else:
-                self._fail(transfer, error, after)
+                self._fail(transfer, error, deferred)
         if not transfer.in_flight and (had_failed or not transfer.slices_left):
-            after.append(transfer.complete)
+            deferred.append(transfer.complete)
 
-    def _fail(self, transfer: Transfer, error: KVStoreError, after: After) -> None:
-        """The transfer fails: what waits is dropped, what is under way cancelled. Called with the lock held."""
+    def _fail(self, transfer: Transfer, error: KVStoreError, deferred: DeferredCalls) -> None:
+        """Fail the transfer: drop its queued slices and cancel those in flight. Called with the lock held."""
         if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
             return
-        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
+        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been raised in the waiting thread
         if transfer.in_flight:
             submitted = [(request, agent) for request, agent in transfer.in_flight.items() if agent is not None]
-            after.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
+            deferred.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
         else:
-            after.append(transfer.complete)
+            deferred.append(transfer.complete)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
-        """For Transfer: end it."""
-        after: After = []
+        """End a transfer with this error. Called by Transfer."""
+        deferred: DeferredCalls = []
         with self.lock:
-            self._fail(transfer, error, after)
-        _run(after)
+            self._fail(transfer, error, deferred)
+        _run(deferred)
 
-    def help(self, transfer: Transfer) -> None:
-        """For Transfer: its waiting thread takes a share of the work."""
+    def assist(self, transfer: Transfer) -> None:
+        """Run requests of the transfer in its waiting thread. Called by Transfer."""
         with self.lock:
             requests = list(transfer.in_flight.items())
         for request, agent in requests:
@@ -219,12 +226,12 @@ class SliceDispatcher:
 def _submit(agent: TransferAgent, request: AgentRequest) -> None:
     try:
         agent.submit(request)
-    except Exception as error:  # a plug-in at fault must not take other slices with it
-        log.exception("the agent of %s cannot take requests", agent.transport)
+    except Exception as error:  # a faulty plug-in must not fail other slices
+        log.exception("the agent of %s failed to submit a request", agent.transport)
         if not request.is_over:
             request.finish(Unreachable(f"{agent.transport} failed: {error!r}"))
 
 
-def _run(after: After) -> None:
-    for action in after:
+def _run(deferred: DeferredCalls) -> None:
+    for action in deferred:
         action()

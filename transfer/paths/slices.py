@@ -1,4 +1,4 @@
-"""Cutting a batch into slices, the units that are sent, retried and spread over rails. Sans-I/O; knows nothing of rails or agents."""
+"""Cuts a batch into slices: the units that are sent, retried and spread over rails. Sans-I/O."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -9,14 +9,14 @@ from kvstore.transfer.memory.pieces import Int64s, Pieces, PieceTable
 from kvstore.transfer.memory.region import Piece
 
 MAX_PIECES_A_SLICE: Final = 1024
-"""So that the description of a slice stays small beside its bytes, and one vectored call takes it (IOV_MAX)."""
+"""Bounds a slice's description relative to its bytes, and fits one vectored call (IOV_MAX)."""
 
 
 def cut(pieces: Pieces, slice_bytes: int) -> Sequence[Pieces]:
-    """The bytes of `pieces`, in their order, as slices of exactly `slice_bytes`, but for the last and those where MAX_PIECES_A_SLICE
-    comes first.
+    """Cut the bytes of `pieces`, in order, into slices of exactly `slice_bytes`, except the last and those limited by
+    MAX_PIECES_A_SLICE.
 
-    The pieces are of one peer and one direction; empty ones are left out. O(pieces + slices).
+    The pieces are of one peer and one direction; empty ones are dropped. O(pieces + slices).
     """
     assert slice_bytes > 0
     if isinstance(pieces, PieceTable):
@@ -27,19 +27,21 @@ def cut(pieces: Pieces, slice_bytes: int) -> Sequence[Pieces]:
 
 
 def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:
-    """`cut` by numpy. A slice that MAX_PIECES_A_SLICE ends leaves the others where they are: the next one is shorter by that."""
+    """As `cut`, with numpy. A slice limited by MAX_PIECES_A_SLICE does not move later boundaries: the next slice is
+    shorter.
+    """
     lengths, columns = _merged_columns(pieces)
     if not len(lengths):
         return []
     ends = np.cumsum(lengths)
-    # Each bound ends a piece; counted in bytes of the batch. What is to be sorted is sorted twice over, which a stable sort makes use of.
+    # Each bound ends a piece, in bytes of the batch. The input is two sorted runs, which a stable sort merges.
     bounds = np.sort(np.concatenate((ends, np.arange(slice_bytes, ends[-1], slice_bytes))), kind="stable")
     sizes = np.diff(bounds, prepend=0)
     starts, sizes = (bounds - sizes)[sizes > 0], sizes[sizes > 0]
     run = np.searchsorted(ends, starts, side="right")
     within = starts - (ends - lengths)[run]
-    here_index, here_offset, there_index, there_offset = (column[run] for column in columns)
-    whole = PieceTable(pieces.here, pieces.there, here_index, here_offset + within, there_index, there_offset + within, sizes)
+    local_index, local_offset, remote_index, remote_offset = (column[run] for column in columns)
+    whole = PieceTable(pieces.local, pieces.remote, local_index, local_offset + within, remote_index, remote_offset + within, sizes)
     firsts = np.flatnonzero(starts % slice_bytes == 0)
     return [
         whole[at : min(at + MAX_PIECES_A_SLICE, end)]
@@ -49,7 +51,7 @@ def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:
 
 
 def _merged_columns(pieces: PieceTable) -> tuple[Int64s, list[Int64s]]:
-    """Lengths and the other columns, neighbours that continue one another at both ends made one, empty pieces left out."""
+    """Return lengths and the other columns, with adjacent contiguous pieces merged and empty ones dropped."""
     kept = pieces.length > 0
     *columns, lengths = (column[kept] for column in pieces.columns())
     goes_on = np.ones(max(0, len(lengths) - 1), np.bool_)
@@ -62,13 +64,13 @@ def _merged_columns(pieces: PieceTable) -> tuple[Int64s, list[Int64s]]:
 
 
 def cut_list(pieces: Sequence[Piece], slice_bytes: int) -> list[list[Piece]]:
-    """`cut` piece by piece: quicker for few."""
+    """As `cut`, piece by piece: faster for few."""
     slices: list[list[Piece]] = []
     current: list[Piece] = []
     room_bytes = slice_bytes
     for piece in _merged(pieces):
         size_bytes = piece[4]
-        if size_bytes < room_bytes and len(current) < MAX_PIECES_A_SLICE - 1:  # the usual case of small pieces
+        if size_bytes < room_bytes and len(current) < MAX_PIECES_A_SLICE - 1:  # the common case of small pieces
             current.append(piece)
             room_bytes -= size_bytes
             continue
@@ -87,7 +89,7 @@ def cut_list(pieces: Sequence[Piece], slice_bytes: int) -> list[list[Piece]]:
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbours that continue one another at both ends made one, empty pieces left out."""
+    """Merge adjacent contiguous pieces and drop empty ones."""
     merged: list[Piece] = []
     local = remote = None
     local_end = remote_end = run_bytes = -1

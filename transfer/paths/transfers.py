@@ -1,6 +1,5 @@
-"""A transfer: what a caller of the engine holds while bytes move.
-
-The engine (engine.py) owns its state and guards it with its lock.
+"""Transfer: the handle of a batch of copies in flight. Its state belongs to the engine and is guarded by the engine's
+lock.
 """
 
 import logging
@@ -16,23 +15,24 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.signal_safety import Gate, Shield
 
 ABORT_TIMEOUT_S = 30.0
-"""Slices under way end within this time of being given up; an agent that takes longer is at fault, which is logged."""
+"""Slices in flight end within this time after an abort. An agent that takes longer is faulty, which is logged."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class Priority(IntEnum):
-    """Slices of a lower number overtake those of a higher one that are not under way yet."""
+    """Slices of a lower number overtake queued slices of a higher one."""
 
     FOREGROUND = 0
-    """Somebody waits for it: a get."""
+    """A caller waits: a get."""
     BACKGROUND = 1
-    """Replication, prefetching, moving between tiers."""
+    """Replication, prefetching, moves between tiers."""
 
 
 class Transfer:
-    """A batch of copies under way. Thread-safe. It is over when every byte has moved, or an error was met and nothing moves any more.
+    """A batch of copies in flight. Thread-safe. Over when every byte has moved, or after an error once nothing moves
+    any more.
 
-    Until then the regions are held: their memory must not be changed (sources) or read (destinations).
+    Until then the regions are held: sources must not be changed, destinations not read.
     """
 
     def __init__(
@@ -41,36 +41,36 @@ class Transfer:
         priority: Priority,
         held: Collection[Region],
         abort: "Callable[[Transfer, KVStoreError], None]",
-        help: "Callable[[Transfer], None]",
+        assist: "Callable[[Transfer], None]",
         on_done: "Callable[[Transfer], None] | None",
     ) -> None:
         self.deadline = deadline
         self.priority = priority
         self.size_bytes = 0
         self.error: KVStoreError | None = None
-        """Why it failed. Set before it is over: slices under way have to end first."""
+        """The failure. Set before the transfer is over, as slices in flight must end first."""
         self.is_over = False
         self.retries = 0
-        """Slices that had to be tried again."""
+        """Slices that were retried."""
         self.slices_left = 0
         self.in_flight: dict[AgentRequest, TransferAgent | None] = {}
-        """Requests under way, and whom to tell when they are to end: None until they are submitted."""
+        """Requests in flight with their agents; None until they are submitted."""
         self._held = held
         self._abort = abort
-        self._help = help
+        self._assist = assist
         self._on_done = on_done
         self._lock = threading.Lock()
         self._over: threading.Event | None = None
         self._gate: Gate | None = None
 
-    def stays_in(self, gate: Gate) -> None:
-        """For the engine, before anything moves: to shut the gate waits until it is over."""
+    def hold_gate(self, gate: Gate) -> None:
+        """Keep `gate` entered until the transfer is over. Called by the engine before anything moves."""
         gate.enter()
         self._gate = gate
 
     def complete(self) -> None:
-        """For the engine: it is over."""
-        held, self._held = self._held, ()  # who keeps the transfer does not keep its memory
+        """Mark the transfer as over. Called by the engine."""
+        held, self._held = self._held, ()  # a reference to the transfer must not keep its memory
         for region in held:
             region.release()
         with self._lock:
@@ -83,43 +83,43 @@ class Transfer:
         if self._on_done is not None:
             try:
                 self._on_done(self)
-            except Exception:  # the caller's mistake; other transfers go on
+            except Exception:  # the caller's fault; other transfers continue
                 log.exception("on_done of a transfer failed")
 
     def cancel(self) -> None:
-        """Have it end soon, with Cancelled unless it is over before."""
+        """Make it end soon, with Cancelled unless it ends before."""
         self._abort(self, cancelled())
 
     def expire(self) -> None:
-        """Have it end soon, with DeadlineExceeded unless it is over before: for who waits by other means than `wait`."""
+        """Make it end soon, with DeadlineExceeded unless it ends before: for callers that do not use `wait`."""
         self._abort(self, self.deadline.exceeded())
 
     def wait(self) -> None:
-        """Block until it is over, copying in this thread where that helps. Raises its error: Unreachable (the peer is gone, by every way
-        there is), DeadlineExceeded, Denied, StaleHandle, InvalidArgument, ProtocolError, Cancelled or Closed. After an error the
-        destinations' content is undefined.
+        """Block until the transfer is over, copying in this thread where that is faster.
 
-        Whatever else is raised, by a signal handler say, cancels the transfer and goes on once it is over.
+        Raises its error: Unreachable (no path to the peer works), DeadlineExceeded, Denied, StaleHandle,
+        InvalidArgument, ProtocolError, Cancelled or Closed. After an error the destinations' content is undefined. Any
+        other exception, such as a signal handler's, cancels the transfer and is raised once it is over.
         """
         with Shield() as shield:
-            self.wait_behind(shield)
+            self.wait_with(shield)
 
-    def wait_behind(self, shield: Shield) -> None:
-        """`wait`, for who has a shield up, whose work ends with this: a second one would only take time."""
+    def wait_with(self, shield: Shield) -> None:
+        """As `wait`, under a shield that the caller has active and whose work ends with this call."""
         self._wait_until_over(shield)
         self.check()
 
     def check(self) -> None:
-        """For a transfer that is over: raise its error, as `wait` does.
+        """Raise the error of a transfer that is over, as `wait` does.
 
-        A copy is raised: the error itself would hold, by its traceback and its context, the frames of callers that hold this transfer, and
-        all that they have lent, until garbage is collected.
+        Raises a copy: the error itself would keep alive, by its traceback and context, frames that refer to this
+        transfer and to its buffers.
         """
         if self.error is not None:
             raise copy(self.error)
 
     def abandon(self) -> None:
-        """Cancel it and return when it is over, however that ends."""
+        """Cancel it and return when it is over."""
         self.cancel()
         with Shield() as shield:
             self._wait_until_over(shield)
@@ -128,7 +128,7 @@ class Transfer:
         shield.cancels(self.cancel)
         try:
             if not self.is_over:
-                self._help(self)
+                self._assist(self)
             if not self.is_over and not self._ends_within(self.deadline):
                 self.expire()
         except BaseException:
@@ -136,7 +136,7 @@ class Transfer:
             raise
         finally:
             if not self.is_over:
-                self._wait_for_its_end()
+                self._wait_until_finished()
 
     def _ends_within(self, deadline: Deadline) -> bool:
         try:
@@ -144,12 +144,10 @@ class Transfer:
         except DeadlineExceeded:
             return self.is_over
 
-    def _wait_for_its_end(self) -> None:
-        """However long it takes: as long as a slice moves, nobody may have the memory back."""
+    def _wait_until_finished(self) -> None:
+        """Wait without limit: the memory must not be returned to its owner while a slice moves."""
         while not self.is_over and not self._event().wait(ABORT_TIMEOUT_S):
-            log.error(
-                "a slice has not ended within %g s of being given up: its agent is at fault, and its caller waits on", ABORT_TIMEOUT_S
-            )
+            log.error("a slice has not ended %g s after it was aborted: its agent is faulty, and its caller still waits", ABORT_TIMEOUT_S)
 
     def _event(self) -> threading.Event:
         with self._lock:

@@ -1,6 +1,7 @@
-"""Shared memory as a TransferAgent: peers of this host are mapped, and a transfer is a copy by the processor.
+"""TransferAgent over shared memory: maps regions of peers on this host, and copies with the processor.
 
-The caller's thread copies if it waits anyway; otherwise, and for the rest of a large batch, a few threads do.
+A caller that waits copies in its own thread. Other requests, and the rest of a large batch, are copied by a few
+threads.
 """
 
 import os
@@ -35,22 +36,23 @@ from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, Transf
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import MappedSlab, map_slab
 from kvstore.transfer.memory.memcpy import copy
-from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
+from kvstore.transfer.memory.pieces import check_pieces, local_views, remote_regions, remote_views
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.shm.target import CLOSED_COUNT, SharedTarget
 
 MAGIC: Final = b"kvshm1 "
 """Metadata: this, the `socket_id` of the Unix socket, a space, its path."""
-_PLACE: Final = struct.Struct("<I")
-"""A region's descriptor: its place in the owner's table of live regions."""
+_TABLE_INDEX: Final = struct.Struct("<I")
+"""A region's descriptor: its index in the owner's table of live regions."""
 _WORD_BYTES: Final = 8
-"""Of that table. It is read through a memoryview, which makes an int of a word in a third of the time that numpy takes."""
+"""Size of the table's words. A memoryview reads one as an int in a third of numpy's time."""
 
 
-class _ProcessRequest:
-    """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
-    `is_loaded`."""
+class _PeerProcess:
+    """A process of this host: its Unix socket, its table of live regions, and the mapped ones. `lock` guards all except
+    `is_loaded`.
+    """
 
     def __init__(self, host_id: str, path: str) -> None:
         self.host_id = host_id
@@ -59,43 +61,44 @@ class _ProcessRequest:
         self.channel: Channel | None = None
         self.live = memoryview(bytes(_WORD_BYTES * (CLOSED_COUNT + 1))).cast("Q")
         self.closed_count = 0
-        """What the table said when it was last looked through."""
+        """The table's count when it was last scanned."""
         self.mapped: dict[tuple[int, int, bool], tuple[MappedSlab, int]] = {}
-        """With its place, by id, key and whether it is writable."""
+        """By region id, key and whether writable: the mapping and the table index."""
         self.failed_ns = 0
-        """When it last gave no answer within an attempt's time."""
+        """Time of the last attempt that timed out."""
         self.is_loaded = True
 
-    def is_live(self, region_id: int, place: int) -> bool:
-        return place < len(self.live) and self.live[place] == region_id
+    def is_live(self, region_id: int, index: int) -> bool:
+        return index < len(self.live) and self.live[index] == region_id
 
     def unmap_closed(self) -> None:
-        """Let go of regions that their owner has closed."""
+        """Unmap regions that their owner has closed."""
         closed_count = self.live[CLOSED_COUNT]
         if closed_count != self.closed_count:
             self.closed_count = closed_count
-            for key in [key for key, (_, place) in self.mapped.items() if not self.is_live(key[0], place)]:
+            for key in [key for key, (_, index) in self.mapped.items() if not self.is_live(key[0], index)]:
                 del self.mapped[key]
 
-    def hang_up(self) -> None:
-        """Let go of all of them, and of the connection."""
+    def disconnect(self) -> None:
+        """Unmap all regions and close the connection."""
         self.mapped.clear()
         if self.channel is not None:
             self.channel.close()
             self.channel = None
 
     def unload(self) -> None:
-        """For good."""
-        self.is_loaded = False  # first: threads that wait for the lock are to find it so
+        """Disconnect for good."""
+        self.is_loaded = False  # first: threads that wait for the lock must see it
         with self.lock:
-            self.hang_up()
+            self.disconnect()
 
 
 class SharedMemoryAgent(TransferAgent):
-    """See the module. A region is reached if it was made over shared memory (`Region.fd`), and only by processes of the same user.
+    """Agent of the transport `shm`. Reaches regions over shared memory (`Region.fd`), and only processes of the same
+    user.
 
-    Requests go on when the owner closes the region under them, in memory that stays until the last mapping ends; they then fail with
-    StaleHandle.
+    If the owner closes a region during a request, the copy continues in memory that lives until the last mapping ends;
+    the request then fails with StaleHandle.
     """
 
     transport = "shm"
@@ -117,9 +120,9 @@ class SharedMemoryAgent(TransferAgent):
             self._target = SharedTarget(name, exports or Exports(), max_connections=settings.max_connections, run_dir=run_dir)
         self._threads = ThreadPoolExecutor(settings.copy_threads or min(4, os.cpu_count() or 1), thread_name_prefix="kvstore-shm-copy")
         self._lock = threading.Lock()
-        self._queued: dict[AgentRequest, _ProcessRequest] = {}
+        self._queued: dict[AgentRequest, _PeerProcess] = {}
         """Submitted and not begun."""
-        self._peers: list[_ProcessRequest] = []
+        self._peers: list[_PeerProcess] = []
         self._is_closed = False
 
     def metadata(self) -> bytes:
@@ -130,10 +133,10 @@ class SharedMemoryAgent(TransferAgent):
     def load_remote(self, metadata: bytes) -> Remote:
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
-            raise ProtocolError("these bytes do not say how a process is reached over shared memory")
-        peer = _ProcessRequest(host.decode("ascii", "replace"), os.fsdecode(path))
+            raise ProtocolError("malformed metadata of a shared-memory agent")
+        peer = _PeerProcess(host.decode("ascii", "replace"), os.fsdecode(path))
         if not is_here(peer.path, peer.host_id):
-            raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
+            raise Unreachable("the peer's Unix socket is not reachable: it is on another host, or in another container")
         with self._lock:
             self._peers.append(peer)
         return peer
@@ -149,12 +152,12 @@ class SharedMemoryAgent(TransferAgent):
         for request in mine:
             request.finish(Unreachable("the peer was unloaded"))
         peer.is_loaded = False
-        if submit_once(self._threads, peer.unload) is None:  # it takes long to unmap a pool, and perhaps until nobody copies any more
+        if submit_once(self._threads, peer.unload) is None:  # unmapping a pool is slow, and may wait for copies
             peer.unload()
 
     def export(self, region: Region) -> bytes | None:
-        place = self._target.export(region) if self._target is not None else None
-        return None if place is None else _PLACE.pack(place)
+        index = self._target.export(region) if self._target is not None else None
+        return None if index is None else _TABLE_INDEX.pack(index)
 
     # --- requests ---
 
@@ -174,7 +177,7 @@ class SharedMemoryAgent(TransferAgent):
             request.finish(error)
             return
         if not request.caller_runs and submit_once(self._threads, partial(self.run, request)) is None:
-            self.run(request)  # closed meanwhile, which ended the request; or the system has no thread left
+            self.run(request)  # closed meanwhile, which ended the request; or no thread can be started
 
     def run(self, request: AgentRequest) -> None:
         with self._lock:
@@ -198,59 +201,61 @@ class SharedMemoryAgent(TransferAgent):
         if was_queued:
             request.finish(cancelled())
 
-    def _copy(self, peer: _ProcessRequest, request: AgentRequest) -> None:
+    def _copy(self, peer: _PeerProcess, request: AgentRequest) -> None:
         """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
-        regions = regions_there(request.pieces)
-        mapped, places = self._reach(peer, request, regions)
-        here, there = views_here(request.pieces), views_there(request.pieces, mapped)
-        destinations, sources = (here, there) if request.direction is Direction.READ else (there, here)
+        regions = remote_regions(request.pieces)
+        mapped, indices = self._map_regions(peer, request, regions)
+        local, remote = local_views(request.pieces), remote_views(request.pieces, mapped)
+        destinations, sources = (local, remote) if request.direction is Direction.READ else (remote, local)
         for number, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
             if not number % 64 or len(source) >= 1 << 20:
                 request.deadline.left_s()
                 if request.is_cancelled:
                     raise cancelled()
             copy(destination, source)
-        for region, place in zip(regions, places, strict=True):
-            if not peer.is_live(region.region_id, place):
+        for region, index in zip(regions, indices, strict=True):
+            if not peer.is_live(region.region_id, index):
                 raise StaleHandle(f"region {region.region_id} was closed while it was copied")
 
-    def _reach(
-        self, peer: _ProcessRequest, request: AgentRequest, regions: Iterable[RemoteRegion]
+    def _map_regions(
+        self, peer: _PeerProcess, request: AgentRequest, regions: Iterable[RemoteRegion]
     ) -> tuple[dict[int, memoryview], list[int]]:
-        """Of these regions the mapped memory, by the identity of the description, and the places."""
+        """Return the mapped memory by the identity of the description, and the table indices."""
         writable = request.direction is Direction.WRITE
         mapped: dict[int, memoryview] = {}
-        places: list[int] = []
+        indices: list[int] = []
         _lock(peer, request.deadline)
         try:
-            if peer.failed_ns >= request.state:  # found while this one waited: one such wait after the other would keep all threads
+            if peer.failed_ns >= request.state:  # failed while this request waited: consecutive timeouts would block all threads
                 raise self._no_answer()
             channel = self._connected(peer, request.deadline)
             peer.unmap_closed()
             for region in regions:
-                mapped[id(region)], place = self._find(peer, channel, region, writable, request.deadline)
-                places.append(place)
+                mapped[id(region)], index = self._find(peer, channel, region, writable, request.deadline)
+                indices.append(index)
         finally:
             peer.lock.release()
-        return mapped, places
+        return mapped, indices
 
-    def _connected(self, peer: _ProcessRequest, deadline: Deadline) -> Channel:
-        """A channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
+    def _connected(self, peer: _PeerProcess, deadline: Deadline) -> Channel:
+        """Return a channel to the peer. Called with its lock held. Raises Closed, Unreachable or DeadlineExceeded."""
         if not peer.is_loaded:
             raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
         if peer.channel is None or not peer.channel.is_quiet():
-            peer.hang_up()  # the process has ended; another one may listen there
+            peer.disconnect()  # the process has ended; another may listen there
             self._connect(peer, deadline)
         assert peer.channel is not None
         return peer.channel
 
-    def _connect(self, peer: _ProcessRequest, deadline: Deadline) -> None:
-        """A channel is kept only with its table: without one every region would look closed."""
+    def _connect(self, peer: _PeerProcess, deadline: Deadline) -> None:
+        """Connect and map the table of live regions. A channel is kept only with its table, without which every region
+        would look closed.
+        """
         with self._attempt(peer, deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
         try:
             if channel.welcome.host_id != peer.host_id:
-                raise Unreachable(f"at {peer.path} there is another process by now, {channel.welcome.name!r}")
+                raise Unreachable(f"{peer.path} now belongs to another process, {channel.welcome.name!r}")
             table = self._map(peer, channel, Attach(0, 0), deadline).memory
             if len(table) % _WORD_BYTES:
                 raise ProtocolError(f"the peer's table of live regions has {len(table)} bytes")
@@ -260,43 +265,44 @@ class SharedMemoryAgent(TransferAgent):
         peer.channel, peer.live, peer.closed_count = channel, table.cast("Q"), 0
 
     def _find(
-        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+        self, peer: _PeerProcess, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
     ) -> tuple[memoryview, int]:
-        slab, place = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
-        if not peer.is_live(remote.region_id, place):
+        slab, index = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
+        if not peer.is_live(remote.region_id, index):
             raise StaleHandle(f"region {remote.region_id} is closed")
         if remote.size_bytes > len(slab.memory):
             raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
-        return slab.memory, place
+        return slab.memory, index
 
     def _attach(
-        self, peer: _ProcessRequest, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
+        self, peer: _PeerProcess, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline
     ) -> tuple[MappedSlab, int]:
         """Map a region. Called with the peer's lock held."""
         descriptor = remote.descriptors.get(self.transport, b"")
-        if len(descriptor) != _PLACE.size or not remote.region_id:
+        if len(descriptor) != _TABLE_INDEX.size or not remote.region_id:
             raise InvalidArgument(f"region {remote.region_id} is not shared memory")
         slab = self._map(peer, channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
-        [place] = _PLACE.unpack(descriptor)
-        peer.mapped[remote.region_id, remote.key, writable] = slab, place
-        return slab, place
+        [index] = _TABLE_INDEX.unpack(descriptor)
+        peer.mapped[remote.region_id, remote.key, writable] = slab, index
+        return slab, index
 
-    def _map(self, peer: _ProcessRequest, channel: Channel, message: Attach, deadline: Deadline) -> MappedSlab:
+    def _map(self, peer: _PeerProcess, channel: Channel, message: Attach, deadline: Deadline) -> MappedSlab:
         with self._attempt(peer, deadline) as attempt:
             answer, fds = channel.call_for_fds(message, attempt)
         if len(fds) != 1 or len(answer.sizes) != 1:
             for fd in fds:
                 os.close(fd)
-            raise ProtocolError(f"the peer sent {len(fds)} descriptors where one belongs")
+            raise ProtocolError(f"the peer sent {len(fds)} descriptors instead of one")
         try:
             return map_slab(fds[0], answer.sizes[0], writable=bool(message.writable))
         except Broken as error:
             raise Unreachable(str(error)) from None
 
     @contextmanager
-    def _attempt(self, peer: _ProcessRequest, deadline: Deadline) -> Iterator[Deadline]:
-        """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried. Called with the
-        peer's lock held."""
+    def _attempt(self, peer: _PeerProcess, deadline: Deadline) -> Iterator[Deadline]:
+        """Limit one request to the peer, so that another transport can still be tried; a timeout is Unreachable. Called
+        with the peer's lock held.
+        """
         try:
             yield Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         except DeadlineExceeded:
@@ -307,7 +313,7 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     def _no_answer(self) -> Unreachable:
-        return Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s")
+        return Unreachable(f"the peer did not respond within {self._settings.connect_timeout_s:g} s")
 
     # --- notifications ---
 
@@ -343,13 +349,13 @@ class SharedMemoryAgent(TransferAgent):
             self._target.close()
 
 
-def _lock(peer: _ProcessRequest, deadline: Deadline) -> None:
-    """Not a context manager, which would cost a twentieth of the copy of 4 KiB."""
+def _lock(peer: _PeerProcess, deadline: Deadline) -> None:
+    """A function, not a context manager, which would cost a twentieth of a 4 KiB copy."""
     if not peer.lock.acquire(timeout=deadline.left_s()):
         raise deadline.exceeded()
 
 
-def _as_process(remote: Remote) -> _ProcessRequest:
-    if not isinstance(remote, _ProcessRequest):
-        raise InvalidArgument("this is not a peer that this agent has loaded")
+def _as_process(remote: Remote) -> _PeerProcess:
+    if not isinstance(remote, _PeerProcess):
+        raise InvalidArgument("not a peer of this agent: pass what load_remote returned")
     return remote

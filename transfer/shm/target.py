@@ -1,11 +1,13 @@
-"""The passive side of shared memory: gives descriptors of regions to processes of this host that show their keys, over a Unix socket.
+"""Server of the transport `shm`: passes region descriptors to processes of this host that present the regions' keys,
+over a Unix socket.
 
-Only processes of the same user can enter the socket's folder. Among them keys guard against mistakes, not against malice: a process that
-holds a read-only descriptor cannot map it for writing, but may open the memory anew by /proc, as it may trace this process.
+Only processes of the same user can enter the socket's folder. Among them keys protect against mistakes, not malice: a
+process with a read-only descriptor cannot map it for writing, but may reopen the memory through /proc, as it may trace
+this process.
 
-Peers map a table of the open regions, too, since a mapping alone would outlive its region unnoticed. The table is an array of u64 in the
-host's byte order. Word 0 counts the regions that were closed, so that a peer sees at one glance whether it has mappings to let go; each
-other word holds the id of an open region, or 0.
+Peers also map a table of live regions, as a mapping alone would outlive its region unnoticed. The table is an array of
+u64 in host byte order. Word 0 counts closed regions, so that a peer detects stale mappings with one read; each other
+word is the id of an open region, or 0.
 """
 
 import contextlib
@@ -34,16 +36,16 @@ from kvstore.transfer.memory.mapping import map_slab
 from kvstore.transfer.memory.region import Exports, Region
 
 MAX_LIVE: Final = 65_535
-"""Regions of one process that can be shared at once; the table takes memory only where it is used."""
+"""Regions of one process shared at once; the table takes memory only where it is used."""
 CLOSED_COUNT: Final = 0
-"""The word that counts."""
+"""Index of the counter word."""
 F_SEAL_FUTURE_WRITE: Final = 0x10
-"""No mapping made from now on can write, whoever opens the memory anew. Linux 5.1; Python 3.11 does not name it."""
+"""Prevents new writable mappings, also by reopening. Linux 5.1; not in Python 3.11."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class LiveRegions:
-    """The owner's side. Thread-safe. Owns the memfd `fd`, of `size_bytes`."""
+    """Owner's side of the table of live regions. Thread-safe. Owns the memfd `fd`, of `size_bytes`."""
 
     def __init__(self, max_regions: int = MAX_LIVE) -> None:
         """Raises Full: the system has no descriptor or memory left."""
@@ -55,7 +57,7 @@ class LiveRegions:
         os.ftruncate(self.fd, self.size_bytes)
         self._table: npt.NDArray[np.uint64] = np.frombuffer(map_slab(os.dup(self.fd), self.size_bytes, writable=True).memory, np.uint64)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        with contextlib.suppress(OSError):  # an older kernel: peers are trusted not to write then
+        with contextlib.suppress(OSError):  # older kernels: peers are trusted not to write
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._max_regions = max_regions
         self._process_id = os.getpid()
@@ -64,26 +66,26 @@ class LiveRegions:
         self._next = CLOSED_COUNT + 1
 
     def add(self, region_id: int) -> int:
-        """The region's place in the table. Raises Full."""
+        """Return the region's new index in the table. Raises Full."""
         with self._lock:
             if not self._free and self._next > self._max_regions:
-                raise Full(f"{self._max_regions} regions are shared with this host already: close some")
-            place = self._free.pop() if self._free else self._next
-            self._next = max(self._next, place + 1)
-            self._table[place] = region_id
-            return place
+                raise Full(f"{self._max_regions} regions are shared already, the maximum: close some")
+            index = self._free.pop() if self._free else self._next
+            self._next = max(self._next, index + 1)
+            self._table[index] = region_id
+            return index
 
-    def remove(self, place: int) -> None:
-        """The region is closed; in a forked child, which shares the table, its owner has it still."""
+    def remove(self, index: int) -> None:
+        """Mark a region as closed. No-op in a forked child, which shares the table with the owner."""
         if os.getpid() != self._process_id:
             return
         with self._lock:
-            self._table[place] = 0
+            self._table[index] = 0
             self._table[CLOSED_COUNT] += 1
-            self._free.append(place)
+            self._free.append(index)
 
     def close(self) -> None:
-        """All regions are closed. A second close is a no-op."""
+        """Mark all regions as closed. A second close is a no-op."""
         with self._lock:
             if self.fd >= 0:
                 self._table[CLOSED_COUNT + 1 : self._next] = 0
@@ -93,16 +95,18 @@ class LiveRegions:
 
 
 class SharedTarget:
-    """A thread that serves one Unix socket. `export`, `notices` and `close` are for any thread."""
+    """Server thread of one Unix socket. `export`, `notices` and `close` are thread-safe."""
 
     def __init__(
         self, name: str, exports: Exports, *, max_connections: int, max_regions: int = MAX_LIVE, run_dir: Path | None = None
     ) -> None:
-        """Raises ConfigError when the socket cannot be made in `run_dir` (default: as the daemons'), Full for want of descriptors."""
+        """Raises ConfigError if the socket cannot be created in `run_dir` (default: the daemons'), Full if out of
+        descriptors.
+        """
         self._name = name
         self._exports = exports
         self._live = LiveRegions(max_regions)
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._lock = threading.Lock()
         self._notices = Notices(name)
         self._is_closed = False
@@ -121,34 +125,36 @@ class SharedTarget:
         self._thread.start()
 
     def export(self, region: Region) -> int | None:
-        """The region's place in the table of live ones; None if it is not shared memory. Raises Closed, or Full: the table is."""
+        """Return the region's index in the table of live regions; None if it is not shared memory. Raises Closed, or
+        Full.
+        """
         if region.fd < 0:
             return None
-        region.hold()  # so that its close comes after all of this
+        region.hold()  # its close waits for this
         try:
             with self._lock:
                 if self._is_closed:
                     raise Closed("the agent is closed")
-                place = self._places.get(region.region_id)
-                if place is None:
-                    place = self._places[region.region_id] = self._live.add(region.region_id)
+                index = self._indices.get(region.region_id)
+                if index is None:
+                    index = self._indices[region.region_id] = self._live.add(region.region_id)
                     self._exports.add(region)
                     region.on_close(self._forget)
         finally:
             region.release()
-        return place
+        return index
 
     def _forget(self, region: Region) -> None:
         with self._lock:
             if not self._is_closed:
-                self._live.remove(self._places.pop(region.region_id))
+                self._live.remove(self._indices.pop(region.region_id))
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """(name of the agent, message) of what has come since the last call."""
+        """Remove and return the notifications, as (name of the agent, message)."""
         return self._notices.take()
 
     def close(self) -> None:
-        """Peers find every region closed. A second close is a no-op."""
+        """Close all regions to peers. A second close is a no-op."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
@@ -156,9 +162,9 @@ class SharedTarget:
             self._thread.join()
             self._server.close()
             self._reactor.close()
-            self._live.close()  # last: peers are to find the process gone, not its regions
+            self._live.close()  # last: peers must see the process disconnect, not closed regions
 
-    # --- the handler of the server's sessions ---
+    # --- handler of the server's sessions ---
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         if header.type == Hello.TYPE:
@@ -178,14 +184,14 @@ class SharedTarget:
         raise ProtocolError(f"a message of type {header.type} has no payload")
 
     def closed(self, session: Session) -> None:
-        """What a peer has mapped stays mapped there; nothing is kept for it here."""
+        """No-op: peers keep their mappings, and no state is kept for them here."""
 
     def _attach(self, session: Session, header: FrameHeader, message: Attach) -> None:
         if not message.region:
             self._send_descriptor(session, header, self._live.fd, self._live.size_bytes, writable=False)
             return
         request = (WriteRegions if message.writable else ReadRegions)([message.region], [message.key], [0], [0])
-        _, [region] = self._exports.hold(request)  # once it is closed, its descriptor's number may be another file's
+        _, [region] = self._exports.hold(request)  # after its close the descriptor number may be reused
         try:
             if region.fd < 0:
                 raise StaleHandle(f"region {message.region} is not shared memory")
@@ -195,8 +201,8 @@ class SharedTarget:
 
     def _send_descriptor(self, session: Session, header: FrameHeader, fd: int, size_bytes: int, *, writable: bool) -> None:
         try:
-            # A new description: one that was opened for reading only cannot be mapped for writing.
+            # Reopen instead of dup: a description opened read-only cannot be mapped for writing.
             copy = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
-            raise Unavailable(f"no descriptor of this memory can be had: {error.strerror}") from None
+            raise Unavailable(f"no descriptor of this memory can be opened: {error.strerror}") from None
         session.reply(header.request_id, MapSlabsReply([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))

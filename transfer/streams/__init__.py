@@ -1,1 +1,1 @@
-"""Transports that send and receive (Connection), the agent that makes them one-sided, its pool of endpoints, and TCP."""
+"""Two-sided transports: the Connection interface, the agent that makes it one-sided, its endpoint pool, and TCP."""

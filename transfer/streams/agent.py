@@ -1,7 +1,8 @@
-"""A TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
+"""TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
 
-The passive side is target.py, the streams of the active side are request_stream.py. This file owns the connections (an endpoint pool a
-rail), chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
+target.py is the passive side, request_stream.py the protocol of the active side. This module owns the connections (an
+endpoint pool per rail). It chooses the stream of each request and the thread that runs it: the caller's if it waits
+anyway, else one of a pool.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from kvstore.transfer.streams.request_stream import NoticeRequest, PeerConnectio
 from kvstore.transfer.streams.target import Target
 
 WINDOW_SLICES: Final = 2
-"""Slices under way on one connection: one in work, the others asked for."""
+"""Slices in flight per connection: one in progress, the others requested ahead."""
 
 MAGIC: Final = b"kvagent1 "
 """Metadata: this, the transport's name, a space, and the listener's metadata."""
@@ -39,17 +40,19 @@ log = logging.getLogger("kvstore.transfer")
 
 
 class _RemoteAgent:
-    """A remote agent: how it is reached, and the lanes to it."""
+    """A peer's agent: its metadata, and the request streams to it."""
 
-    def __init__(self, metadata: bytes, lanes: list[RequestStream]) -> None:
+    def __init__(self, metadata: bytes, streams: list[RequestStream]) -> None:
         self.metadata = metadata
-        self.lanes = lanes
+        self.streams = streams
         self.secret = b""
         self.is_loaded = True
 
 
 class ConnectionAgent(TransferAgent):
-    """See the module. `exports` and `target` may be shared with agents of other rails; the target is then closed by its owner."""
+    """Agent of a Connection transport. `exports` and `target` may be shared with agents of other rails; the target is
+    then closed by its owner.
+    """
 
     honours_fences = True
 
@@ -64,7 +67,9 @@ class ConnectionAgent(TransferAgent):
         target: Target | None = None,
         listens: bool = True,
     ) -> None:
-        """Raises ConfigError: the transport's library is missing, its address is not this machine's or in use, or there is no thread."""
+        """Raises ConfigError: the transport's library is missing, its address is not local or in use, or no thread can
+        be started.
+        """
         super().__init__(name, rail)
         self.transport = connection_class.transport  # type: ignore[misc]
         self.window = settings.tcp_streams * WINDOW_SLICES
@@ -83,13 +88,13 @@ class ConnectionAgent(TransferAgent):
         )
         self._peers: set[_RemoteAgent] = set()
         self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
-        # Another process of the same name must not fence, or be taken for, connections of this one.
+        # Random start: another process of the same name must not fence or collide with these connections.
         self._numbers = itertools.count(secrets.randbits(62))
-        self._sweeper: threading.Thread | None = None
+        self._expiry_thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._closed = False
 
-    # --- who is reached how ---
+    # --- peers ---
 
     def metadata(self) -> bytes:
         listener = b"" if self._listener is None else self._listener.metadata()
@@ -98,14 +103,14 @@ class ConnectionAgent(TransferAgent):
     def load_remote(self, metadata: bytes) -> Remote:
         head = MAGIC + self.transport.encode() + b" "
         if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
-            raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
+            raise ProtocolError(f"malformed metadata of an agent of transport {self.transport}")
         streams = self._settings.tcp_streams
         peer = _RemoteAgent(metadata[len(head) :], [RequestStream(self._lock, WINDOW_SLICES) for _ in range(streams)])
         with self._lock:
             self._peers.add(peer)
         return peer
 
-    def trust(self, remote: Remote, secret: bytes) -> None:
+    def set_secret(self, remote: Remote, secret: bytes) -> None:
         _as_agent(remote).secret = secret
 
     def unload_remote(self, remote: Remote) -> None:
@@ -115,14 +120,14 @@ class ConnectionAgent(TransferAgent):
                 return
             peer.is_loaded = False
             self._peers.remove(peer)
-            queued = [request for lane in peer.lanes for request in lane.queue]
-            for lane in peer.lanes:
-                self._clear(lane)
-                idle = self._pool.drop(lane)
+            queued = [request for stream in peer.streams for request in stream.queue]
+            for stream in peer.streams:
+                self._clear(stream)
+                idle = self._pool.drop(stream)
                 if idle is not None:
                     idle.connection.close()
-                if lane.connection is not None:
-                    lane.connection.close()
+                if stream.connection is not None:
+                    stream.connection.close()
             self._changed.notify_all()
         for request in queued:
             request.finish(Unreachable("the peer was unloaded"))
@@ -163,15 +168,15 @@ class ConnectionAgent(TransferAgent):
                 if self._closed or not peer.is_loaded:
                     error = Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
                 else:
-                    lane = min(peer.lanes, key=_load)
-                    lane.add(request)
-                    request.state = lane
-                    starts = not lane.is_running and not request.caller_runs
-                    lane.is_running |= starts
+                    stream = min(peer.streams, key=_load_of)
+                    stream.add(request)
+                    request.state = stream
+                    starts = not stream.is_running and not request.caller_runs
+                    stream.is_running |= starts
         if error is not None:
             request.finish(error)
         elif starts:
-            self._start(lane)
+            self._start(stream)
 
     def _refusal(self, request: AgentRequest) -> KVStoreError | None:
         try:
@@ -186,134 +191,136 @@ class ConnectionAgent(TransferAgent):
         return None
 
     def run(self, request: AgentRequest) -> None:
-        lane = request.state
-        if lane is None:
+        stream = request.state
+        if stream is None:
             return
         with self._lock:
-            if request.is_over or lane.is_running:
+            if request.is_over or stream.is_running:
                 return
-            lane.is_running = True
-        self._run(lane, request.waits_for or request)
+            stream.is_running = True
+        self._run(stream, request.waits_for or request)
 
     def cancel(self, request: AgentRequest) -> None:
-        lane = request.state
-        if lane is None:
+        stream = request.state
+        if stream is None:
             return
         with self._lock:
             if request.is_over:
                 return
             request.is_cancelled = True
-            was_queued = lane.take_back(request)
-            connection = lane.connection if request in lane.sent else None
-            self._changed.notify_all()  # nobody may want a connection for this lane any more
-        if was_queued:
+            was_pending = stream.remove(request)
+            connection = stream.connection if request in stream.sent else None
+            self._changed.notify_all()  # the stream may need no connection any more
+        if was_pending:
             request.finish(cancelled())
         elif connection is not None:
-            connection.close()  # half a slice is on its way: only the connection's end stops it
+            connection.close()  # part of a slice is in flight: only closing the connection stops it
 
-    # --- running lanes ---
+    # --- running streams ---
 
-    def _start(self, lane: RequestStream) -> None:
-        """Have a runner serve a lane that is marked as running; without one, closed or for want of threads, this thread does."""
-        if submit_once(self._runners, functools.partial(self._run, lane)) is None:
-            self._run(lane)
+    def _start(self, stream: RequestStream) -> None:
+        """Have a pool thread serve a stream marked as running. If none is available, this thread does."""
+        if submit_once(self._runners, functools.partial(self._run, stream)) is None:
+            self._run(stream)
 
-    def _run(self, lane: RequestStream, until: Any = None) -> None:
-        """Serve a lane that is marked as running: until it is empty, or for a caller that waits for `until` as long as that is next.
+    def _run(self, stream: RequestStream, until: Any = None) -> None:
+        """Serve a stream marked as running until it is empty; for a caller that waits for `until`, only while its
+        request is next.
 
-        Another thread goes on: others' requests, which have deadlines of their own, would keep the caller beyond its own.
+        Then another thread continues: requests of others have later deadlines than the caller's.
         """
         while True:
             with self._lock:
-                if not lane.queue and not lane.sent:
-                    lane.is_running = False
-                    self._give_back(lane)
+                if not stream.queue and not stream.sent:
+                    stream.is_running = False
+                    self._release_endpoint(stream)
                     return
-                first = (lane.sent or lane.queue)[0]
-                is_others = until is not None and first is not until and first.waits_for is not until
-                is_leaving = lane.link is not None and self._pool.is_leaving(lane.link)
-                if is_leaving and not lane.sent:  # another lane waits for its place
-                    self._give_back(lane)
+                first = (stream.sent or stream.queue)[0]
+                is_other_callers = until is not None and first is not until and first.waits_for is not until
+                is_draining = stream.endpoint is not None and self._pool.is_draining(stream.endpoint)
+                if is_draining and not stream.sent:  # another stream waits for its slot
+                    self._release_endpoint(stream)
                     continue
-            if is_others or (until is not None and until.is_over):
-                self._start(lane)
+            if is_other_callers or (until is not None and until.is_over):
+                self._start(stream)
                 return
             try:
-                lane.step(lane.link or self._connect(lane, first), asks=not is_leaving, caller=until)
+                stream.step(stream.endpoint or self._connect(stream, first), may_send=not is_draining, caller=until)
             except KVStoreError as error:
-                self._broke(lane, error)
-            except Exception as error:  # of a plug-in at fault: this side must still say how its requests ended
+                self._on_broken(stream, error)
+            except Exception as error:  # of a faulty plug-in: its requests must still end
                 log.exception("a connection over %s failed", self.transport)
-                self._broke(lane, Unreachable(f"{self.transport} failed: {error!r}"))
-            except BaseException:  # interrupted: the stream may be anywhere
-                self._broke(lane, Closed("the thread that ran this connection was interrupted"))
-                self._start(lane)
+                self._on_broken(stream, Unreachable(f"{self.transport} failed: {error!r}"))
+            except BaseException:  # interrupted: the position in the stream is unknown
+                self._on_broken(stream, Closed("the thread that ran this connection was interrupted"))
+                self._start(stream)
                 raise
 
-    def _broke(self, lane: RequestStream, error: KVStoreError) -> None:
+    def _on_broken(self, stream: RequestStream, error: KVStoreError) -> None:
         with self._lock:
-            failed = lane.broke(lane.link, error if not self._closed else Closed("the agent is closed"))
+            failed = stream.on_broken(stream.endpoint, error if not self._closed else Closed("the agent is closed"))
             if self._closed:
-                failed += [(request, error) for request in lane.queue]
-                self._clear(lane)
-            self._give_back(lane, broken=True)
+                failed += [(request, error) for request in stream.queue]
+                self._clear(stream)
+            self._release_endpoint(stream, broken=True)
         for request, reason in failed:
             request.finish(Closed("the agent is closed") if self._closed else reason)
 
-    def _clear(self, lane: RequestStream) -> None:
-        lane.queued_bytes -= sum(request.size_bytes for request in lane.queue)
-        lane.queue.clear()
+    def _clear(self, stream: RequestStream) -> None:
+        stream.queued_bytes -= sum(request.size_bytes for request in stream.queue)
+        stream.queue.clear()
 
-    def _give_back(self, lane: RequestStream, *, broken: bool = False) -> None:
-        """The lane holds its connection no longer. Called with the lock held."""
-        link, lane.link, lane.connection = lane.link, None, None
-        if link is None:
+    def _release_endpoint(self, stream: RequestStream, *, broken: bool = False) -> None:
+        """Release the stream's connection. Called with the lock held."""
+        endpoint, stream.endpoint, stream.connection = stream.endpoint, None, None
+        if endpoint is None:
             return
-        broken = broken or not link.connection.is_open
-        leaving = self._pool.give_back(lane, link, time.monotonic_ns(), broken=broken)
-        if leaving is not None:
-            leaving.connection.close()
+        broken = broken or not endpoint.connection.is_open
+        drained = self._pool.release(stream, endpoint, time.monotonic_ns(), broken=broken)
+        if drained is not None:
+            drained.connection.close()
         self._changed.notify_all()
 
-    def _sweep(self) -> None:
-        """Close connections that nobody has used for long."""
+    def _expire_idle(self) -> None:
+        """Thread that closes idle connections."""
         while not self._closing.wait(self._settings.idle_ttl_s / 2):
             with self._lock:
-                for link in self._pool.expire(time.monotonic_ns()):
-                    link.connection.close()
+                for endpoint in self._pool.expire(time.monotonic_ns()):
+                    endpoint.connection.close()
                 self._changed.notify_all()
 
-    def _connect(self, lane: RequestStream, first: AgentRequest) -> PeerConnection:
-        """Have a connection for the lane and its first request, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed,
-        or a refusal."""
+    def _connect(self, stream: RequestStream, first: AgentRequest) -> PeerConnection:
+        """Return a connection for the stream, pooled or new. Raises Unreachable, DeadlineExceeded, Closed, or the
+        peer's refusal.
+        """
         with self._lock:
-            link = self._take(lane, first.deadline)
-            if link is not None:
-                lane.link, lane.connection, lane.is_proven = link, link.connection, False
-                return link
+            endpoint = self._take_endpoint(stream, first.deadline)
+            if endpoint is not None:
+                stream.endpoint, stream.connection, stream.is_proven = endpoint, endpoint.connection, False
+                return endpoint
         try:
-            link = self._open(lane, first)
+            endpoint = self._open_endpoint(stream, first)
         except BaseException:
             with self._lock:
-                lane.connection = None
-                self._pool.failed(lane)
+                stream.connection = None
+                self._pool.failed(stream)
                 self._changed.notify_all()
             raise
         with self._lock:
-            if self._sweeper is None:
-                sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread is to be had: idle connections stay open until one is
-                    sweeper.start()
-                    self._sweeper = sweeper
-            self._pool.opened(lane, link)
-            lane.link, lane.is_proven = link, True
+            if self._expiry_thread is None:
+                expiry_thread = threading.Thread(target=self._expire_idle, name="kvstore-sweep", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can be started: idle connections stay open until one can
+                    expiry_thread.start()
+                    self._expiry_thread = expiry_thread
+            self._pool.opened(stream, endpoint)
+            stream.endpoint, stream.is_proven = endpoint, True
             self._changed.notify_all()
-        return link
+        return endpoint
 
-    def _take(self, lane: RequestStream, deadline: Deadline) -> PeerConnection | None:
-        """An open connection, or None: a place is reserved for one. Called with the lock held."""
+    def _take_endpoint(self, stream: RequestStream, deadline: Deadline) -> PeerConnection | None:
+        """Return an open connection, or None with a pool slot reserved for a new one. Called with the lock held."""
         while True:
-            taken = self._pool.take(lane)
+            taken = self._pool.take(stream)
             if isinstance(taken, ReadyEndpoint):
                 return taken.endpoint
             if isinstance(taken, OpenEndpoint):
@@ -322,27 +329,27 @@ class ConnectionAgent(TransferAgent):
                 return None
             try:
                 self._changed.wait(deadline.left_s())
-                if not lane.queue:
+                if not stream.queue:
                     raise Closed("the requests that needed a connection are over")
             except BaseException:
-                self._pool.withdraw(lane)
+                self._pool.withdraw(stream)
                 self._changed.notify_all()
                 raise
 
-    def _open(self, lane: RequestStream, first: AgentRequest) -> PeerConnection:
-        """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
+    def _open_endpoint(self, stream: RequestStream, first: AgentRequest) -> PeerConnection:
+        """Connect and join. Raises Unreachable if that takes longer than one attempt may."""
         peer, deadline = _as_agent(first.remote), first.deadline
         attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         connection: Connection | None = None
         try:
             connection = self._connection_class.connect(peer.metadata, self.rail, attempt)
             connection.stall_timeout_s = self._settings.stall_timeout_s
-            link = PeerConnection(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
+            endpoint = PeerConnection(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
             with self._lock:
                 if self._closed or not peer.is_loaded:
                     raise Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
-                lane.connection = connection
-            link.join(self.name, peer.secret, attempt)
+                stream.connection = connection
+            endpoint.join(self.name, peer.secret, attempt)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -350,41 +357,41 @@ class ConnectionAgent(TransferAgent):
                 deadline.left_s()
                 raise Unreachable(f"no connection within {self._settings.connect_timeout_s:g} s") from None
             raise
-        return link
+        return endpoint
 
     def close(self) -> None:
-        """As TransferAgent. Waits for an attempt to connect to end, `connect_timeout_s` at most."""
+        """As TransferAgent. Waits for a connection attempt to end, `connect_timeout_s` at most."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            lanes = [lane for peer in self._peers for lane in peer.lanes]
-            queued = [request for lane in lanes for request in lane.queue if not lane.is_running]
-            for lane in lanes:
-                if not lane.is_running:
-                    self._clear(lane)
-                elif lane.connection is not None:
-                    lane.connection.close()
-            for link in self._pool.close():
-                link.connection.close()
+            streams = [stream for peer in self._peers for stream in peer.streams]
+            queued = [request for stream in streams for request in stream.queue if not stream.is_running]
+            for stream in streams:
+                if not stream.is_running:
+                    self._clear(stream)
+                elif stream.connection is not None:
+                    stream.connection.close()
+            for endpoint in self._pool.close():
+                endpoint.connection.close()
             self._changed.notify_all()
         for request in queued:
             request.finish(Closed("the agent is closed"))
         self._closing.set()
         self._runners.shutdown(wait=True)
-        if self._sweeper is not None:
-            self._sweeper.join()
+        if self._expiry_thread is not None:
+            self._expiry_thread.join()
         if self._listener is not None:
             self._listener.close()
         if self._owns_target:
             self._target.close()
 
 
-def _load(lane: RequestStream) -> tuple[int, bool]:
-    return lane.queued_bytes, lane.is_running
+def _load_of(stream: RequestStream) -> tuple[int, bool]:
+    return stream.queued_bytes, stream.is_running
 
 
 def _as_agent(remote: Remote) -> _RemoteAgent:
     if not isinstance(remote, _RemoteAgent):
-        raise InvalidArgument("this is not a peer that this agent has loaded")
+        raise InvalidArgument("not a peer of this agent: pass what load_remote returned")
     return remote

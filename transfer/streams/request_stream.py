@@ -1,7 +1,7 @@
-"""A lane: one stream of requests to one peer, over one connection at a time. The active side of a ConnectionAgent.
+"""Pipelined requests to one peer over one connection at a time: the active side of a ConnectionAgent.
 
-One thread at a time runs a lane: it asks for a few requests ahead, so that the peer is never idle, and takes the answers in order. It
-knows the messages; which lane a request takes and which thread runs it is agent.py's.
+One thread at a time runs a stream: it sends a few requests ahead, so that the peer is never idle, and receives replies
+in order. agent.py decides which stream takes a request and which thread runs it.
 """
 
 import threading
@@ -25,35 +25,42 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import AgentRequest, Direction
-from kvstore.transfer.memory.pieces import views_here, wire_columns
+from kvstore.transfer.memory.pieces import local_views, wire_columns
 from kvstore.transfer.streams.connection import Connection
 
 MAX_AHEAD_PIECES: Final = 2048
-"""Of requests to read, behind the first: 64 KiB, for which a peer's socket has room while the peer sends and does not receive."""
+"""Pieces of read requests sent ahead of the first: 64 KiB, which fit a peer's socket buffer while the peer sends and
+does not receive.
+"""
 LAST_ID: Final = 0xFFFFFFFF
 
 
 class PeerConnection:
-    """A connection that has joined a peer's target: what is kept in the endpoint pool. Answers come in the order of the requests."""
+    """A connection that has joined a peer's target; an entry of the endpoint pool. Replies arrive in the order of the
+    requests.
+    """
 
-    __slots__ = ("answer_id", "connection", "head", "number", "request_id")
+    __slots__ = ("connection", "head", "number", "reply_id", "request_id")
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
         self.number = number
         self.request_id = 0
-        self.answer_id = 0
+        self.reply_id = 0
         self.head = memoryview(bytearray(HEADER_BYTES))
 
     def join(self, name: str, secret: bytes, deadline: Deadline) -> None:
-        """Introduce this agent with the peer's secret. Raises the peer's refusal, Unreachable, DeadlineExceeded or ProtocolError."""
-        self.ask(JoinEngine(name, self.number, secret), JoinReply, deadline)
+        """Authenticate with the peer's secret. Raises the peer's refusal, Unreachable, DeadlineExceeded or
+        ProtocolError.
+        """
+        self.call(JoinEngine(name, self.number, secret), JoinReply, deadline)
 
-    def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> None:
-        """Send a message without payload and take its answer, when no other is awaited. Raises the peer's typed error (the connection
-        lives on) or what broke the connection."""
+    def call(self, message: Message, reply: type[Message], deadline: Deadline) -> None:
+        """Send a message without payload and receive its reply, while no other is outstanding. Raises the peer's typed
+        error (the connection stays open) or the connection's failure.
+        """
         self.send(message, deadline)
-        self.receive(answer, deadline)
+        self.receive(reply, deadline)
 
     def send(self, message: Message, deadline: Deadline, payload: "list[memoryview] | None" = None, payload_bytes: int = 0) -> None:
         self.request_id = self.request_id % LAST_ID + 1
@@ -65,9 +72,9 @@ class PeerConnection:
             parts += payload
         self.connection.send(parts, deadline)
 
-    def receive(self, answer: type[Message], deadline: Deadline, *, payload_bytes: int = 0) -> None:
-        """Take the answer to the oldest request not answered yet, up to its payload, of this size. Raises as `ask`."""
-        self.answer_id = self.answer_id % LAST_ID + 1
+    def receive(self, reply: type[Message], deadline: Deadline, *, payload_bytes: int = 0) -> None:
+        """Receive the reply to the oldest outstanding request, up to its payload of `payload_bytes`. Raises as `call`."""
+        self.reply_id = self.reply_id % LAST_ID + 1
         self.connection.recv_into([self.head], deadline)
         try:
             header = unpack_header(self.head)
@@ -76,28 +83,28 @@ class PeerConnection:
             body = memoryview(bytearray(header.body_bytes))
             if header.body_bytes:
                 self.connection.recv_into([body], deadline)
-            if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.answer_id):
+            if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.reply_id):
                 raise self._failure(header, Failure.unpack(body))
-            if header.type != answer.TYPE or header.request_id != self.answer_id:
-                raise ProtocolError(f"the peer answered with a message of type {header.type} where {answer.__name__} belongs")
-            answer.unpack(body)
+            if header.type != reply.TYPE or header.request_id != self.reply_id:
+                raise ProtocolError(f"the peer answered with a message of type {header.type} instead of {reply.__name__}")
+            reply.unpack(body)
             if header.payload_bytes != payload_bytes:
-                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were asked for")
+                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were requested")
         except ProtocolError:
             self.connection.close()
             raise
 
     def _failure(self, header: FrameHeader, message: Failure) -> KVStoreError:
         if not header.request_id:
-            self.connection.close()  # the peer could not read us, or refuses us, and hangs up
+            self.connection.close()  # the peer rejects this connection, and closes it
         error = from_code(message.code, message.text)
-        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # would be taken for a reason of this side's, and tried again
-            return ProtocolError(f"the peer answered what only this side can know: {error!r}")
+        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # these would count as this side's own, and be retried
+            return ProtocolError(f"the peer sent an error that only this side can raise: {error!r}")
         return error
 
 
 class NoticeRequest(AgentRequest):
-    """A notification, in the queue of a lane like any request."""
+    """A notification, queued in a stream like any request."""
 
     __slots__ = ("message",)
 
@@ -105,51 +112,54 @@ class NoticeRequest(AgentRequest):
 
 
 class RequestStream:
-    """See the module. `lock` guards the queues; `step` is for the one thread that runs the lane."""
+    """Queue of requests to one peer, and those sent. `lock` guards the queues; `step` is called only by the thread that
+    runs the stream.
+    """
 
     def __init__(self, lock: threading.Lock, window: int) -> None:
         self._lock = lock
         self._window = window
         self.queue: deque[AgentRequest] = deque()
         self.sent: deque[AgentRequest] = deque()
-        """Asked for and not answered yet, all of one direction: else both sides could send and neither receive."""
+        """Requests without a reply yet, all of one direction; otherwise both sides could send and neither receive."""
         self.queued_bytes = 0
         self.is_running = False
-        self.link: PeerConnection | None = None
+        self.endpoint: PeerConnection | None = None
         self.connection: Connection | None = None
-        """The link's, or one that is about to be it: to be closed when nobody wants it any more."""
+        """The endpoint's connection, or one being established: closed when no request needs it any more."""
         self.is_proven = False
-        """The connection has answered since it was taken; one that was open before may have died unnoticed."""
+        """The connection has replied since it was taken; a pooled one may have died unnoticed."""
         self._step_ns = 0
 
     def add(self, request: AgentRequest) -> None:
-        """Called with the lock held."""
+        """Queue a request. Called with the lock held."""
         self.queue.append(request)
         self.queued_bytes += request.size_bytes
 
-    def take_back(self, request: AgentRequest) -> bool:
-        """Remove a request that is not asked for yet. Called with the lock held."""
+    def remove(self, request: AgentRequest) -> bool:
+        """Remove a request that was not sent yet. Called with the lock held."""
         if request not in self.queue:
             return False
         self.queue.remove(request)
         self.queued_bytes -= request.size_bytes
         return True
 
-    def step(self, link: PeerConnection, *, asks: bool, caller: Any = None) -> None:
-        """Ask for as much as the window allows, if it `asks`, and take one answer. Raises what broke the connection; `sent` says who
-        was under way. In the thread of a `caller`, which waits for that, no other's payload is sent ahead."""
+    def step(self, endpoint: PeerConnection, *, may_send: bool, caller: Any = None) -> None:
+        """Send requests as the window allows, if it `may_send`, and receive one reply. Raises the connection's failure;
+        `sent` then has the requests in flight. In the thread of a `caller`, no payload of other callers is sent ahead.
+        """
         self._step_ns = time.monotonic_ns()
-        while asks and len(self.sent) < self._window:
+        while may_send and len(self.sent) < self._window:
             with self._lock:
                 request = self._next(caller)
             if request is None:
                 break
-            self._ask(link, request)
+            self._send_request(endpoint, request)
         if self.sent:
-            self._answer(link, self.sent[0])
+            self._receive_reply(endpoint, self.sent[0])
 
     def _next(self, caller: Any) -> AgentRequest | None:
-        """The next request to ask for now, moved to `sent`."""
+        """Return the next request to send now, moved to `sent`."""
         if not self.queue:
             return None
         head = self.queue[0]
@@ -161,80 +171,87 @@ class RequestStream:
         return self.queue.popleft()
 
     def _may_follow(self, request: AgentRequest) -> bool:
-        """Whether this side can ask for it while the peer is busy answering: both would wait if it did not fit the sockets."""
+        """Whether the request can be sent while the peer replies: if it exceeded the socket buffers, both sides would
+        block.
+        """
         if request.direction is not self.sent[0].direction:
             return False
         ahead = sum(len(other.pieces) for other in islice(self.sent, 1, None)) + len(request.pieces)
         return request.direction is Direction.WRITE or ahead <= MAX_AHEAD_PIECES
 
-    def _ask(self, link: PeerConnection, request: AgentRequest) -> None:
+    def _send_request(self, endpoint: PeerConnection, request: AgentRequest) -> None:
         deadline = request.deadline
         if isinstance(request, NoticeRequest):
-            link.send(Notice(request.message), deadline)
+            endpoint.send(Notice(request.message), deadline)
             return
         if request.fences:
-            link.ask(Fence(list(request.fences)), Ok, deadline)
+            endpoint.call(Fence(list(request.fences)), Ok, deadline)
         columns = wire_columns(request.pieces)
         if request.direction is Direction.READ:
-            link.send(ReadRegions(*columns), deadline)
+            endpoint.send(ReadRegions(*columns), deadline)
         else:
-            link.send(WriteRegions(*columns), deadline, views_here(request.pieces), request.size_bytes)
+            endpoint.send(WriteRegions(*columns), deadline, local_views(request.pieces), request.size_bytes)
 
-    def _answer(self, link: PeerConnection, request: AgentRequest) -> None:
-        """Take the answer to the oldest request. A typed error of the peer's ends that request alone."""
+    def _receive_reply(self, endpoint: PeerConnection, request: AgentRequest) -> None:
+        """Receive the reply to the oldest request. A typed error of the peer fails only that request."""
         error: KVStoreError | None = None
         try:
             payload_bytes = request.size_bytes if request.direction is Direction.READ else 0
-            link.receive(Ok, request.deadline, payload_bytes=payload_bytes)
+            endpoint.receive(Ok, request.deadline, payload_bytes=payload_bytes)
             if payload_bytes:
-                link.connection.recv_into(views_here(request.pieces), request.deadline)
+                endpoint.connection.recv_into(local_views(request.pieces), request.deadline)
         except KVStoreError as failure:
-            if not link.connection.is_open:
+            if not endpoint.connection.is_open:
                 raise
             error = failure
         self.is_proven = True
         self.finish_first(error)
 
-    def _has_stalled(self, link: PeerConnection) -> bool:
-        """Whether the step that broke took as long as a stall: then the way is bad, for what has died unnoticed is refused at once."""
-        return time.monotonic_ns() - self._step_ns >= link.connection.stall_timeout_s * 1e9
+    def _has_stalled(self, endpoint: PeerConnection) -> bool:
+        """Whether the failed step took as long as a stall. Then the path is bad; a connection that died unnoticed fails
+        at once.
+        """
+        return time.monotonic_ns() - self._step_ns >= endpoint.connection.stall_timeout_s * 1e9
 
     def finish_first(self, error: KVStoreError | None = None) -> None:
-        """The oldest request under way is over."""
+        """Finish the oldest request in flight."""
         with self._lock:
             request = self.sent.popleft()
             self.queued_bytes -= request.size_bytes
         request.finish(error)
 
-    def broke(self, link: PeerConnection | None, error: KVStoreError) -> list[tuple[AgentRequest, KVStoreError]]:
-        """The connection is gone (`link`), or none could be had (None). Returns who fails by it; others stay, to be asked for anew.
+    def on_broken(self, endpoint: PeerConnection | None, error: KVStoreError) -> list[tuple[AgentRequest, KVStoreError]]:
+        """Handle a broken connection (`endpoint`), or a failed attempt to get one (None). Returns the requests that
+        fail; others stay queued.
 
-        A request's own end, its deadline or cancellation, is no fault of the others. Nor is it anyone's that a connection which had
-        been open before turns out to be dead. Called with the lock held.
+        A request's own end, by deadline or cancellation, does not fail the others. Nor does a pooled connection that
+        turns out to be dead. Called with the lock held.
         """
-        if link is not None:
+        if endpoint is not None:
             for request in self.sent:
                 if request.direction is Direction.WRITE:
-                    request.unsettled = (*request.unsettled, link.number)
+                    request.unsettled = (*request.unsettled, endpoint.number)
         own_end = isinstance(error, (Closed, DeadlineExceeded))
-        try_again = own_end or (link is not None and isinstance(error, Unreachable) and not self.is_proven and not self._has_stalled(link))
+        try_again = own_end or (
+            endpoint is not None and isinstance(error, Unreachable) and not self.is_proven and not self._has_stalled(endpoint)
+        )
         requests = [*self.sent, *self.queue]
         self.sent.clear()
         self.queue.clear()
         failed: list[tuple[AgentRequest, KVStoreError]] = []
         for request in requests:
-            reason = _own_reason(request) or (None if try_again else error)
-            if reason is None:
+            request_error = _own_error(request) or (None if try_again else error)
+            if request_error is None:
                 request.fences, request.unsettled = (*request.fences, *request.unsettled), ()
                 self.queue.append(request)
             else:
-                failed.append((request, reason))
+                failed.append((request, request_error))
                 self.queued_bytes -= request.size_bytes
         return failed
 
 
-def _own_reason(request: AgentRequest) -> KVStoreError | None:
-    """Why a request ends by itself: it was cancelled, or its deadline is over."""
+def _own_error(request: AgentRequest) -> KVStoreError | None:
+    """Return the error of a request that was cancelled or whose deadline is over, else None."""
     if request.is_cancelled:
         return Cancelled("the transfer was cancelled")
     try:

@@ -1,6 +1,7 @@
-"""What peers ask of this process's registered memory, answered: one request at a time, with blocking calls.
+"""Server side of the transfer protocol: replies to peers' requests for registered memory, one at a time, with blocking
+calls.
 
-Which thread does that, and for how long, is target.py's; so are the connections.
+target.py owns the connections and chooses the threads.
 """
 
 import contextlib
@@ -20,17 +21,17 @@ from kvstore.transfer.memory.region import Exports, release
 from kvstore.transfer.streams.connection import Connection
 
 DISCARD_BYTES: Final = 256 << 10
-"""What is refused of a stream is read into so much memory, whatever its peer has announced."""
+"""Buffer for refused payloads of a stream, regardless of the announced size."""
 MAX_DISCARDED_PIECE_BYTES: Final = 16 << 20
-"""What is refused of messages is read into memory as long as the piece: agents of ours cut slices no longer than that."""
+"""Longest refused message that is received: our agents cut slices no longer than that."""
 IDLE_S: Final = 86_400.0
-"""How long a connection without a descriptor may be idle."""
-LAST_WORD_S: Final = 0.5
-"""How long a peer that made a mistake has to read the answer before the connection is closed under it."""
+"""Idle timeout of a connection without a descriptor."""
+FINAL_REPLY_TIMEOUT_S: Final = 0.5
+"""Time for a peer to read the error reply before its connection is closed."""
 
 
 class Responder:
-    """See the module. Thread-safe: each connection has one thread at a time, the counters a lock."""
+    """Handles requests of all connections. Thread-safe: each connection has one thread at a time, the counters a lock."""
 
     def __init__(self, name: str, exports: Exports, settings: TransferSettings) -> None:
         self._name = name
@@ -41,13 +42,13 @@ class Responder:
         self.served_bytes = 0
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """(name of the agent, message) of what has come since the last call."""
+        """Remove and return the notifications, as (name of the agent, message)."""
         return self._notices.take()
 
     def receive(self, connection: Connection) -> tuple[FrameHeader, memoryview]:
-        """The next request: its header and body; the payload is still to come. Raises what ends the connection."""
+        """Receive the next request's header and body; the payload follows. Raises what ends the connection."""
         head = memoryview(bytearray(HEADER_BYTES))
-        if connection.fileno() >= 0:  # something is there: a header that comes in drops would keep the thread from others
+        if connection.fileno() >= 0:  # it is readable: a slow header must not block the thread
             connection.recv_into([head], Deadline(self._settings.stall_timeout_s))
         else:
             connection.stall_timeout_s = IDLE_S
@@ -58,7 +59,7 @@ class Responder:
             if header.body_bytes > MAX_TRANSFER_BODY_BYTES:
                 raise ProtocolError(f"a body of {header.body_bytes} bytes is over the limit of {MAX_TRANSFER_BODY_BYTES}")
         except ProtocolError as error:
-            self.say_last(connection, 0, error)
+            self.send_final(connection, 0, error)
             raise
         body = memoryview(bytearray(header.body_bytes))
         if header.body_bytes:
@@ -66,18 +67,18 @@ class Responder:
         return header, body
 
     def deadline_of(self, header: FrameHeader) -> Deadline:
-        """How long the peer waits for the answer."""
+        """Return the deadline that the peer's request carries."""
         return Deadline(header.deadline_ms / 1000 if header.deadline_ms else self._settings.deadline_s)
 
-    def fetch(self, connection: Connection, header: FrameHeader, message: ReadRegions) -> None:
-        """Send the pieces, or why they cannot be had. Raises what ends the connection."""
+    def handle_read(self, connection: Connection, header: FrameHeader, message: ReadRegions) -> None:
+        """Reply with the pieces, or with an error. Raises what ends the connection."""
         try:
             payload_bytes = _check_pieces(message)
             views, held = self._exports.hold(message)
         except ProtocolError:
             raise
         except KVStoreError as error:
-            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            self.respond(connection, header.request_id, Failure(error.code, str(error)))
             return
         try:
             head = pack_header(Ok.TYPE, header.request_id, 0, payload_bytes)
@@ -87,8 +88,8 @@ class Responder:
             del views
             release(held)
 
-    def store(self, connection: Connection, header: FrameHeader, message: WriteRegions) -> None:
-        """Receive the pieces and say so, or why they cannot be taken. Raises what ends the connection."""
+    def handle_write(self, connection: Connection, header: FrameHeader, message: WriteRegions) -> None:
+        """Receive the pieces and acknowledge, or reply with an error. Raises what ends the connection."""
         deadline = self.deadline_of(header)
         payload_bytes = _check_pieces(message)
         if header.payload_bytes != payload_bytes:
@@ -97,7 +98,7 @@ class Responder:
             views, held = self._exports.hold(message)
         except KVStoreError as error:
             _discard(connection, message.sizes, deadline)
-            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            self.respond(connection, header.request_id, Failure(error.code, str(error)))
             return
         try:
             connection.recv_into(views, deadline)
@@ -105,53 +106,55 @@ class Responder:
         finally:
             del views
             release(held)
-        self.answer(connection, header.request_id, Ok())
+        self.respond(connection, header.request_id, Ok())
 
     def _count(self, payload_bytes: int) -> None:
         with self._lock:
             self.served_bytes += payload_bytes
 
-    def notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
-        """Keep a notification from the agent `name`."""
-        answer: Message = Ok()
+    def handle_notice(self, connection: Connection, name: str, header: FrameHeader, message: Notice) -> None:
+        """Queue a notification from the agent `name`."""
+        reply: Message = Ok()
         try:
             self._notices.put(name, message.message)
         except KVStoreError as error:
-            answer = Failure(error.code, str(error))
-        self.answer(connection, header.request_id, answer)
+            reply = Failure(error.code, str(error))
+        self.respond(connection, header.request_id, reply)
 
-    def answer(self, connection: Connection, request_id: int, message: Message) -> None:
-        """Send an answer without payload."""
+    def respond(self, connection: Connection, request_id: int, message: Message) -> None:
+        """Send a reply without payload."""
         body = message.pack()
         parts = [pack_header(message.TYPE, request_id, len(body)), body] if body else [pack_header(message.TYPE, request_id, 0)]
         connection.send(parts, Deadline(self._settings.stall_timeout_s))
 
-    def say_last(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
-        """Tell the peer why and give it the time to read: closing at once could throw the answer away."""
+    def send_final(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
+        """Send an error reply and give the peer time to read it: closing at once could drop it."""
         with contextlib.suppress(KVStoreError):
-            self.answer(connection, request_id, Failure(error.code, str(error)))
-            connection.recv_into([memoryview(bytearray(1))], Deadline(LAST_WORD_S))
+            self.respond(connection, request_id, Failure(error.code, str(error)))
+            connection.recv_into([memoryview(bytearray(1))], Deadline(FINAL_REPLY_TIMEOUT_S))
 
 
 def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -> None:
-    """Take pieces that are not to be stored. Raises ProtocolError for those that no agent of ours sends, and what ends the connection."""
-    if connection.fileno() < 0:  # messages: each is taken as it was sent
+    """Receive and drop refused pieces. Raises ProtocolError for pieces that our agents never send, and what ends the
+    connection.
+    """
+    if connection.fileno() < 0:  # messages: received with the sizes sent
         longest = max(sizes, default=0)
         if longest > MAX_DISCARDED_PIECE_BYTES:
-            raise ProtocolError(f"a piece of {longest} bytes for what is not open to this peer")
-        nowhere = memoryview(bytearray(longest))
-        connection.recv_into([nowhere[:size] for size in sizes], deadline)
+            raise ProtocolError(f"a piece of {longest} bytes for a region that this peer cannot access")
+        scratch = memoryview(bytearray(longest))
+        connection.recv_into([scratch[:size] for size in sizes], deadline)
         return
     left_bytes = sum(sizes)
-    nowhere = memoryview(bytearray(min(left_bytes, DISCARD_BYTES)))
+    scratch = memoryview(bytearray(min(left_bytes, DISCARD_BYTES)))
     while left_bytes:
-        part = nowhere[:left_bytes]
+        part = scratch[:left_bytes]
         connection.recv_into([part], deadline)
         left_bytes -= len(part)
 
 
 def _check_pieces(message: ReadRegions | WriteRegions) -> int:
-    """The sum of the pieces. Raises ProtocolError for a request that no agent of ours sends."""
+    """Return the total size. Raises ProtocolError for a request that our agents never send."""
     if len(message.sizes) > MAX_PIECES:
         raise ProtocolError(f"a request of {len(message.sizes)} pieces; the limit is {MAX_PIECES}")
     if message.sizes and max(message.sizes) > MAX_PIECE_BYTES:

@@ -1,7 +1,8 @@
-"""The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is responder.py's.
+"""Passive side of a ConnectionAgent: accepts and authenticates connections, and assigns them to threads. responder.py
+handles the requests.
 
-A connection in use has a thread, which answers with blocking calls; an idle one that has a descriptor waits in an epoll set and costs
-none, and nor does one that has not said who it is (unauthenticated.py). It chooses no paths and asks nothing of peers.
+A busy connection has a thread, which replies with blocking calls. An idle connection with a descriptor waits in an
+epoll set and costs no thread; nor does an unauthenticated one (unauthenticated.py).
 """
 
 import contextlib
@@ -23,51 +24,53 @@ from kvstore.rpc.thread_pools import not_given
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.streams.responder import LAST_WORD_S, Responder
+from kvstore.transfer.streams.responder import FINAL_REPLY_TIMEOUT_S, Responder
 from kvstore.transfer.streams.server_threads import ServerThreads
 from kvstore.transfer.streams.unauthenticated import HandshakeState, PendingHandshakes
 
 LINGER_MS: Final = 20
-"""A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""
+"""A thread waits this long for its peer's next request before it parks the connection in epoll: a hand-over costs some
+50 us.
+"""
 ACCEPT_POLL_S: Final = 1.0
-HANG_UP_S: Final = 5.0
-"""How long `close` waits for a transport that does not wake its threads, as it should."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Longest wait of `close` for a transport that fails to wake its threads."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class _InboundConnection:
-    """One connection from a peer, and whether a thread serves it now."""
+    """A connection from a peer, and its serving state."""
 
-    __slots__ = ("connection", "gone", "greeting", "is_dropped", "is_queued", "key", "parked_fd")
+    __slots__ = ("connection", "finished", "handshake", "is_dropped", "is_queued", "key", "parked_fd")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.key: tuple[str, int] = ("", 0)
-        """Its agent's name and number, once it has joined."""
-        self.greeting = HandshakeState()
+        """(agent's name, connection number) once it has joined."""
+        self.handshake = HandshakeState()
         self.parked_fd = -1
         self.is_queued = False
-        """Something came by it, and no thread has begun to read it."""
+        """Readable, and waiting for a thread."""
         self.is_dropped = False
-        self.gone = threading.Event()
-        """Nothing that came by it is written any more."""
+        self.finished = threading.Event()
+        """Set once no byte received on it is written to memory any more."""
 
 
 class Target:
-    """See the module. Thread-safe. `name` is what peers are told."""
+    """Server of all ConnectionAgents of an engine. Thread-safe. `name` is reported to peers."""
 
     def __init__(self, name: str, exports: Exports, settings: TransferSettings, secret: bytes = b"") -> None:
-        """Peers join by showing `secret`; b"": whoever comes may."""
+        """Peers must present `secret` to join; b"" accepts any peer."""
         self._secret = secret
         self._name = name
         self._settings = settings
-        self._answering = Responder(name, exports, settings)
+        self._responder = Responder(name, exports, settings)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._peers: dict[tuple[str, int], _InboundConnection] = {}
         self._open: set[_InboundConnection] = set()
-        self._strangers: PendingHandshakes[_InboundConnection] = PendingHandshakes(
-            most=settings.max_handshakes, timeout_s=settings.handshake_timeout_s
+        self._handshakes: PendingHandshakes[_InboundConnection] = PendingHandshakes(
+            max_pending=settings.max_handshakes, timeout_s=settings.handshake_timeout_s
         )
         self._parked: dict[int, _InboundConnection] = {}
         self._epoll = select.epoll()
@@ -77,14 +80,14 @@ class Target:
         self._servers = ServerThreads(settings.serve_threads, settings.serve_threads + settings.max_connections)
         self._demand = 0
         """Connections that have one of these threads or wait for one."""
-        self._wanted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        """Counts connections for which a thread that lingers is to leave its own."""
+        self._yield_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        """Semaphore: connections for which a lingering thread must park its own."""
         self._closing = threading.Event()
 
     def attach(self, listener: Listener) -> None:
-        """Serve whoever comes by this listener until it or the target is closed; the target closes it too.
+        """Serve connections of this listener until it or the target is closed; the target closes it too.
 
-        Raises Closed, or ConfigError: the system gives no thread. The listener is closed then, too.
+        Raises Closed, or ConfigError (no thread can be started). The listener is closed then.
         """
         with self._lock:
             if self._closing.is_set():
@@ -102,7 +105,7 @@ class Target:
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)
         thread.start()
-        self._threads.append(thread)  # which `close` waits for
+        self._threads.append(thread)  # joined by `close`
 
     @property
     def connections(self) -> int:
@@ -111,15 +114,15 @@ class Target:
 
     @property
     def served_bytes(self) -> int:
-        """What peers have read and written."""
-        return self._answering.served_bytes
+        """Bytes that peers read and wrote."""
+        return self._responder.served_bytes
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """(name of the agent, message) of what has come since the last call."""
-        return self._answering.notices()
+        """Remove and return the notifications, as (name of the agent, message)."""
+        return self._responder.notices()
 
     def close(self) -> None:
-        """Hang up on everyone; when it returns, no region is used by it any more. A second close is a no-op."""
+        """Close all connections; on return no region is in use by them. A second close is a no-op."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -131,13 +134,13 @@ class Target:
         for peer in peers:
             self._drop(peer)
         self._servers.close()
-        for peer in peers:  # those without a descriptor are served by threads of their own
-            peer.gone.wait(HANG_UP_S)
+        for peer in peers:  # those without a descriptor have threads of their own
+            peer.finished.wait(CLOSE_TIMEOUT_S)
         for thread in self._threads:
             thread.join()
         self._epoll.close()
         os.close(self._wake_fd)
-        os.close(self._wanted_fd)
+        os.close(self._yield_fd)
 
     # --- connections ---
 
@@ -146,29 +149,29 @@ class Target:
             try:
                 connection = listener.accept(ACCEPT_POLL_S)
                 if connection is not None:
-                    self._welcome(connection)
+                    self._register(connection)
             except Closed:
                 return
-            except Exception as error:  # out of descriptors or threads, say, or a fault of a plug-in: the next one may be luckier
+            except Exception as error:  # out of descriptors or threads, for example, or a faulty plug-in: try the next one
                 log.error("the transfer engine cannot accept: %r", error)
                 self._closing.wait(ACCEPT_POLL_S)
 
-    def _welcome(self, connection: Connection) -> None:
+    def _register(self, connection: Connection) -> None:
         connection.stall_timeout_s = self._settings.stall_timeout_s
         peer = _InboundConnection(connection)
         displaced = None
         with self._lock:
-            is_welcome = not self._closing.is_set()
-            if is_welcome:
+            is_accepted = not self._closing.is_set()
+            if is_accepted:
                 self._open.add(peer)
-                is_first = self._strangers.next_ns() is None
-                displaced = self._strangers.add(peer, time.monotonic_ns())
-                if is_first:  # the dispatcher looks after its time
+                is_first = self._handshakes.next_ns() is None
+                displaced = self._handshakes.add(peer, time.monotonic_ns())
+                if is_first:  # the event loop must observe its time limit
                     os.eventfd_write(self._wake_fd, 1)
         if displaced is not None:
-            log.warning("%d connections have not said who they are: the oldest is closed", self._settings.max_handshakes)
+            log.warning("%d connections are unauthenticated (max_handshakes): closing the oldest", self._settings.max_handshakes)
             self._drop(displaced)
-        if not is_welcome:
+        if not is_accepted:
             connection.close()
             return
         try:
@@ -181,12 +184,12 @@ class Target:
             raise
 
     def _park(self, peer: _InboundConnection) -> None:
-        """Leave an idle connection to epoll."""
+        """Park an idle connection in epoll."""
         with self._lock:
             if peer.key[0] and peer.connection.has_unread() and not self._closing.is_set():
-                self._queue(peer)  # of that epoll would not tell
+                self._queue(peer)  # epoll would not report these bytes
                 return
-            # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
+            # `_drop` sets the flag before it closes: until then the descriptor cannot be reused.
             if peer.connection.is_open and not peer.is_dropped and not self._closing.is_set():
                 fd = peer.connection.fileno()
                 self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
@@ -195,24 +198,25 @@ class Target:
         self._forget(peer)
 
     def _dispatch(self) -> None:
-        """Give connections on which something arrived to a thread, to one more where the others are held up; hear strangers out, and see
-        them off."""
+        """Event loop: assigns readable connections to threads, starts extra threads when due, and runs and expires
+        handshakes.
+        """
         while not self._closing.is_set():
             with self._lock:
-                due_ns = [due_ns for due_ns in (self._strangers.next_ns(), self._servers.next_ns()) if due_ns is not None]
+                due_ns = [due_ns for due_ns in (self._handshakes.next_ns(), self._servers.next_ns()) if due_ns is not None]
             for fd, _ in self._epoll.poll(max(min(due_ns) - time.monotonic_ns(), 0) / 1e9 if due_ns else None):
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
                 else:
-                    self._take_up(fd)
+                    self._on_readable(fd)
             with self._lock:
-                late = self._strangers.expire(time.monotonic_ns())
+                late = self._handshakes.expire(time.monotonic_ns())
             for peer in late:
                 self._drop(peer)
-            self._servers.relieve(time.monotonic_ns())
+            self._servers.run_due(time.monotonic_ns())
 
-    def _take_up(self, fd: int) -> None:
-        """Something came by a connection. What goes wrong with one is no end of the others."""
+    def _on_readable(self, fd: int) -> None:
+        """Handle a readable connection. A failure does not affect other connections."""
         peer: _InboundConnection | None = None
         try:
             with self._lock:
@@ -221,36 +225,38 @@ class Target:
                 if peer is not None and has_joined:
                     self._queue(peer)
             if peer is not None and not has_joined:
-                self._greet(peer)
+                self._continue_handshake(peer)
         except Exception:
             log.exception("serving a peer failed")
             if peer is not None:
                 self._forget(peer)
 
     def _queue(self, peer: _InboundConnection) -> None:
-        """Have a thread serve it. Called with the lock held."""
+        """Queue it for a thread. Called with the lock held."""
         peer.is_queued = True
         self._demand += 1
         if self._demand > self._settings.serve_threads:
-            os.eventfd_write(self._wanted_fd, 1)
+            os.eventfd_write(self._yield_fd, 1)
         self._servers.submit(functools.partial(self._serve_queued, peer))
 
-    def _greet(self, peer: _InboundConnection) -> None:
-        """A stranger has said something. Waits for nothing: an answer to a first message always has room."""
-        greeting = peer.greeting
+    def _continue_handshake(self, peer: _InboundConnection) -> None:
+        """Read from an unauthenticated connection. Never blocks: the reply to a first message always fits the socket
+        buffer.
+        """
+        handshake = peer.handshake
         try:
-            join = greeting.hear(peer.connection)
+            join = handshake.receive(peer.connection)
             if join is not None:
-                self._join(peer, greeting.request_id, join)
+                self._join(peer, handshake.request_id, join)
         except (ProtocolError, Unauthorized, Unavailable) as error:
-            if greeting.is_refused:  # it goes on after it was told: another answer might find no room, and nobody here may wait
+            if handshake.is_refused:  # it sends on after the refusal: another reply could block
                 self._forget(peer)
                 return
-            greeting.is_refused = True
+            handshake.is_refused = True
             with self._lock:
-                self._strangers.shorten(peer, time.monotonic_ns() + int(LAST_WORD_S * 1e9))
+                self._handshakes.shorten(peer, time.monotonic_ns() + int(FINAL_REPLY_TIMEOUT_S * 1e9))
             with contextlib.suppress(KVStoreError):
-                self._answering.answer(peer.connection, greeting.request_id, Failure(error.code, str(error)))
+                self._responder.respond(peer.connection, handshake.request_id, Failure(error.code, str(error)))
         except KVStoreError:
             self._forget(peer)
             return
@@ -264,7 +270,7 @@ class Target:
         return peer
 
     def _drop(self, peer: _InboundConnection) -> None:
-        """Hang up. `gone` is set once no thread is at it any more."""
+        """Close a connection. `finished` is set once no thread uses it."""
         with self._lock:
             peer.is_dropped = True
             was_parked = peer.parked_fd >= 0 and self._unpark(peer.parked_fd) is peer
@@ -278,10 +284,10 @@ class Target:
         peer.connection.close()
         with self._lock:
             self._open.discard(peer)
-            self._strangers.remove(peer)
+            self._handshakes.remove(peer)
             if self._peers.get(peer.key) is peer:
                 del self._peers[peer.key]
-        peer.gone.set()
+        peer.finished.set()
 
     # --- serving ---
 
@@ -294,17 +300,17 @@ class Target:
             self._demand -= 1
 
     def _serve(self, peer: _InboundConnection) -> None:
-        """Answer requests until the peer pauses or leaves."""
+        """Handle requests until the peer pauses or disconnects."""
         connection = peer.connection
         fd = connection.fileno()
         poller = select.poll() if fd >= 0 else None
         if poller is not None:
             poller.register(fd, select.POLLIN)
-            poller.register(self._wanted_fd, select.POLLIN)
+            poller.register(self._yield_fd, select.POLLIN)
         try:
             while True:
-                self._answer_one(peer)
-                if poller is not None and self._pauses(poller):
+                self._serve_one(peer)
+                if poller is not None and self._should_park(poller):
                     self._park(peer)
                     return
         except KVStoreError:
@@ -313,68 +319,70 @@ class Target:
             log.exception("serving a peer failed")
         self._forget(peer)
 
-    def _pauses(self, poller: select.poll) -> bool:
-        """Whether the thread is to leave its connection: nothing came for a while, or another one waits for a thread."""
+    def _should_park(self, poller: select.poll) -> bool:
+        """Whether the thread should park its connection: no request arrived for a while, or another connection waits
+        for a thread.
+        """
         while True:
             ready = [fd for fd, _ in poller.poll(LINGER_MS)]
-            if self._wanted_fd not in ready:
+            if self._yield_fd not in ready:
                 return not ready
-            with contextlib.suppress(BlockingIOError):  # another thread was quicker to leave
-                os.eventfd_read(self._wanted_fd)
+            with contextlib.suppress(BlockingIOError):  # another thread parked first
+                os.eventfd_read(self._yield_fd)
                 return True
 
-    def _answer_one(self, peer: _InboundConnection) -> None:
-        """One request. Raises whatever ends the connection."""
+    def _serve_one(self, peer: _InboundConnection) -> None:
+        """Handle one request. Raises what ends the connection."""
         connection = peer.connection
-        header, body = self._answering.receive(connection)
+        header, body = self._responder.receive(connection)
         try:
             self._handle(peer, header, body)
         except (
             ProtocolError,
             Unauthorized,
             Unavailable,
-        ) as error:  # where the next request begins is no longer certain, or it may not join
-            self._answering.say_last(connection, header.request_id, error)
+        ) as error:  # the position in the stream is lost, or it may not join
+            self._responder.send_final(connection, header.request_id, error)
             raise
 
     def _handle(self, peer: _InboundConnection, header: FrameHeader, body: memoryview) -> None:
         if header.payload_bytes and header.type != WriteRegions.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload, and {header.payload_bytes} bytes were announced")
         if header.type == ReadRegions.TYPE and peer.key[0]:
-            self._answering.fetch(peer.connection, header, ReadRegions.unpack(body))
+            self._responder.handle_read(peer.connection, header, ReadRegions.unpack(body))
         elif header.type == WriteRegions.TYPE and peer.key[0]:
-            self._answering.store(peer.connection, header, WriteRegions.unpack(body))
+            self._responder.handle_write(peer.connection, header, WriteRegions.unpack(body))
         elif header.type == JoinEngine.TYPE and not peer.key[0]:
             self._join(peer, header.request_id, JoinEngine.unpack(body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
-            self._answering.notice(peer.connection, peer.key[0], header, Notice.unpack(body))
+            self._responder.handle_notice(peer.connection, peer.key[0], header, Notice.unpack(body))
         else:
-            raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
+            raise ProtocolError(f"a message of type {header.type} instead of {'a request' if peer.key[0] else 'Join'}")
 
     def _join(self, peer: _InboundConnection, request_id: int, message: JoinEngine) -> None:
-        """Raises ProtocolError, Unauthorized, or Unavailable: there is no room for one more."""
+        """Raises ProtocolError, Unauthorized, or Unavailable (too many connections)."""
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
         if not hmac.compare_digest(message.secret, self._secret):
-            raise Unauthorized(f"{self._name} lets in who shows the secret of its description, as its cluster tells it to whom it knows")
+            raise Unauthorized(f"wrong secret for {self._name}: connect with its current description, from its cluster")
         with self._lock:
             if key in self._peers:
-                raise ProtocolError(f"connection {message.connection} of {message.name} is there already")
+                raise ProtocolError(f"connection {message.connection} of {message.name} is open already")
             if len(self._peers) >= self._settings.max_connections:
                 log.warning("refusing a peer: %d connections are open (max_connections)", len(self._peers))
                 raise Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
-            if peer.is_dropped:  # its time was over a moment ago
-                raise ProtocolError("it took too long to say who it is")
+            if peer.is_dropped:  # its time limit passed meanwhile
+                raise ProtocolError("the handshake took too long")
             self._peers[key] = peer
             peer.key = key
-            self._strangers.remove(peer)
-        self._answering.answer(peer.connection, request_id, JoinReply(self._name))
+            self._handshakes.remove(peer)
+        self._responder.respond(peer.connection, request_id, JoinReply(self._name))
 
     def _fence(self, peer: _InboundConnection, header: FrameHeader, message: Fence) -> None:
-        deadline = self._answering.deadline_of(header)
+        deadline = self._responder.deadline_of(header)
         for number in message.connections:
             with self._lock:
                 old = self._peers.get((peer.key[0], number))
@@ -382,8 +390,8 @@ class Target:
                 raise ProtocolError("a connection cannot fence itself off")
             if old is not None:
                 self._drop(old)
-                if not old.gone.wait(deadline.left_s()):
+                if not old.finished.wait(deadline.left_s()):
                     stuck = Unavailable(f"connection {number} is still being written from")
-                    self._answering.answer(peer.connection, header.request_id, Failure(stuck.code, str(stuck)))
+                    self._responder.respond(peer.connection, header.request_id, Failure(stuck.code, str(stuck)))
                     return
-        self._answering.answer(peer.connection, header.request_id, Ok())
+        self._responder.respond(peer.connection, header.request_id, Ok())

@@ -1,10 +1,12 @@
-"""TCP as a Connection, with TLS or without: blocking sockets, whole batches in one vectored call, large parts straight into their memory.
+"""Connection over TCP, with or without TLS: blocking sockets, vectored calls for whole batches, large parts received in
+place.
 
-Blocking calls with MSG_WAITALL move a slice with one or two system calls and without the interpreter's lock; a non-blocking socket
-needs one for each piece that the kernel's buffer holds (benchmarks/RESULTS.md).
+Blocking calls with MSG_WAITALL move a slice with one or two system calls and without the GIL; a non-blocking socket
+needs one per fill of the kernel's buffer (benchmarks/RESULTS.md).
 
-With TLS a listener tells, with its address, what its certificate is for (kvstore://node/NAME). A peer that connects has that from the node
-itself or from the master, and takes no other certificate: so the certificate need not name the addresses of all rails.
+With TLS a listener's metadata includes the subjects of its certificate (kvstore://node/NAME). A connecting peer got the
+metadata from the node or from the master and accepts no other certificate, so certificates need not list the addresses
+of all rails.
 """
 
 import contextlib
@@ -26,25 +28,28 @@ from kvstore.transfer.streams.connection import Connection, Listener
 MAGIC: Final = b"tcp1 "
 """Metadata: this, then HOST:PORT in ASCII."""
 MAX_VECTORS: Final = 1024
-"""Linux takes no more (IOV_MAX)."""
+"""Linux's limit (IOV_MAX)."""
 BACKLOG: Final = 256
 HOST_BUFFER_BYTES: Final = 256 << 10
-"""Buffers of a connection within this host: what is in flight stays in the processor's cache, which carries a sixth more than the
-megabytes that the kernel would allow. Between hosts the kernel's own choice follows the way's length."""
+"""Socket buffers within this host: data in flight stays in the processor's cache, which gains a sixth over the kernel's
+megabytes. Between hosts the kernel adapts them to the path.
+"""
 KEEPALIVE_S: Final = 60
 LOOPBACK: Final = "127.0.0.1"
 SLACK: Final = 1.0625
-"""Time limits are met to a sixteenth: each setting of the kernel's costs a call."""
+"""Timeouts are accurate to 1/16: changing the kernel's setting costs a system call."""
 _TIMEVAL: Final = struct.Struct("@ll")
 _RESET: Final = struct.pack("@ii", 1, 0)
-"""SO_LINGER: what is not sent yet is thrown away by close."""
+"""SO_LINGER: close drops unsent bytes."""
 TLS_MAGIC: Final = b"tls1 "
-"""Metadata: this, URIs of subjects of the listener's certificate joined by commas, a space, then HOST:PORT; all in ASCII."""
+"""Metadata: this, URIs of the certificate's subjects joined by commas, a space, then HOST:PORT; all in ASCII."""
 MAX_TLS_METADATA_BYTES: Final = 4096
 
 
 class TcpConnection(Connection):
-    """See Connection. The socket is closed when the last thread has left it, so that its descriptor is nobody else's meanwhile."""
+    """Connection over a TCP or TLS socket. The socket is closed when the last thread has left it, so that its
+    descriptor is not reused meanwhile.
+    """
 
     transport = "tcp"
 
@@ -58,7 +63,7 @@ class TcpConnection(Connection):
         self._lock = threading.Lock()
         self._users = 0
         self._has_failed = False
-        """Or was closed: for good."""
+        """Failed or closed, permanently."""
         self._armed_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
 
     @classmethod
@@ -67,7 +72,7 @@ class TcpConnection(Connection):
 
     @classmethod
     def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> "TcpConnection":
-        """Leaves this host by the rail's address, if it has one."""
+        """Connects from the rail's address, if it has one."""
         address = _parse(metadata)
         try:
             sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
@@ -94,7 +99,7 @@ class TcpConnection(Connection):
         try:
             got_bytes = self._sock.recv_into(part, 0, socket.MSG_DONTWAIT)
             if not got_bytes:
-                raise ConnectionResetError(0, "the peer hung up")
+                raise ConnectionResetError(0, "the peer closed the connection")
             return got_bytes
         except BlockingIOError:
             return 0
@@ -104,7 +109,7 @@ class TcpConnection(Connection):
             self._leave()
 
     def _move(self, step: Callable[[Any], int], parts: Sequence[Any], deadline: Deadline, option: int) -> None:
-        """Call `step` until it has moved every byte of `parts`. Any error closes the connection."""
+        """Call `step` until every byte of `parts` has moved. Any error closes the connection."""
         self._enter()
         try:
             begin, skip = 0, 0
@@ -133,23 +138,25 @@ class TcpConnection(Connection):
             self._leave()
 
     def _step(self, step: Callable[[Any], int], views: Sequence[Any], deadline: Deadline, option: int) -> int:
-        """At least one byte. Raises OSError, DeadlineExceeded or Unreachable."""
+        """Move at least one byte. Raises OSError, DeadlineExceeded or Unreachable."""
         while True:
             self._arm(deadline, option)
             try:
                 moved = step(views)
-            except BlockingIOError:  # nothing moved for as long as the kernel was told to wait, which may be an earlier step's limit
+            except BlockingIOError:  # nothing moved within the socket's timeout, which may be an earlier step's
                 waited_s, self._armed_s[option] = self._armed_s[option], 0.0
                 deadline.left_s()
                 if waited_s >= self.stall_timeout_s:
-                    raise Unreachable(f"{self._peer} has stalled: not a byte for {self.stall_timeout_s:g} s") from None
+                    raise Unreachable(f"{self._peer} has stalled: no byte for {self.stall_timeout_s:g} s") from None
                 continue
             if not moved:
-                raise ConnectionResetError(0, "the peer hung up")
+                raise ConnectionResetError(0, "the peer closed the connection")
             return moved
 
     def _arm(self, deadline: Deadline, option: int) -> None:
-        """Have the kernel end the next step near the deadline or a stall, perhaps early: a limit set before is kept if it is not later."""
+        """Set the socket's timeout near the deadline or a stall, possibly early: an earlier setting is kept if it is
+        not later.
+        """
         limit_s = deadline.left_s()
         if limit_s * SLACK >= self.stall_timeout_s:
             limit_s = self.stall_timeout_s
@@ -171,12 +178,12 @@ class TcpConnection(Connection):
                 self._sock.close()
 
     def _fail(self, error: KVStoreError) -> KVStoreError:
-        """Close for good; what the caller is told: the error, or that this side had closed the connection before."""
+        """Close permanently. Returns the error to raise: this one, or Closed if this side closed the connection before."""
         with self._lock:
             if self._has_failed:
                 return self._closed()
             self._has_failed = True
-            self._hang_up()
+            self._shut_down()
         return error
 
     def _closed(self) -> Closed:
@@ -186,14 +193,14 @@ class TcpConnection(Connection):
         with self._lock:
             if not self._has_failed:
                 self._has_failed = True
-                self._hang_up()
+                self._shut_down()
                 if not self._users:
                     self._sock.close()
 
-    def _hang_up(self) -> None:
-        """Wake the threads inside; unsent bytes must not arrive after the caller was told that they did not."""
+    def _shut_down(self) -> None:
+        """Wake the threads inside. Unsent bytes must not arrive after the caller saw a failure."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        with contextlib.suppress(OSError):  # the peer may have hung up before
+        with contextlib.suppress(OSError):  # the peer may have closed before
             self._sock.shutdown(socket.SHUT_RDWR)
 
     @property
@@ -208,7 +215,7 @@ class TcpConnection(Connection):
 
 
 class TcpListener(Listener):
-    """See Listener."""
+    """Listener over TCP."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -233,20 +240,20 @@ class TcpListener(Listener):
                 raise Closed("the listener is closed") from None
             raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A peer that vanished without a word does not keep its connection for ever.
+        # Detects a peer that died without closing.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         return self._made(sock, f"{peer[0]}:{peer[1]}")
 
     def _made(self, sock: socket.socket, peer: str) -> TcpConnection | None:
-        """A connection over what was accepted; None: its peer has gone already."""
+        """Return a connection over the accepted socket, or None if its peer has disconnected."""
         return TcpConnection(sock, peer)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             try:
-                self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
             finally:
                 self._sock.close()
 
@@ -254,7 +261,7 @@ class TcpListener(Listener):
 def _is_within_host(sock: socket.socket) -> bool:
     try:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
-    except OSError:  # the peer has gone already, which the first use tells
+    except OSError:  # the peer has disconnected, which the first use reports
         return False
 
 
@@ -263,28 +270,30 @@ def _parse(metadata: bytes) -> Address:
     if metadata.startswith(b"tls1 "):
         raise ProtocolError("the peer's transfer engine speaks TLS, and this one's does not: set tls_ca, tls_cert and tls_key")
     if not metadata.startswith(MAGIC) or len(metadata) > 300:
-        raise ProtocolError("these bytes do not say how a TCP listener is reached")
+        raise ProtocolError("malformed metadata of a TCP listener")
     try:
         return parse_address(metadata[len(MAGIC) :].decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a TCP listener is reached") from None
+        raise ProtocolError("malformed metadata of a TCP listener") from None
 
 
 class TlsTransport:
-    """Makes TcpConnections whose sockets speak TLS."""
+    """Transport that makes TcpConnections over TLS."""
 
     def __init__(self, tls: Certificates) -> None:
-        self.transport = TcpConnection.transport  # for routes and rails they are alike
+        self.transport = TcpConnection.transport  # routes and rails do not distinguish them
         self._tls = tls
 
     def listen(self, rail: Rail) -> "TlsListener":
-        """As Connection.listen. Raises ConfigError too where this program has no certificate to be connected to with."""
+        """As Connection.listen. Also raises ConfigError if this program has no server certificate."""
         if not self._tls.serves:
-            raise ConfigError("an engine that others connect to with TLS needs tls_cert and tls_key")
+            raise ConfigError("an engine that serves peers with TLS needs tls_cert and tls_key")
         return TlsListener(rail.address or LOOPBACK, rail.port, self._tls)
 
     def connect(self, metadata: bytes, rail: Rail, deadline: Deadline) -> TcpConnection:
-        """As Connection.connect. A certificate that is refused, on either side, is Unreachable: another rail may lead there."""
+        """As Connection.connect. A certificate refused by either side is Unreachable: another rail may lead to the
+        peer.
+        """
         meant, address = _parse_tls(metadata)
         try:
             sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
@@ -306,7 +315,7 @@ class TlsTransport:
 
 
 class TlsListener(TcpListener):
-    """See Listener. The handshake is the accepted connection's: `accept` does not wait for it."""
+    """Listener over TLS. `accept` does not wait for the TLS handshake, which the connection performs."""
 
     def __init__(self, host: str, port: int, tls: Certificates) -> None:
         super().__init__(host, port)
@@ -319,14 +328,14 @@ class TlsListener(TcpListener):
     def _made(self, sock: socket.socket, peer: str) -> TcpConnection | None:
         try:
             return TcpConnection(self._tls.begin_from(sock), peer)
-        except OSError:  # gone already
+        except OSError:  # the peer has disconnected
             return None
 
 
 def _check(found: CertifiedPeer | None, meant: CertifiedPeer, address: Address) -> None:
-    """Raises Untrusted unless one of the subjects told is the certificate's."""
+    """Raises Untrusted unless the certificate has one of the expected subjects."""
     if found is None or not set(found.subjects) & set(meant.subjects):
-        raise Untrusted(f"the certificate of {address} is for {found}, and {meant} was to be there")
+        raise Untrusted(f"the certificate of {address} is for {found}, expected {meant}")
 
 
 def _parse_tls(metadata: bytes) -> tuple[CertifiedPeer, Address]:
@@ -337,4 +346,4 @@ def _parse_tls(metadata: bytes) -> tuple[CertifiedPeer, Address]:
     try:
         return peer_of(subjects.decode("ascii").split(",")), parse_address(address.decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a TLS listener is reached") from None
+        raise ProtocolError("malformed metadata of a TLS listener") from None

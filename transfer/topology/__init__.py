@@ -1,1 +1,1 @@
-"""What joins memory and rails: NUMA nodes, NICs, GPUs, links and routes, as found on this host or told by a peer. Facts; paths/ chooses."""
+"""Topology of a host: NUMA nodes, NICs, GPUs and links, discovered here or described by a peer. Facts; paths/ chooses."""

@@ -1,7 +1,7 @@
-"""Reads this host's topology: interfaces from netlink, hardware from sysfs, GPUs from NVML (else from PCI).
+"""Discovery of this host's topology: interfaces from netlink, hardware from sysfs, GPUs from NVML (else from PCI).
 
-sysfs is read below a root, so that a folder that looks like a machine's will do. What a file lacks or the kernel refuses to say is
-unknown, never an error: a container often sees half of /sys.
+sysfs is read below a root, so that tests can supply another machine's. Missing files and refused reads mean unknown,
+never an error: containers often see half of /sys.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ PCI_VENDOR_NVIDIA: Final = "0x10de"
 PCI_CLASSES_GPU: Final = ("0x0300", "0x0302")
 """VGA controller and 3D controller: the first four hex digits of a PCI class."""
 PORT_ACTIVE: Final = "4"
-"""InfiniBand's number of the port state ACTIVE, the only one that carries data."""
+"""InfiniBand's port state ACTIVE, the only one that carries data."""
 NVML_LIBRARY: Final = "libnvidia-ml.so.1"
-"""Of NVIDIA's driver; what pynvml loads."""
+"""Part of NVIDIA's driver; loaded by pynvml."""
 MAX_STACK: Final = 4
-"""Virtual devices on top of one another that are followed down to hardware: a bridge over a VLAN over a bond is three."""
+"""Depth to which virtual devices are followed to hardware: a bridge over a VLAN over a bond is three."""
 _PCI_PART: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -45,41 +45,42 @@ class FoundGpu:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceLocation:
-    """Where a device is attached; the defaults for one that is virtual."""
+    """PCI path and NUMA node of a device; the defaults for a virtual one."""
 
     pci_path: str = ""
     numa_node: int = UNKNOWN_NODE
 
 
 class Discovery:
-    """Looks at one machine, as an operator's override has it. Thread-safe: it keeps nothing but the override and the GPUs."""
+    """Reads this machine's topology and applies an operator's override. Thread-safe."""
 
     def __init__(self, override: Override | None = None) -> None:
-        """Asks NVML once: GPUs come and go with the driver, not with links."""
+        """Queries NVML once: GPUs change with the driver, not with links."""
         self._override = override
         self._gpus = nvml_gpus()
 
     @classmethod
     def configured(cls, settings: TransferSettings) -> "Discovery":
-        """With the override that the setting `topology` names.
+        """Return a Discovery with the override that the setting `topology` names.
 
-        Raises ConfigError for a file that cannot be read, is malformed or names a NIC that is not here, and Broken as `look` does.
+        Raises ConfigError for a file that is unreadable, malformed or names an unknown NIC, and Broken as
+        `read_topology`.
         """
         if not settings.topology:
             return cls()
         override = override_from_file(settings.topology)
         discovery = cls(override)
-        override.check(discovery.look())
+        override.check(discovery.read_topology())
         return discovery
 
-    def look(self) -> Topology:
-        """The topology now. Raises Broken where the system does not tell the network interfaces."""
+    def read_topology(self) -> Topology:
+        """Return the current topology. Raises Broken if the network interfaces cannot be read."""
         found = read_machine(ROOT, read_interfaces(), self._gpus)
         return self._override.apply(found) if self._override is not None else found
 
 
 def read_machine(root: Path, interfaces: Mapping[str, Interface], gpus: Sequence[FoundGpu] | None) -> Topology:
-    """The machine whose sysfs is below `root`. GPUs of None: those that PCI names."""
+    """Return the topology of the machine whose sysfs is below `root`. Without `gpus`, PCI is searched for them."""
     nodes = _numa_nodes(root)
     only_node = nodes[0].number if len(nodes) == 1 else UNKNOWN_NODE
     nics = [_with_node(nic, only_node) for nic in _nics(root, interfaces)]
@@ -92,7 +93,7 @@ def _with_node(nic: Nic, only_node: int) -> Nic:
 
 
 def _node(device: Nic | Gpu, only_node: int) -> int:
-    """Firmware of machines with one node often names none: hardware is on that one then."""
+    """Return the device's NUMA node. Firmware of single-node machines often names none: hardware is then on that node."""
     return only_node if device.numa_node == UNKNOWN_NODE and device.pci_path else device.numa_node
 
 
@@ -112,7 +113,7 @@ def _numa_nodes(root: Path) -> list[NumaNode]:
 
 
 def _nics(root: Path, interfaces: Mapping[str, Interface]) -> list[Nic]:
-    """RDMA ports with the interface that belongs to each, and the other interfaces. By name."""
+    """Return RDMA ports with their interfaces, and the other interfaces, by name."""
     found = list(_rdma_nics(root, interfaces))
     taken = {nic.interface for nic in found}
     for name, interface in interfaces.items():
@@ -127,23 +128,25 @@ def _rdma_nics(root: Path, interfaces: Mapping[str, Interface]) -> Iterator[Nic]
         for port in ports:
             is_ethernet = _read(port / "link_layer") == "Ethernet"
             interface = _rdma_interface(device, port)
-            # RoCE in software has no device of its own: it is where its interface is.
-            place = _interface_place(device, 0) or _interface_place(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
+            # Software RoCE has no hardware: it is located at its interface.
+            location = (
+                _interface_location(device, 0) or _interface_location(root / "sys/class/net" / interface, MAX_STACK) or _DeviceLocation()
+            )
             addresses = interfaces[interface].addresses if interface in interfaces else ()
             yield Nic(
                 device.name if len(ports) == 1 else f"{device.name}:{port.name}",
                 ROCE if is_ethernet else INFINIBAND,
                 interface if interface in interfaces else "",
                 addresses,
-                place.numa_node,
+                location.numa_node,
                 _leading_number(_read(port / "rate")),
                 _read(port / "state").partition(":")[0] == PORT_ACTIVE,
-                place.pci_path,
+                location.pci_path,
             )
 
 
 def _rdma_interface(device: Path, port: Path) -> str:
-    """The interface behind a port: the one of its first GID, else the device's with the port's number."""
+    """Return the interface of a port: the one of its first GID, else the device's with the port's number."""
     if name := _read(port / "gid_attrs/ndevs/0"):
         return name
     for interface in _entries(device / "device/net"):
@@ -153,39 +156,43 @@ def _rdma_interface(device: Path, port: Path) -> str:
 
 
 def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
-    """None for what is no way out of the host: virtual devices without an address, and bridges without hardware (docker0, cni0)."""
+    """Return the NIC, or None for interfaces that lead nowhere: virtual devices without an address, and bridges without
+    hardware (docker0, cni0).
+    """
     path = root / "sys/class/net" / name
-    if _read(path / "ifindex") != str(interface.index):  # this /sys belongs to another network namespace, or is not there
+    if _read(path / "ifindex") != str(interface.index):  # /sys belongs to another network namespace, or is missing
         kind = LOOPBACK if name == "lo" else ETHERNET
         return Nic(name, kind, name, interface.addresses, is_up=interface.is_up) if interface.addresses else None
-    place = _interface_place(path, MAX_STACK)
+    location = _interface_location(path, MAX_STACK)
     hardware_type = _leading_number(_read(path / "type"))
     is_loopback = hardware_type == ARPHRD_LOOPBACK
-    if place is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
+    if location is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
         return None
     kind = LOOPBACK if is_loopback else INFINIBAND if hardware_type == ARPHRD_INFINIBAND else ETHERNET
-    # A virtual device without hardware below reports what its driver's author wrote down: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
-    speed_mbit_s = _leading_number(_read(path / "speed")) if place is not None else 0.0
-    place = place or _DeviceLocation()
-    return Nic(name, kind, name, interface.addresses, place.numa_node, speed_mbit_s / 1000, interface.is_up, place.pci_path)
+    # A virtual device without hardware reports a constant of its driver: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
+    speed_mbit_s = _leading_number(_read(path / "speed")) if location is not None else 0.0
+    location = location or _DeviceLocation()
+    return Nic(name, kind, name, interface.addresses, location.numa_node, speed_mbit_s / 1000, interface.is_up, location.pci_path)
 
 
-def _interface_place(path: Path, depth: int) -> _DeviceLocation | None:
-    """Where the hardware behind an interface (or an RDMA device) is; None for one without. A bond of several is in none of their places."""
+def _interface_location(path: Path, depth: int) -> _DeviceLocation | None:
+    """Return the location of the hardware behind an interface or RDMA device, None without hardware. A bond of several
+    has no PCI path.
+    """
     if (path / "device").exists():
-        return _place_of(path / "device")
+        return _location_of(path / "device")
     if not depth:
         return None
-    lower = (_interface_place(entry, depth - 1) for entry in _entries(path) if entry.name.startswith("lower_"))
-    places = {place for place in lower if place is not None}
+    lower = (_interface_location(entry, depth - 1) for entry in _entries(path) if entry.name.startswith("lower_"))
+    places = {location for location in lower if location is not None}
     if not places:
         return None
-    nodes = {place.numa_node for place in places}
+    nodes = {location.numa_node for location in places}
     return next(iter(places)) if len(places) == 1 else _DeviceLocation("", nodes.pop() if len(nodes) == 1 else UNKNOWN_NODE)
 
 
-def _place_of(device: Path) -> _DeviceLocation:
-    """Of a device's folder: the PCI addresses that its real path goes through, and the NUMA node of the nearest that names one."""
+def _location_of(device: Path) -> _DeviceLocation:
+    """Return the PCI addresses on a device's real path, and the NUMA node of the nearest ancestor that names one."""
     path = device.resolve()
     parts = [part for part in path.parts if _PCI_PART.fullmatch(part)]
     for folder in (path, *path.parents):
@@ -199,18 +206,18 @@ def _place_of(device: Path) -> _DeviceLocation:
 
 def _gpus(root: Path, found: Sequence[FoundGpu]) -> Iterator[Gpu]:
     for gpu in sorted(found):
-        place = _place_of(root / "sys/bus/pci/devices" / _sysfs_address(gpu.pci_address))
-        yield Gpu(gpu.index, gpu.name, place.numa_node, place.pci_path)
+        location = _location_of(root / "sys/bus/pci/devices" / _sysfs_address(gpu.pci_address))
+        yield Gpu(gpu.index, gpu.name, location.numa_node, location.pci_path)
 
 
 def _sysfs_address(address: str) -> str:
-    """NVML writes the domain with eight digits and in capitals; sysfs with four, as long as they are enough."""
+    """Convert NVML's PCI address (eight-digit domain, capitals) to sysfs's (four digits if they suffice)."""
     domain, _, rest = address.lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
 
 def _pci_gpus(root: Path) -> list[FoundGpu]:
-    """NVIDIA's display and 3D controllers; virtual ones and those in use by another driver among them."""
+    """Return NVIDIA's display and 3D controllers, including virtual ones and those of other drivers."""
     devices = [
         path
         for path in _entries(root / "sys/bus/pci/devices")
@@ -220,15 +227,16 @@ def _pci_gpus(root: Path) -> list[FoundGpu]:
 
 
 def nvml_gpus(library: str = NVML_LIBRARY) -> list[FoundGpu] | None:
-    """The GPUs of NVIDIA's driver; None where the module pynvml (nvidia-ml-py) or the driver is missing, or does not answer.
+    """Return the GPUs of NVIDIA's driver; None if pynvml (nvidia-ml-py) or the driver is missing or does not respond.
 
-    The driver is looked for first: to load the module takes 17 ms of processor time, and far longer from a cold disk."""
+    The driver is checked first: importing the module takes 17 ms of processor time, and far longer from a cold disk.
+    """
     try:
         ctypes.CDLL(library)
     except OSError:
         return None
     try:
-        pynvml: Any = importlib.import_module("pynvml")  # an extra: hosts without GPUs have no use for it
+        pynvml: Any = importlib.import_module("pynvml")  # optional: not needed without GPUs
     except ImportError:
         return None
     try:
@@ -246,7 +254,7 @@ def nvml_gpus(library: str = NVML_LIBRARY) -> list[FoundGpu] | None:
 
 
 def _text(value: str | bytes) -> str:
-    """NVML's strings are bytes in older releases of its module."""
+    """Decode NVML's strings, which are bytes in older releases of its module."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -261,7 +269,9 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    """The text of a small file without white space around it; "" if there is none. sysfs answers EINVAL to what it cannot say now."""
+    """Return the stripped text of a small file; "" if it cannot be read. sysfs fails with EINVAL for unavailable
+    values.
+    """
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""A topology as JSON: what a node registers with the master, what `kvstore topology --json` prints, and what the `topology` setting reads.
+"""JSON form of a topology: registered with the master, printed by `kvstore topology --json`, read by the setting `topology`.
 
     {"version": 1, "host": "a", "numa_nodes": [{"number": 0, "distances": [10]}],
      "nics": [{"name": "mlx5_0", "kind": "roce", "interface": "eth0", "addresses": ["10.0.0.1"], "numa_node": 0,
@@ -6,7 +6,8 @@
      "gpus": [{"index": 0, "name": "H100", "numa_node": 0, "pci_path": "..."}],
      "matrix": {"cpu:0": [["mlx5_0"], []], "cuda:0": [["mlx5_0"], []]}}
 
-The matrix alone, without "version", is Mooncake's form; the setting takes either. Everything has a limit; errors name the place.
+The matrix alone, without "version", is Mooncake's form; the setting accepts both.
+Every value is bounded; errors name the path of the value.
 """
 
 import json
@@ -23,18 +24,18 @@ FORM_VERSION: Final = 1
 MAX_TOPOLOGY_BYTES: Final = 256 << 10
 """A machine with 8 GPUs and 8 NICs takes 5 KiB."""
 MAX_ENTRIES: Final = 1024
-"""Of any list: Linux knows at most 1,024 NUMA nodes, and no machine has as many NICs or GPUs."""
+"""Limit of every list: Linux supports 1,024 NUMA nodes, and no machine has as many NICs or GPUs."""
 MAX_TEXT_BYTES: Final = 255
 MAX_SPEED_GBIT_S: Final = 1_000_000
 
 
 def dump_topology(topology: Topology) -> bytes:
-    """The JSON form, on one line."""
+    """Return the JSON form, on one line."""
     return json.dumps(as_json(topology), separators=(",", ":")).encode()
 
 
 def as_json(topology: Topology) -> dict[str, Any]:
-    """The JSON form as plain values, the matrix as it is now."""
+    """Return the JSON form as plain values, with the current matrix."""
     return {
         "version": FORM_VERSION,
         "host": topology.host,
@@ -46,12 +47,12 @@ def as_json(topology: Topology) -> dict[str, Any]:
 
 
 def parse_topology(data: bytes) -> Topology:
-    """The topology that a peer described; its matrix holds as it says. Raises ProtocolError naming the place that is wrong."""
+    """Return the topology that a peer described, with its matrix. Raises ProtocolError naming the field at fault."""
     return _topology(_document(data))
 
 
 def override_from_file(path: str | Path) -> "Override":
-    """What the file of the `topology` setting says. Raises ConfigError naming the file and the place in it."""
+    """Read the file of the setting `topology`. Raises ConfigError naming the file and the field."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -67,17 +68,17 @@ def override_from_file(path: str | Path) -> "Override":
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What an operator's file says: a whole topology, or (`whole` is None) only entries of the matrix."""
+    """An operator's override: a whole topology, or (`whole` is None) only entries of the matrix."""
 
     source: str
     whole: Topology | None
     matrix: Matrix
 
     def apply(self, found: Topology) -> Topology:
-        """The topology to go by on the machine that was `found`.
+        """Apply it to the topology `found` on the machine.
 
-        A whole one keeps its word, except that a NIC the machine knows is down is down, and that addresses it does not name are those
-        found. A NIC that is gone is in no matrix.
+        A whole topology is kept, except that a NIC that is down is down, and that missing addresses are those found. A
+        NIC that does not exist is in no matrix.
         """
         if self.whole is not None:
             here = {nic.name: nic for nic in found.nics}
@@ -85,7 +86,9 @@ class Override:
         return replace(found, override=self.matrix)
 
     def check(self, found: Topology) -> None:
-        """Raises ConfigError when the matrix names a NIC that the machine does not have: a mistake at start, not later."""
+        """Raises ConfigError if the matrix names a NIC that the machine does not have, so that the mistake is found at
+        start.
+        """
         try:
             _check_names(self.matrix, found.nics)
         except ProtocolError as error:
@@ -169,27 +172,27 @@ def _matrix(value: "_JsonValue") -> dict[str, RailPreference]:
     return matrix
 
 
-def _check_names(matrix: Matrix, nics: Sequence[Nic], place: str = "") -> None:
+def _check_names(matrix: Matrix, nics: Sequence[Nic], path: str = "") -> None:
     known = [nic.name for nic in nics]
     for location, rails in matrix.items():
         for part, names in zip(("preferred", "available"), rails, strict=True):
             for name in names:
                 if name not in known:
-                    raise ProtocolError(f"{place}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
+                    raise ProtocolError(f"{path}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
 
 
 class _JsonValue:
-    """One value of a document and its place there, so that every error can name it. Methods raise ProtocolError."""
+    """A value of a document with its path there, for error messages. Methods raise ProtocolError."""
 
-    __slots__ = ("_place", "_value")
+    __slots__ = ("_path", "_value")
 
-    def __init__(self, value: Any, place: str) -> None:
+    def __init__(self, value: Any, path: str) -> None:
         self._value = value
-        self._place = place
+        self._path = path
 
     def refuse(self, expected: str) -> NoReturn:
         shown = json.dumps(self._value)
-        raise ProtocolError(f"{self._place or 'the document'}: expected {expected}, not {shown[:40]}{'...' if len(shown) > 40 else ''}")
+        raise ProtocolError(f"{self._path or 'the document'}: expected {expected}, not {shown[:40]}{'...' if len(shown) > 40 else ''}")
 
     def fields(self) -> list[str]:
         if not isinstance(self._value, dict) or len(self._value) > MAX_ENTRIES:
@@ -198,17 +201,17 @@ class _JsonValue:
 
     def __getitem__(self, name: str) -> "_JsonValue":
         if name not in self.fields():
-            raise ProtocolError(f"{self._place or 'the document'}: there is no {name!r}")
+            raise ProtocolError(f"{self._path or 'the document'}: there is no {name!r}")
         return self.get(name, None)
 
     def get(self, name: str, default: Any) -> "_JsonValue":
         self.fields()
-        return _JsonValue(self._value.get(name, default), f"{self._place}.{name}" if self._place else name)
+        return _JsonValue(self._value.get(name, default), f"{self._path}.{name}" if self._path else name)
 
     def items(self) -> list["_JsonValue"]:
         if not isinstance(self._value, list) or len(self._value) > MAX_ENTRIES:
             self.refuse(f"a list of at most {MAX_ENTRIES}")
-        return [_JsonValue(item, f"{self._place}[{index}]") for index, item in enumerate(self._value)]
+        return [_JsonValue(item, f"{self._path}[{index}]") for index, item in enumerate(self._value)]
 
     def text(self, *, minimum: int = 0) -> str:
         value = self._value

@@ -1,7 +1,7 @@
-"""Keeps a topology current: a thread that looks again when the kernel says that a link or address changed, and now and then anyway.
+"""Watches links: re-reads the topology when the kernel reports a change of a link or address, and periodically.
 
-What changed is worked out by comparing two topologies (`changes`), which is pure. The kernel does not announce everything (the state of an
-InfiniBand port without an interface), and where netlink may not be listened to nothing at all: hence the interval.
+`changes` compares two topologies and is pure. The interval is needed because the kernel does not report every change
+(an InfiniBand port without an interface), and none at all if netlink is not permitted.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ log = logging.getLogger("kvstore.transfer")
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """One NIC's state before and after; None where it was not there."""
+    """A NIC's state before and after; None if it did not exist."""
 
     before: Nic | None
     after: Nic | None
@@ -43,47 +43,47 @@ class LinkChange:
 
 
 def changes(before: Topology, after: Topology) -> list[LinkChange]:
-    """What is different about the NICs, by name."""
+    """Return the differences between the NICs, by name."""
     old, new = ({nic.name: nic for nic in topology.nics} for topology in (before, after))
     return [LinkChange(old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
 
 
 class LinkWatch:
-    """Looks once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
+    """Reads the topology once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
 
     def __init__(
         self,
-        look: Callable[[], Topology],
+        read_topology: Callable[[], Topology],
         on_change: Callable[[Topology, list[LinkChange]], None],
         *,
         poll_interval_s: float,
-        otherwise: Callable[[], None] = lambda: None,
+        on_unchanged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
+        """`read_topology` is Discovery.read_topology. Its error is raised here; later errors are logged and retried.
 
-        `on_change` is called in the thread, after `topology` is the new one; `otherwise` after each look that found no change, for what
-        else may have changed. Neither may call `close`.
+        `on_change` is called in the thread, after `topology` is updated; `on_unchanged` after each read without a
+        change, for other state. Neither may call `close`.
         """
-        self._look = look
+        self._read_topology = read_topology
         self._on_change = on_change
-        self._otherwise = otherwise
+        self._otherwise = on_unchanged
         self._poll_interval_s = poll_interval_s
-        self._topology = look()
+        self._topology = read_topology()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
-        self._complaint = ""
+        self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="link-watch", daemon=True)
 
     @property
     def topology(self) -> Topology:
-        """As last seen."""
+        """The topology of the last read."""
         return self._topology
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; no callback comes afterwards. A second close is a no-op."""
+        """Stop the thread; no callback runs afterwards. A second close is a no-op."""
         if self._wake_fd < 0:
             return
         self._stopping.set()
@@ -102,7 +102,7 @@ class LinkWatch:
                 stack.enter_context(changed)
                 poll.register(changed, select.POLLIN)
             while not self._stopping.is_set():
-                self._refresh()  # before the first wait too: something may have changed since the first look
+                self._refresh()  # also before the first wait: a change may have been missed since the first read
                 poll.poll(self._poll_interval_s * 1000)
                 if changed is not None:
                     drain(changed)
@@ -111,17 +111,17 @@ class LinkWatch:
         try:
             return open_changes()
         except OSError as error:
-            log.warning("netlink cannot be listened to (%s): links are looked at every %g s", error.strerror, self._poll_interval_s)
+            log.warning("netlink notifications are not available (%s): links are polled every %g s", error.strerror, self._poll_interval_s)
             return None
 
     def _refresh(self) -> None:
         try:
-            after = self._look()
-            self._complaint = ""
+            after = self._read_topology()
+            self._last_error = ""
         except KVStoreError as error:
-            if str(error) != self._complaint:  # once is enough for what stays wrong
-                log.warning("the links cannot be looked at: %s", error)
-            self._complaint = str(error)
+            if str(error) != self._last_error:  # log a lasting error once
+                log.warning("cannot read the links: %s", error)
+            self._last_error = str(error)
             return
         found = changes(self._topology, after)
         if found:
@@ -133,4 +133,4 @@ class LinkWatch:
             else:
                 self._otherwise()
         except Exception:
-            log.exception("a receiver of link changes failed")
+            log.exception("a callback of link changes failed")

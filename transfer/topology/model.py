@@ -1,10 +1,10 @@
-"""The topology of one host: NUMA nodes, NICs, GPUs, and the matrix that says which NICs are near which memory. Pure: discovery.py
-reads it from the system, json_form.py from JSON.
+"""Topology of a host: NUMA nodes, NICs, GPUs, and the matrix of preferred NICs by location of memory. Pure;
+discovery.py and json_form.py create it.
 
-The matrix has the form of Mooncake's: for each location of memory ("cpu:0", "cuda:0") the preferred rails and the other available
-ones. A NIC is a rail while it is up and can be reached at all: it has an IP address, or speaks RDMA, which needs none. The loopback
-is a rail only where there is no other.
-Source: Mooncake's Transfer Engine (FAST'25) for the form and the rule of the nearest NIC by PCI distance.
+The matrix has the form of Mooncake's: for each location of memory ("cpu:0", "cuda:0") the preferred rails and the other
+available ones. A NIC is a rail while it is up and reachable: it has an IP address, or supports RDMA, which needs none.
+The loopback is a rail only if there is no other. Source: Mooncake's Transfer Engine (FAST'25) for the form and the rule
+of the nearest NIC by PCI distance.
 """
 
 import re
@@ -22,13 +22,13 @@ KINDS: Final = (INFINIBAND, ROCE, ETHERNET, LOOPBACK)
 RDMA_KINDS: Final = (INFINIBAND, ROCE)
 
 UNKNOWN_NODE: Final = -1
-"""NUMA node of a device that is on none, such as a virtual one."""
+"""NUMA node of a device without one, such as a virtual one."""
 NUMA_LOCAL: Final = 10
-"""What ACPI (SLIT) and Linux call the distance of a NUMA node to itself."""
+"""Distance of a NUMA node to itself in ACPI (SLIT) and Linux."""
 NUMA_UNKNOWN: Final = 255
-"""SLIT's number for nodes that cannot reach one another; taken where the table lacks an entry."""
+"""SLIT's distance of unreachable nodes, used for missing entries."""
 PCI_APART: Final = 1000
-"""Distance of devices without a bridge in common: the way leads through the processor. Real trees are a few bridges deep."""
+"""Distance of devices without a common bridge: the path leads through the processor. Real trees are a few bridges deep."""
 LOCATION: Final = re.compile(r"(cpu|cuda):(\d{1,4})")
 
 
@@ -36,10 +36,10 @@ LOCATION: Final = re.compile(r"(cpu|cuda):(\d{1,4})")
 class Nic:
     """A port of a network adapter.
 
-    `name` is the RDMA device's ("mlx5_0"; "mlx4_0:2" where a device has several ports) if it has one, else the interface's ("eth0").
-    `interface` is that of IP, "" if there is none. `addresses` are its IP addresses without link-local ones, IPv4 first. `numa_node`
-    is UNKNOWN_NODE for virtual devices. `speed_gbit_s` is 0 if unknown, which it is for virtual devices. `pci_path` leads from the
-    root complex to the device, "pci0000:00/0000:00:01.0/0000:01:00.0", "" for virtual ones.
+    `name` is the RDMA device's ("mlx5_0"; "mlx4_0:2" for a device with several ports) if it has one, else the
+    interface's ("eth0"). `interface` is the IP interface, "" if there is none. `addresses` are its IP addresses without
+    link-local ones, IPv4 first. `numa_node` is UNKNOWN_NODE and `speed_gbit_s` 0 for virtual devices. `pci_path` leads
+    from the root complex to the device, "pci0000:00/0000:00:01.0/0000:01:00.0", "" for virtual ones.
     """
 
     name: str
@@ -58,13 +58,13 @@ class Nic:
 
     @property
     def is_usable(self) -> bool:
-        """It may be a rail: up, and with an address or RDMA."""
+        """Whether it can be a rail: up, and with an address or RDMA."""
         return self.is_up and (bool(self.addresses) or self.kind in RDMA_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU; `index` is NVML's, that is the order of PCI addresses, which CUDA has with CUDA_DEVICE_ORDER=PCI_BUS_ID only."""
+    """A GPU. `index` is NVML's, by PCI address; CUDA has the same order only with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     index: int
     name: str = ""
@@ -78,14 +78,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """`distances` to the host's NUMA nodes, in their order in the topology; empty if unknown."""
+    """A NUMA node. `distances` to the host's nodes, in their order in the topology; empty if unknown."""
 
     number: int
     distances: tuple[int, ...] = ()
 
 
 class RailPreference(NamedTuple):
-    """Names of NICs for one location of memory: the preferred ones by name, the other available ones from the nearest on."""
+    """NICs for one location of memory: the preferred ones by name, the other available ones by distance."""
 
     preferred: tuple[str, ...]
     available: tuple[str, ...]
@@ -97,7 +97,9 @@ Matrix = Mapping[str, RailPreference]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """See the module. `override` replaces the matrix's entries for the locations that it names, as far as its NICs are usable."""
+    """Topology of a host. `override` replaces the matrix's entries for the locations that it names, as far as its NICs
+    are usable.
+    """
 
     host: str
     numa_nodes: tuple[NumaNode, ...] = ()
@@ -107,22 +109,22 @@ class Topology:
     matrix: Matrix = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "matrix", _matrix(self))  # frozen; computed once, because transfers ask for it
+        object.__setattr__(self, "matrix", _matrix(self))  # frozen; computed once, as transfers use it
 
     def preferred(self, location: str) -> RailPreference:
-        """The rails for memory at `location`. For a location that is not known here no rail is better than another."""
+        """Return the rails for memory at `location`; all are equal for an unknown location."""
         found = self.matrix.get(location)
         return found if found is not None else RailPreference(tuple(sorted(nic.name for nic in self.usable())), ())
 
     def usable(self) -> list[Nic]:
-        """The NICs that can be rails now; the loopback only if there is no other."""
+        """Return the NICs that can be rails now; the loopback only if there is no other."""
         usable = [nic for nic in self.nics if nic.is_usable]
         return [nic for nic in usable if nic.kind != LOOPBACK] or usable
 
     def rails(self, names: str) -> list[Nic]:
-        """The NICs that `names` lists, separated by commas, once each, whether they are up or not; "" is `usable()`.
+        """Return the NICs in the comma-separated list `names`, up or down, without duplicates; "" is `usable()`.
 
-        A NIC is named by its own name or its interface's. Raises ConfigError for a name that is none.
+        A NIC is named by its own name or its interface's. Raises ConfigError for an unknown name.
         """
         wanted = [name.strip() for name in names.split(",") if name.strip()]
         return list(dict.fromkeys(map(self._named, wanted))) if wanted else self.usable()
@@ -134,7 +136,7 @@ class Topology:
         raise ConfigError(f"rails names {name!r}, but this machine's NICs are: {', '.join(nic.name for nic in self.nics) or 'none'}")
 
     def numa_distance(self, one: int, other: int) -> int:
-        """Between two NUMA nodes by the firmware's table; NUMA_LOCAL for a node and itself."""
+        """Return the distance of two NUMA nodes by the firmware's table; NUMA_LOCAL for a node and itself."""
         if one == other:
             return NUMA_LOCAL
         numbers = [node.number for node in self.numa_nodes]
@@ -146,7 +148,7 @@ class Topology:
 
 
 def pci_distance(one: str, other: str) -> int:
-    """Hops between two devices' PCI paths through their closest common bridge; PCI_APART when they share none.
+    """Return the hops between two PCI paths through their closest common bridge; PCI_APART if they share none.
 
     A path of "" (a virtual device) shares none.
     """
@@ -161,8 +163,8 @@ def pci_distance(one: str, other: str) -> int:
 
 def _matrix(topology: Topology) -> Matrix:
     usable = topology.usable()
-    computed = {f"cpu:{node.number}": _near(topology, usable, node.number) for node in topology.numa_nodes}
-    computed |= {f"cuda:{gpu.index}": _near(topology, usable, gpu.numa_node, gpu.pci_path) for gpu in topology.gpus}
+    computed = {f"cpu:{node.number}": _rank_rails(topology, usable, node.number) for node in topology.numa_nodes}
+    computed |= {f"cuda:{gpu.index}": _rank_rails(topology, usable, gpu.numa_node, gpu.pci_path) for gpu in topology.gpus}
     names = {nic.name for nic in topology.nics if nic.is_usable}
     for location, rails in topology.override.items():
         kept = RailPreference(*(tuple(name for name in part if name in names) for part in rails))
@@ -171,13 +173,15 @@ def _matrix(topology: Topology) -> Matrix:
     return computed
 
 
-def _near(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> RailPreference:
-    """Preferred are the NICs of the nearest NUMA node that has any, and those on none; of them, for a GPU, the nearest by PCI."""
+def _rank_rails(topology: Topology, usable: Sequence[Nic], numa_node: int, pci_path: str = "") -> RailPreference:
+    """Prefer the NICs of the nearest NUMA node that has any, and those on no node; among them, for a GPU, the nearest
+    by PCI.
+    """
     by_numa = {
         nic.name: topology.numa_distance(numa_node, nic.numa_node) for nic in usable if UNKNOWN_NODE not in (numa_node, nic.numa_node)
     }
     nearest = min(by_numa.values(), default=NUMA_LOCAL)
-    # The one that nothing is known of is no farther than the nearest: it may well be that one, seen through a virtual device.
+    # A NIC of unknown node counts as near as the nearest: it may be that one, behind a virtual device.
     distances = {nic.name: (by_numa.get(nic.name, nearest), pci_distance(pci_path, nic.pci_path) if pci_path else 0) for nic in usable}
     best = min(distances.values(), default=None)
     order = sorted(distances, key=lambda name: (distances[name], name))

@@ -1,8 +1,8 @@
-"""What the kernel says of network interfaces over netlink: which there are, whether they run, their addresses, and that these changed.
+"""Network interfaces over netlink: their names, state and addresses, and change notifications.
 
-The parsers are sans-I/O; two small shells have the socket. Unlike /sys, which belongs to the namespace that mounted it, netlink
-always tells of the caller's own network namespace.
-Source: linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h, linux/if_link.h.
+The parsers are sans-I/O; `read_interfaces` and `open_changes` hold the sockets. Unlike /sys, which belongs to the
+namespace that mounted it, netlink reports the caller's own network namespace. Source: linux/netlink.h,
+linux/rtnetlink.h, linux/if_addr.h, linux/if_link.h.
 """
 
 import errno
@@ -36,7 +36,9 @@ IFF_UP: Final = 0x1
 IFF_RUNNING: Final = 0x40
 IFF_LOWER_UP: Final = 0x10000
 IFF_WORKING: Final = IFF_UP | IFF_RUNNING | IFF_LOWER_UP
-"""Set up, ready to send, and with a carrier. The kernel puts off announcing a lost carrier, and taking RUNNING away, by up to 1 s."""
+"""Up, ready to send, and with a carrier. The kernel delays the announcement of a lost carrier, and the removal of
+RUNNING, by up to 1 s.
+"""
 
 _HEADER: Final = struct.Struct("=IHHII")
 """Length, type, flags, sequence, port."""
@@ -46,9 +48,9 @@ _ADDRESS: Final = struct.Struct("=BBBBi")
 """ifaddrmsg: family, prefix length, flags, scope, index."""
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _ANSWER_BYTES: Final = 64 << 10
-"""The kernel fills at most 32 KiB a datagram of a dump."""
+"""The kernel sends at most 32 KiB per datagram of a dump."""
 _ANSWER_TIMEOUT_S: Final = 2.0
-"""The kernel answers at once; without a limit a filter on netlink (seccomp, gVisor) could hang the start."""
+"""The kernel replies at once; without a timeout a filter on netlink (seccomp, gVisor) could block the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ Message = tuple[int, memoryview]
 
 
 def messages(datagram: bytes) -> Iterator[Message]:
-    """The messages of one datagram. A length that does not fit ends it."""
+    """Yield the messages of one datagram. An invalid length ends it."""
     view, at = memoryview(datagram), 0
     while at + _HEADER.size <= len(view):
         size, kind, _flags, _sequence, _port = _HEADER.unpack_from(view, at)
@@ -76,19 +78,21 @@ def messages(datagram: bytes) -> Iterator[Message]:
 
 
 def attributes(body: memoryview) -> dict[int, bytes]:
-    """The rtattr list behind a message's fixed part."""
+    """Parse the rtattr list behind a message's fixed part."""
     found, at = {}, 0
     while at + _ATTRIBUTE.size <= len(body):
         size, kind = _ATTRIBUTE.unpack_from(body, at)
         if not _ATTRIBUTE.size <= size <= len(body) - at:
             break
-        found[kind & 0x3FFF] = bytes(body[at + _ATTRIBUTE.size : at + size])  # without the bits "nested" and "network byte order"
+        found[kind & 0x3FFF] = bytes(body[at + _ATTRIBUTE.size : at + size])  # mask the flags "nested" and "network byte order"
         at += size + 3 & ~3
     return found
 
 
 def interfaces_of(links: list[Message], addresses: list[Message]) -> dict[str, Interface]:
-    """Interfaces by name, from the dumps of links and of addresses. Link-local and not yet usable addresses are left out."""
+    """Return interfaces by name, from the dumps of links and addresses, without link-local and not yet usable
+    addresses.
+    """
     names: dict[int, str] = {}
     found: dict[str, Interface] = {}
     for kind, body in links:
@@ -106,10 +110,10 @@ def interfaces_of(links: list[Message], addresses: list[Message]) -> dict[str, I
 
 
 def _address(body: memoryview) -> tuple[int, str]:
-    """(index of the interface, address); "" for one that peers cannot use."""
+    """Return (index of the interface, address); "" for an address that peers cannot use."""
     _family, _prefix, flags, scope, index = _ADDRESS.unpack_from(body)
     found = attributes(body[_ADDRESS.size :])
-    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS, b"")  # on a point-to-point link IFA_ADDRESS is the other end's
+    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS, b"")  # on a point-to-point link IFA_ADDRESS is the peer's
     if scope == RT_SCOPE_LINK or flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) or len(packed) not in (4, 16):
         return index, ""
     return index, str(ipaddress.ip_address(packed))
@@ -120,13 +124,13 @@ def _v4_first(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_interfaces() -> Mapping[str, Interface]:
-    """The interfaces of this network namespace, now. Raises Broken where the system does not let netlink be used."""
+    """Return the current interfaces of this network namespace. Raises Broken if netlink is not permitted."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as sock:
             sock.settimeout(_ANSWER_TIMEOUT_S)
             return interfaces_of(_dump(sock, RTM_GETLINK), _dump(sock, RTM_GETADDR))
     except OSError as error:
-        raise Broken(f"the kernel does not tell the network interfaces: netlink says {error.strerror or error}") from None
+        raise Broken(f"cannot read the network interfaces over netlink: {error.strerror or error}") from None
 
 
 def _dump(sock: socket.socket, kind: int) -> list[Message]:
@@ -143,7 +147,7 @@ def _dump(sock: socket.socket, kind: int) -> list[Message]:
 
 
 def open_changes() -> socket.socket:
-    """A non-blocking socket that becomes readable when a link or an address changes. Raises OSError."""
+    """Return a non-blocking socket that becomes readable when a link or an address changes. Raises OSError."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     try:
         sock.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
@@ -154,7 +158,7 @@ def open_changes() -> socket.socket:
 
 
 def drain(sock: socket.socket) -> None:
-    """Throw away what is queued: that something changed is all that counts, and a full queue (ENOBUFS) says so as well."""
+    """Discard queued messages: only the fact of a change counts, which a full queue (ENOBUFS) shows too."""
     while True:
         try:
             sock.recv(_ANSWER_BYTES)

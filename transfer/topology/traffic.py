@@ -1,9 +1,9 @@
-"""What the NICs of this host have carried since they came up, whoever sent it, as the kernel counts it.
+"""Byte counters of this host's NICs since link-up, as the kernel counts them for all processes.
 
-An interface's bytes are those of /proc/net/dev, which is of this process's own network namespace whichever /sys is mounted. What RDMA
-moves goes past the interface: it is in the port's counters, in words of four bytes, where the driver has them. Other counters than these
-are no bytes.
-Source: the Linux kernel's Documentation/ABI/stable/sysfs-class-infiniband, port_rcv_data and port_xmit_data; proc_net_dev(5).
+An interface's bytes come from /proc/net/dev, which always shows this process's network namespace.
+RDMA bypasses the interface: its bytes are in the port's counters, in words of four bytes, if the driver has them.
+Source: the Linux kernel's Documentation/ABI/stable/sysfs-class-infiniband, port_rcv_data and port_xmit_data;
+proc_net_dev(5).
 """
 
 from collections.abc import Iterable
@@ -13,27 +13,28 @@ from typing import Final, NamedTuple
 from kvstore.transfer.topology.model import INFINIBAND, RDMA_KINDS, Nic
 
 WORD_BYTES: Final = 4
-"""Of InfiniBand's data counters: one octet on each of four lanes."""
+"""Unit of InfiniBand's data counters: four octets."""
 IN_BYTES_AT, OUT_BYTES_AT = 0, 8
-"""Columns of /proc/net/dev."""
+"""Columns of received and sent bytes in /proc/net/dev."""
 
 
 class Traffic(NamedTuple):
-    """Bytes since the link came up."""
+    """Bytes since link-up."""
 
     in_bytes: int
     out_bytes: int
 
 
 def traffic(nics: Iterable[Nic], root: Path = Path("/")) -> dict[str, Traffic]:
-    """By the NIC's name; those whose counters cannot be read are left out. A few small files are read: some 20 us a NIC. Of no NIC none is:
-    a node asks with each heartbeat."""
+    """Return the counters by NIC name, without those that cannot be read. Reads a few small files: some 20 us per NIC.
+    Reads none for no NIC, as a node calls it with each heartbeat.
+    """
     nics = list(nics)
     interfaces = _interfaces(root) if nics else {}
     found: dict[str, Traffic] = {}
     for nic in nics:
         counted = [_of_port(nic.name, root)] if nic.kind in RDMA_KINDS else []
-        if nic.kind != INFINIBAND:  # there IP goes by the port, too
+        if nic.kind != INFINIBAND:  # IP over InfiniBand is counted by the port
             counted.append(interfaces.get(nic.interface))
         known = [one for one in counted if one is not None]
         if known:
@@ -59,7 +60,7 @@ def _of_port(name: str, root: Path) -> Traffic | None:
 
 
 def _read(path: Path) -> str:
-    """Stripped; empty where it is not there or cannot be read."""
+    """Return the stripped text; "" if the file cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""UCX as a Connection."""
+"""Transport `ucx`: a Connection over UCX."""

@@ -1,7 +1,7 @@
-"""UCX as a Connection: tagged messages, one a part, straight between the memory of both ends.
+"""Connection over UCX: tagged messages, one per part, directly between the memory of both ends.
 
-A TCP connection to the listener introduces the two UCX workers to one another. It stays open: its end tells of the other end's, for
-every transport of UCX, also those that do not notice a peer's death themselves.
+A TCP connection to the listener exchanges the addresses of the two UCX workers. It stays open: its end reports the
+peer's death for every transport of UCX, also for those that do not detect it.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 256
 KEEPALIVE_S: Final = 60
 HANDSHAKE_S: Final = 1.0
-"""A peer that has connected says who it is within this time."""
-MAX_ARRIVING: Final = 64
-"""Peers that have connected and have not: of more, the first one is hung up on."""
+"""Timeout of the handshake of an accepted peer."""
+MAX_PENDING_HANDSHAKES: Final = 64
+"""Accepted peers without a completed handshake; one more displaces the oldest."""
 MAX_ADDRESS_BYTES: Final = 32 << 10
 PART_BITS: Final = 36
 """A tag is the receiver's number of the connection, then the part's size: a part of another size matches no receive."""
 _HELLO: Final = struct.Struct("!4sBHQ")
-"""Magic, version, size of the worker's address (it follows), number of the connection."""
+"""Magic, version, size of the worker's address (which follows), number of the connection."""
 _MAGIC: Final = b"kvUX"
 _VERSION: Final = 1
 
 
 class UcxConnection(Connection):
-    """See Connection. Goes by whole parts where it looks for stalls."""
+    """Connection over a UCX endpoint. Detects stalls by whole parts."""
 
     transport = "ucx"
 
     def __init__(self, sock: socket.socket, worker: UcxWorker, connection_id: int, peer: "_Introduction", name: str) -> None:
-        """Takes over `sock`, one use of `worker` and `connection_id`, also when it raises Unreachable."""
+        """Takes ownership of `sock`, one reference to `worker` and `connection_id`, also when it raises Unreachable."""
         self._sock = sock
         self._worker = worker
         self._connection_id = connection_id
@@ -55,9 +55,9 @@ class UcxConnection(Connection):
         self._failure: KVStoreError | None = None
         self._operations: set[UcxOperation] = set()
         self._users = 1
-        self._is_told = False
-        """Whether a caller knows of the failure."""
-        self._is_given_back = False
+        self._is_reported = False
+        """Whether a caller has seen the failure."""
+        self._is_released = False
         self._endpoint: Any = None
         try:
             self._endpoint = worker.endpoint(peer.address)
@@ -80,9 +80,9 @@ class UcxConnection(Connection):
         worker = UcxWorker.acquire(rail.device)
         connection_id = worker.connection_ids.take()
         try:
-            sock, peer = _introduced(address, rail, worker, connection_id, deadline)
+            sock, peer = _exchange_introductions(address, rail, worker, connection_id, deadline)
         except BaseException:
-            worker.connection_ids.give_back(connection_id)
+            worker.connection_ids.release(connection_id)
             worker.release()
             raise
         return cls(sock, worker, connection_id, peer, str(address))
@@ -94,7 +94,7 @@ class UcxConnection(Connection):
         self._move(parts, self._connection_id, deadline, is_receive=True)
 
     def _move(self, parts: Sequence[memoryview | bytes], connection_id: int, deadline: Deadline, *, is_receive: bool) -> None:
-        """All parts, as messages of this number. Any error closes the connection."""
+        """Send or receive all parts, as messages with this number. Any error closes the connection."""
         operation = self._enter(parts, connection_id, is_receive)
         try:
             self._worker.post(operation)
@@ -125,11 +125,11 @@ class UcxConnection(Connection):
         return Unreachable(f"the connection to {self._name} broke: {error}")
 
     def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> UcxOperation:
-        """Raises InvalidArgument: a part is too long; Closed, or what broke the connection if nobody was told yet."""
+        """Raises InvalidArgument: a part is too long; Closed, or the connection's failure if no caller has seen it."""
         if any(len(part) >> PART_BITS for part in parts):
             raise InvalidArgument(f"a part has at most {(1 << PART_BITS) - 1} bytes")
         with self._lock:
-            failure, is_told = self._failure, self._is_told
+            failure, is_reported = self._failure, self._is_reported
             if failure is None:
                 call = self._endpoint.tag_recv if is_receive else self._endpoint.tag_send
                 base = connection_id << PART_BITS
@@ -138,45 +138,45 @@ class UcxConnection(Connection):
                 self._users += 1
                 return operation
         self.close()
-        raise self._closed() if is_told else failure
+        raise self._closed() if is_reported else failure
 
     def _leave(self, operation: UcxOperation | None = None) -> None:
-        """The last one to leave a broken connection gives back what it has."""
+        """Leave; the last thread to leave a broken connection releases its resources."""
         with self._lock:
             if operation is not None:
                 self._operations.remove(operation)
             self._users -= 1
-            is_last = self._failure is not None and not self._users and not self._is_given_back
-            self._is_given_back = self._is_given_back or is_last
+            is_last = self._failure is not None and not self._users and not self._is_released
+            self._is_released = self._is_released or is_last
         if is_last:
             self._worker.unwatch(self._sock.fileno())
             self._sock.close()
             self._close_endpoint()
-            self._worker.connection_ids.give_back(self._connection_id)
+            self._worker.connection_ids.release(self._connection_id)
             self._worker.release()
 
     def _end(self, operation: UcxOperation, error: KVStoreError) -> KVStoreError:
-        """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
+        """Fail, and stop all bytes of the operation. Returns the error to raise: the connection's first failure."""
         self._fail(error)
-        self._is_told = True
+        self._is_reported = True
         self._close_endpoint()
         self._worker.finish(operation)
         assert self._failure is not None
         return self._failure
 
     def _fail(self, error: KVStoreError) -> None:
-        """Break it for good, and have all leave."""
+        """Fail permanently, and interrupt all operations."""
         self._mark(error)
         for operation in list(self._operations):
             self._worker.interrupt(operation)
 
     def _mark(self, error: KVStoreError) -> None:
-        """The first failure counts, and hangs up."""
+        """Record the first failure and shut the socket down."""
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = error
-            with contextlib.suppress(OSError):  # the peer was faster
+            with contextlib.suppress(OSError):  # the peer closed first
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def _close_endpoint(self) -> None:
@@ -186,20 +186,20 @@ class UcxConnection(Connection):
             self._worker.close_endpoint(endpoint)
 
     def _on_endpoint_closed(self, *status: Any) -> None:
-        """UCX gave the endpoint up; it ends the messages itself. Called within UCX: the worker's lock is held."""
+        """Callback of UCX for a failed endpoint, whose messages UCX ends. Called with the worker's lock held."""
         self._mark(Unreachable(f"the connection to {self._name} broke"))
 
     def _on_readable(self) -> None:
-        """The peer says something only when it hangs up. What came before that still counts."""
+        """The peer sends nothing more, so readable means closed. Messages that arrived before still count."""
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError:  # a reset is an end, too
+        except OSError:  # a reset also means closed
             pass
         self._worker.unwatch(self._sock.fileno())
         self._worker.flush()
-        self._fail(Unreachable(f"{self._name} hung up"))
+        self._fail(Unreachable(f"{self._name} closed the connection"))
 
     def _closed(self) -> Closed:
         return Closed(f"the connection to {self._name} is closed")
@@ -208,7 +208,7 @@ class UcxConnection(Connection):
         with self._lock:
             self._users += 1
         self._fail(self._closed())
-        self._is_told = True
+        self._is_reported = True
         self._leave()
 
     @property
@@ -217,7 +217,7 @@ class UcxConnection(Connection):
 
 
 class UcxListener(Listener):
-    """See Listener."""
+    """Listener for UCX connections."""
 
     def __init__(self, rail: Rail) -> None:
         host = rail.address or LOOPBACK
@@ -228,11 +228,15 @@ class UcxListener(Listener):
         except OSError as error:
             self._worker.release()
             raise ConfigError(f"the transfer engine cannot listen on {host}:{rail.port}: {error.strerror or error}") from None
-        # The kernel tells of a peer when it has said something: a silent one takes no descriptor.
+        # Accept a peer only once it has sent data: a silent one takes no descriptor.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
         self._address = Address(host=host, port=self._sock.getsockname()[1])
-        self._arriving = UnauthenticatedEndpoints(
-            self._sock, head_bytes=_HELLO.size, whole_bytes=_introduction_bytes, most=MAX_ARRIVING, timeout_s=lambda: HANDSHAKE_S
+        self._handshakes = UnauthenticatedEndpoints(
+            self._sock,
+            head_bytes=_HELLO.size,
+            introduction_bytes=_introduction_size,
+            max_pending=MAX_PENDING_HANDSHAKES,
+            timeout_s=lambda: HANDSHAKE_S,
         )
         self._lock = threading.Lock()
         self._is_closed = False
@@ -246,28 +250,28 @@ class UcxListener(Listener):
         while not self._is_closed:
             try:
                 with self._is_accepting:
-                    arrived = self._arriving.next(end_s - time.monotonic()) if not self._is_closed else None
+                    arrived = self._handshakes.next(end_s - time.monotonic()) if not self._is_closed else None
             except OSError as error:
                 if self._is_closed:
                     break
                 raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
             if arrived is None and not self._is_closed:
                 return None
-            connection = self._welcome(*arrived) if arrived is not None else None
+            connection = self._complete_handshake(*arrived) if arrived is not None else None
             if connection is not None:
                 return connection
         raise Closed("the listener is closed")
 
-    def _welcome(self, sock: socket.socket, name: str) -> UcxConnection | None:
-        """None for a peer that is not one of ours, or has left."""
-        worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
+    def _complete_handshake(self, sock: socket.socket, name: str) -> UcxConnection | None:
+        """Return the connection, or None for a peer that is not ours or has disconnected."""
+        worker = UcxWorker.acquire(self._worker.device)  # another worker, if the listener's was abandoned
         connection_id = worker.connection_ids.take()
         try:
             peer = _read_introduction(sock, Deadline(HANDSHAKE_S))
-            sock.sendall(_introduce(worker, connection_id))
+            sock.sendall(_pack_introduction(worker, connection_id))
         except (OSError, KVStoreError):
             sock.close()
-            worker.connection_ids.give_back(connection_id)
+            worker.connection_ids.release(connection_id)
             worker.release()
             return None
         try:
@@ -281,31 +285,33 @@ class UcxListener(Listener):
                 return
             self._is_closed = True
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
         finally:
             with self._is_accepting:
-                self._arriving.close()
+                self._handshakes.close()
                 self._sock.close()
             self._worker.release()
 
 
 class _Introduction(NamedTuple):
-    """What the peer said of itself."""
+    """Handshake data of a peer."""
 
     connection_id: int
-    """Its own: what is sent to it carries this."""
+    """The peer's number of the connection; messages to it carry this."""
     address: bytes
-    """Of its UCX worker."""
+    """Address of its UCX worker."""
 
 
-def _introduced(
+def _exchange_introductions(
     address: Address, rail: Rail, worker: UcxWorker, connection_id: int, deadline: Deadline
 ) -> tuple[socket.socket, _Introduction]:
-    """A socket to the listener, and who that is. Raises Unreachable, DeadlineExceeded, ProtocolError."""
+    """Connect to the listener and return the socket and its introduction. Raises Unreachable, DeadlineExceeded,
+    ProtocolError.
+    """
     try:
         sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
         try:
-            sock.sendall(_introduce(worker, connection_id))
+            sock.sendall(_pack_introduction(worker, connection_id))
             return sock, _read_introduction(sock, deadline)
         except BaseException:
             sock.close()
@@ -316,39 +322,39 @@ def _introduced(
         raise Unreachable(f"cannot connect to {address} over {rail.device or 'any device'}: {error.strerror or error}") from None
 
 
-def _introduce(worker: UcxWorker, connection_id: int) -> bytes:
+def _pack_introduction(worker: UcxWorker, connection_id: int) -> bytes:
     return _HELLO.pack(_MAGIC, _VERSION, len(worker.address), connection_id) + worker.address
 
 
-def _introduction_bytes(head: bytes) -> int:
-    """How long one is that begins so. Raises ProtocolError: it is none."""
+def _introduction_size(head: bytes) -> int:
+    """Return the length of an introduction from its head. Raises ProtocolError if it is malformed."""
     magic, version, size, _connection_id = _HELLO.unpack(head)
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:
-        raise ProtocolError("the peer is no UCX connection of this version")
+        raise ProtocolError("the peer is not a UCX connection of this version")
     return _HELLO.size + int(size)
 
 
 def _read_introduction(sock: socket.socket, deadline: Deadline) -> _Introduction:
-    """Raises OSError, DeadlineExceeded, ProtocolError. The socket then tells when the peer has gone."""
+    """Raises OSError, DeadlineExceeded, ProtocolError. The socket then detects the peer's death."""
     magic, version, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
     if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES or not 0 < connection_id <= MAX_CONNECTION_ID:
-        raise ProtocolError("the peer is no UCX connection of this version")
+        raise ProtocolError("the peer is not a UCX connection of this version")
     address = _read(sock, size, deadline)
     sock.settimeout(None)
-    # A peer that vanished without a word is found out.
+    # Detects a peer that died without closing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     return _Introduction(connection_id, address)
 
 
 def _read(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """So many bytes. Raises OSError, DeadlineExceeded."""
+    """Receive `size` bytes. Raises OSError, DeadlineExceeded."""
     data = bytearray()
     while len(data) < size:
         sock.settimeout(deadline.left_s())
         got = sock.recv(size - len(data))
         if not got:
-            raise ConnectionResetError(errno.ECONNRESET, "the peer hung up")
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
         data += got
     return bytes(data)
 
@@ -360,4 +366,4 @@ def _parse(metadata: bytes) -> Address:
             raise ValueError
         return parse_address(metadata[len(MAGIC) :].decode("ascii"))
     except (ValueError, KVStoreError):
-        raise ProtocolError("these bytes do not say how a UCX listener is reached") from None
+        raise ProtocolError("malformed metadata of a UCX listener") from None

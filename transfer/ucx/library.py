@@ -1,7 +1,7 @@
-"""Loads the UCX library through ucxx, when it is first needed, and opens its context for one device.
+"""Loads the UCX library through ucxx on first use, and opens its context for one device.
 
-The wheel `libucx-cu12` is built without verbs: it reaches RDMA devices only as Ethernet. A system UCX that has verbs is therefore
-preferred when ucxx can work with it.
+The wheel `libucx-cu12` is built without verbs: it reaches RDMA devices only as Ethernet. A system UCX with verbs is
+therefore preferred if ucxx supports it.
 """
 
 import ctypes
@@ -25,13 +25,15 @@ LIBRARY_DIRECTORIES: Final = (
     "/usr/local/lib",
     "/opt/ucx/lib",
 )
-"""Where a system UCX is looked for, after LD_LIBRARY_PATH."""
+"""Searched for a system UCX, after LD_LIBRARY_PATH."""
 PREFER_SYSTEM: Final = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
-"""The variable by which the wheel is told to leave the choice to the system. Set by the operator, it decides. Source: libucx/load.py."""
+"""Variable that makes the wheel use the system's library. An operator's setting takes precedence. Source:
+libucx/load.py.
+"""
 MIN_VERSION: Final = (1, 19)
 """ucxx 0.52 refuses an older UCX."""
 LIBRARIES: Final = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
-"""In the order in which they need one another; those of the package `-dev` have no number and are often missing."""
+"""In order of dependency. The unversioned names belong to the `-dev` package and are often missing."""
 PROBE_TIMEOUT_S: Final = 10.0
 _PROBE: Final = """
 import ctypes, sys
@@ -43,8 +45,9 @@ print(*[number.value for number in numbers])
 SHARED_MEMORY: Final = frozenset({"posix", "sysv", "xpmem", "cma", "knem", "mm", "sm", "shm", "self", "memory"})
 """Values of UCX_TLS with which no byte leaves the host."""
 TCP_SEGMENT: Final = "256k"
-"""With error handling UCX sends over TCP in segments, copied at both ends; its own 8 KiB make half of the throughput that these do.
-A segment is held for each busy TCP connection of UCX, in either direction."""
+"""With error handling UCX sends over TCP in segments that are copied at both ends; its default of 8 KiB halves the
+throughput. A segment is allocated per busy TCP connection of UCX and direction.
+"""
 INFINIBAND: Final = Path("/sys/class/infiniband")
 
 
@@ -53,15 +56,15 @@ class LoadedUcx(NamedTuple):
 
     version: str
     path: str
-    """Of libucp."""
+    """Path of libucp."""
     has_verbs: bool
     """Whether its module for InfiniBand and RoCE is installed."""
 
 
 @functools.cache
 def bindings() -> Any:
-    """The module with ucxx's classes. Raises ConfigError: ucxx is missing or does not load. A missing one is looked for again."""
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # ucxx sets one that UCX then complains of, on every start
+    """Return ucxx's native module. Raises ConfigError if ucxx is missing or does not load; a failure is not cached."""
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # ucxx sets a variable of which UCX would warn at every start
     _prefer_system_library()
     try:
         importlib.import_module("ucxx")
@@ -71,25 +74,25 @@ def bindings() -> Any:
 
 
 def array_class() -> Any:
-    """ucxx's wrapper of memory to be sent or filled. Raises ConfigError as `bindings`."""
+    """Return ucxx's wrapper of memory to send or fill. Raises ConfigError as `bindings`."""
     bindings()
     return importlib.import_module("ucxx._lib.arr").Array
 
 
 def loaded() -> LoadedUcx:
-    """Which UCX ucxx has loaded. Raises ConfigError as `bindings`."""
+    """Return which UCX ucxx has loaded. Raises ConfigError as `bindings`."""
     version = ".".join(map(str, bindings().get_ucx_version()))
     path = next((line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libucp.so" in line), "")
     return LoadedUcx(version, path, has_verbs(Path(path).parent))
 
 
 def has_verbs(directory: Path) -> bool:
-    """Whether the UCX in this directory can use RDMA devices."""
-    return bool(list((directory / "ucx").glob("libuct_ib*.so*")))  # all: one left half way leaves its folder open
+    """Whether the UCX in this directory supports RDMA devices."""
+    return bool(list((directory / "ucx").glob("libuct_ib*.so*")))  # a list: an abandoned iterator would keep the folder open
 
 
 def system_library(directories: Sequence[str] | None = None) -> Path | None:
-    """The directory of the first system UCX that has verbs and that ucxx can work with; None if there is none."""
+    """Return the directory of the first system UCX with verbs that ucxx supports, or None."""
     if directories is None:
         directories = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *LIBRARY_DIRECTORIES]
     for directory in map(Path, directories):
@@ -99,7 +102,9 @@ def system_library(directories: Sequence[str] | None = None) -> Path | None:
 
 
 def version_of(directory: Path) -> tuple[int, ...]:
-    """Of the UCX in this directory; () if it does not load. Asks another process, for a loaded library cannot be taken back."""
+    """Return the version of the UCX in this directory; () if it does not load. Uses a subprocess, as a library cannot
+    be unloaded.
+    """
     command = [sys.executable, "-c", _PROBE, str(directory / "libucp.so.0")]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=True)
@@ -114,7 +119,7 @@ def _prefer_system_library() -> None:
     directory = system_library()
     if directory is None:
         return
-    # Libraries of these sonames are then there already when ucxx asks for them, and the wheel is told not to load its own.
+    # ucxx then finds libraries of these sonames loaded, and PREFER_SYSTEM keeps the wheel from loading its own.
     for name in LIBRARIES:
         if (directory / name).exists():
             ctypes.CDLL(str(directory / name))
@@ -127,12 +132,12 @@ def _prefer_system_library() -> None:
 
 
 def resources(info: str) -> list[str]:
-    """The transports of a context and their devices, TRANSPORT/DEVICE, from what UCX prints of it."""
+    """Parse a context's transports and devices, TRANSPORT/DEVICE, from UCX's output."""
     return [line.split()[-1] for line in info.splitlines() if line.startswith("#") and " resource " in line]
 
 
 def net_devices(device: str) -> str:
-    """UCX_NET_DEVICES for a device as the system names it: UCX wants the port of an InfiniBand device said."""
+    """Return UCX_NET_DEVICES for a device: UCX requires the port of an InfiniBand device."""
     ports = INFINIBAND / device / "ports"
     if not ports.is_dir():
         return device
@@ -140,15 +145,16 @@ def net_devices(device: str) -> str:
 
 
 def options(device: str) -> dict[str, str]:
-    """UCX's settings for a device, without UCX_. What the operator set in the environment stays."""
+    """Return UCX's settings for a device, without the prefix UCX_. Environment variables take precedence."""
     chosen = {"TCP_TX_SEG_SIZE": TCP_SEGMENT, "TCP_RX_SEG_SIZE": TCP_SEGMENT}
     chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
     return chosen | ({"NET_DEVICES": net_devices(device)} if device else {})
 
 
 def open_context(api: Any, device: str) -> tuple[Any, Any]:
-    """A context and its worker. Raises ConfigError, also where UCX_TLS leaves shared memory alone: UCX then neither notices a peer's death
-    nor takes a message back."""
+    """Return a context and its worker. Raises ConfigError, also if UCX_TLS allows only shared memory: UCX then neither
+    detects a peer's death nor cancels messages.
+    """
     try:
         context = api.UCXContext(options(device), (api.Feature.TAG, api.Feature.WAKEUP))
         worker = api.UCXWorker(context)
@@ -156,7 +162,7 @@ def open_context(api: Any, device: str) -> tuple[Any, Any]:
     except (api.UCXError, RuntimeError, OSError) as error:
         raise ConfigError(f"UCX cannot use {device or 'any device'} here: {error}; see `kvstore doctor`") from None
     if set(context.config["TLS"].split(",")) <= SHARED_MEMORY:
-        raise ConfigError(f"UCX_TLS is {context.config['TLS']}, which is shared memory alone: unset it, or use the transport shm")
+        raise ConfigError(f"UCX_TLS is {context.config['TLS']}, which allows only shared memory: unset it, or use the transport shm")
     found = resources(context.info)
     devices = {name.partition("/")[2].partition(":")[0] for name in found}
     if device and device not in devices:

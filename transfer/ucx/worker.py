@@ -1,8 +1,9 @@
-"""A rail's UCX context and worker, shared by all connections of that rail in the process, and who progresses it.
+"""UCX context and worker of a rail, shared by its connections in the process, and the threads that progress it.
 
-Nothing moves in UCX unless somebody calls its progress. Here the threads that wait do it, one at a time: the leader sleeps in epoll,
-and wakes the others when their operations end. A thread of our own leads only while nobody waits: leaving it all to that thread costs
-two more switches of thread a message. Nobody polls: UCX's event descriptor is armed before every sleep.
+UCX moves data only inside calls to its progress function. The threads that wait call it, one at a time
+(leader/followers): the leader sleeps in epoll and wakes the others when their operations end. A background thread leads
+only while no other waits, as it would cost two more thread switches per message. Nothing polls: UCX's event descriptor
+is armed before every sleep.
 """
 
 import atexit
@@ -22,21 +23,22 @@ from kvstore.transfer.ucx.library import open_context, resources
 
 MAX_CONNECTION_ID: Final = (1 << 28) - 1
 LINGER_S: Final = 0.001
-"""In a conversation its own threads lead; what a finished send left to be done waits for at most this long."""
+"""While operations are frequent their own threads lead; remaining work of a finished send waits at most this long."""
 CLOSE_TIMEOUT_S: Final = 5.0
 CANCEL_TIMEOUT_S: Final = 1.0
 ARM_TRIES: Final = 100
 UNARMED_POLL_S: Final = 0.001
-"""UCX cannot be armed while a message waits for room in shared memory, and tells nobody when there is some. It mostly is at once; where
-the peer has stopped, this is how often it is looked for."""
+"""UCX cannot be armed while a message waits for space in shared memory, and sends no event when there is some. Usually
+that is immediate; if the peer has stopped, this is the poll interval.
+"""
 PROGRESS_LIMIT: Final = 256
 POST_BATCH: Final = 64
-"""Messages posted before others get their turn."""
+"""Messages posted before the lock is released to others."""
 _FOREVER_S: Final = 3600.0
 
 
 class ConnectionIds:
-    """Numbers from 1 to `max_id`, each one connection's at a time. Thread-safe."""
+    """Allocator of connection numbers from 1 to `max_id`. Thread-safe."""
 
     def __init__(self, max_id: int = MAX_CONNECTION_ID) -> None:
         self._max_id = max_id
@@ -45,7 +47,7 @@ class ConnectionIds:
         self._last_id = 0
 
     def take(self) -> int:
-        """One that no connection has, and that was given up as long ago as possible."""
+        """Allocate the number that was released longest ago, approximately."""
         with self._lock:
             while True:
                 self._last_id = self._last_id % self._max_id + 1
@@ -53,14 +55,14 @@ class ConnectionIds:
                     self._taken.add(self._last_id)
                     return self._last_id
 
-    def give_back(self, connection_id: int) -> None:
-        """A second time is a no-op."""
+    def release(self, connection_id: int) -> None:
+        """Release a number. Idempotent."""
         with self._lock:
             self._taken.discard(connection_id)
 
 
 class TaggedMessage(NamedTuple):
-    """One message to be sent or received: the endpoint's method for it, the memory, and the tag."""
+    """A message to send or receive: the endpoint's method, the memory, and the tag."""
 
     call: Callable[..., Any]
     part: memoryview | bytes
@@ -68,24 +70,24 @@ class TaggedMessage(NamedTuple):
 
 
 class UcxOperation:
-    """Messages posted together. Its fields are guarded by the worker's lock."""
+    """Messages posted together. Guarded by the worker's lock."""
 
     __slots__ = ("error", "is_interrupted", "messages", "requests", "waiters", "wakeups")
 
     def __init__(self, messages: Sequence[TaggedMessage] = ()) -> None:
         self.messages = messages
         self.requests: deque[Any] = deque()
-        """Those posted and not known to be over, the oldest on the right."""
+        """Posted requests not known to be over, the oldest on the right."""
         self.error: Exception | None = None
-        """Why the first one that failed did."""
+        """The first failure."""
         self.is_interrupted = False
-        """Whoever waits for it has something else to do."""
+        """Its waiting thread must return."""
         self.waiters = 0
         """Threads that sleep until it is over, or until they are to lead."""
         self.wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def settle(self, failures: type[Exception]) -> bool:
-        """Forget the requests that are over; whether all are."""
+        """Remove completed requests; returns whether all are."""
         requests = self.requests
         while requests and requests[-1].completed:
             try:
@@ -96,16 +98,18 @@ class UcxOperation:
 
 
 class UcxWorker:
-    """See the module. Thread-safe. `acquire` and `release` count its users; the last one closes it."""
+    """A UCX worker with its connections. Thread-safe. Reference-counted by `acquire` and `release`; the last release
+    closes it.
+    """
 
     _shared: ClassVar[dict[str, "UcxWorker"]] = {}
     _shared_lock: ClassVar = threading.Lock()
-    _condemned: ClassVar[list[Any]] = []
-    """What is never touched again, not even to destroy it, for that would move bytes."""
+    _abandoned: ClassVar[list[Any]] = []
+    """Never touched again, not even to be destroyed, as that would move bytes."""
 
     @classmethod
     def acquire(cls, device: str) -> "UcxWorker":
-        """The worker of a device, "" for any. Raises ConfigError: no ucxx, or UCX does not have the device."""
+        """Return the worker of a device, "" for any. Raises ConfigError: no ucxx, or no such device."""
         with cls._shared_lock:
             worker = cls._shared.get(device)
             if worker is None:
@@ -114,7 +118,7 @@ class UcxWorker:
             return worker
 
     def release(self) -> None:
-        """One user less."""
+        """Drop one reference."""
         with self._shared_lock:
             self._users -= 1
             if self._users:
@@ -143,10 +147,10 @@ class UcxWorker:
         self._is_armed = False
         self._is_parked = False
         self._is_closed = False
-        self._is_condemned = False
-        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_abandoned = False
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._epoll.register(self._kick, select.EPOLLIN)
+        self._epoll.register(self._wakeup_fd, select.EPOLLIN)
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
         self._background = UcxOperation()
         self._thread = threading.Thread(target=self._run, name="kvstore-ucx", daemon=True)
@@ -154,18 +158,18 @@ class UcxWorker:
             self._thread.start()
         except RuntimeError as error:
             self._epoll.close()
-            os.close(self._kick)
-            raise Unreachable(f"no thread can be had for UCX: {error}") from None
-        atexit.register(self.close)  # a thread inside UCX does not survive the end of the interpreter
+            os.close(self._wakeup_fd)
+            raise Unreachable(f"no thread can be started for UCX: {error}") from None
+        atexit.register(self.close)  # a thread inside UCX would crash at interpreter exit
 
     def resources(self) -> list[str]:
-        """What it can use, TRANSPORT/DEVICE."""
+        """Return its transports and devices, TRANSPORT/DEVICE."""
         return resources(self._context.info)
 
     # --- endpoints ---
 
     def endpoint(self, address: bytes) -> Any:
-        """To the worker of this address. Raises Unreachable."""
+        """Return an endpoint to the worker with this address. Raises Unreachable."""
         with self._lock:
             self._check_open()
             try:
@@ -175,23 +179,25 @@ class UcxWorker:
                 raise Unreachable(f"UCX has no way to the peer: {error}; both ends need transports in common") from None
 
     def close_endpoint(self, endpoint: Any) -> None:
-        """Cut it off."""
+        """Close an endpoint without waiting for its peer."""
         with self._lock:
-            if self._is_condemned:
-                self._condemned.append(endpoint)
+            if self._is_abandoned:
+                self._abandoned.append(endpoint)
             else:
                 endpoint.close_blocking()
             self._advance(None)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whoever leads, when `fd` can be read; it must not block and not call the worker's `release`."""
+        """Call `callback` in the leader's thread when `fd` is readable. It must not block, nor call the worker's
+        `release`.
+        """
         with self._lock:
             self._check_open()
             self._watched[fd] = callback
             self._epoll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Before `fd` is closed. A second call is a no-op."""
+        """Stop watching; call before `fd` is closed. A second call is a no-op."""
         with self._lock:
             if self._watched.pop(fd, None) is not None and not self._epoll.closed:
                 self._epoll.unregister(fd)
@@ -199,7 +205,8 @@ class UcxWorker:
     # --- operations ---
 
     def post(self, operation: UcxOperation) -> None:
-        """Begin to move all its messages. Raises Unreachable: the endpoint is broken, or the operation was interrupted.
+        """Begin to move all messages of the operation. Raises Unreachable: the endpoint is broken, or the operation was
+        interrupted.
 
         Their memory must stay until the operation is over or `finish` has returned.
         """
@@ -216,37 +223,37 @@ class UcxWorker:
                         operation.requests.appendleft(call(array(part), tag_of(tag)))
                 except (self.api.UCXError, RuntimeError) as error:
                     raise Unreachable(f"UCX refused a message: {error}") from None
-                if self._leading is self._background:  # the threads of a conversation lead better
+                if self._leading is self._background:  # waiting threads lead with fewer switches
                     self._background.is_interrupted = True
-                    os.eventfd_write(self._kick, 1)
+                    os.eventfd_write(self._wakeup_fd, 1)
                 if self._leading is not None:
                     self._advance(operation)
 
     def wait(self, operation: UcxOperation, timeout_s: float) -> None:
-        """Until the operation is over or interrupted, or the time is. Raises Unreachable: the worker is closed."""
+        """Block until the operation is over or interrupted, or the timeout. Raises Unreachable: the worker is closed."""
         end_s = time.monotonic() + timeout_s
-        may_be_heir = False
+        may_be_successor = False
         while operation.requests and not operation.is_interrupted:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
-            may_be_heir = not self._leadership.acquire(blocking=False)
-            if may_be_heir:
+            may_be_successor = not self._leadership.acquire(blocking=False)
+            if may_be_successor:
                 self._sleep(operation, left_s)
             else:
                 self._lead(operation, end_s)
-        if operation.requests or may_be_heir:
+        if operation.requests or may_be_successor:
             with self._lock:
                 if operation.requests:
                     self._check_open()
-                self._hand_over(operation)
+                self._pass_leadership(operation)
 
     def _sleep(self, operation: UcxOperation, timeout_s: float) -> None:
-        """Until the operation is over, this thread is to lead, or the time is over."""
+        """Sleep until the operation is over, this thread is to lead, or the timeout."""
         with self._lock:
             operation.waiters += 1
         try:
-            if self._leadership.locked():  # whoever leads sees from now on that this thread waits
+            if self._leadership.locked():  # from now on the leader sees this waiter
                 with contextlib.suppress(queue.Empty):
                     operation.wakeups.get(timeout=timeout_s)
         finally:
@@ -254,46 +261,48 @@ class UcxWorker:
                 operation.waiters -= 1
 
     def flush(self) -> None:
-        """Take note of what has arrived."""
+        """Process what has arrived."""
         with self._lock:
             self._advance(None)
 
     def interrupt(self, operation: UcxOperation) -> None:
-        """Have whoever waits for it return."""
+        """Make the operation's waiting thread return."""
         with self._lock:
             operation.is_interrupted = True
             self._wake(operation)
 
     def finish(self, operation: UcxOperation) -> None:
-        """After this no byte of a failed operation, whose endpoint was closed, moves any more.
+        """Stop all bytes of a failed operation whose endpoint was closed.
 
-        Where UCX does not give a message back in time, there is only giving up the worker, with all its connections.
+        If UCX does not return a message in time, the worker is abandoned with all its connections.
         """
         end_s = time.monotonic() + CANCEL_TIMEOUT_S
         while operation.requests and not self._is_closed:
             if time.monotonic() >= end_s:
-                self.condemn()
+                self.abandon()
                 break
-            operation.is_interrupted = False  # others may still be told of the failure that this one knows
+            operation.is_interrupted = False  # set by `interrupt`, for waiters that do not know the failure yet
             with contextlib.suppress(Unreachable):
                 self.wait(operation, CANCEL_TIMEOUT_S)
         with self._lock:
             self._waiting.pop(operation, None)
-            self._hand_over(operation)
+            self._pass_leadership(operation)
 
-    def condemn(self) -> None:
-        """Never progress again: what is under way moves no byte any more. Its connections fail; new ones get another worker."""
+    def abandon(self) -> None:
+        """Never progress again, so that no byte in flight moves. Its connections fail; new ones get another worker."""
         with self._shared_lock:
             self._retire()
         with self._lock:
-            self._is_condemned = True
-            self._condemned.append((self._context, self._worker))
+            self._is_abandoned = True
+            self._abandoned.append((self._context, self._worker))
         self.close()
 
     # --- progress ---
 
     def _lead(self, operation: UcxOperation, end_s: float) -> None:
-        """With the leadership, which this gives up: serve everyone until the operation is over or the time is."""
+        """Progress the worker for all operations until this one is over, or the timeout. Called with the leadership,
+        which it releases.
+        """
         with self._lock:
             self._times_led += 1
             self._leading = operation
@@ -311,39 +320,42 @@ class UcxWorker:
             with self._lock:
                 self._leading = None
                 self._leadership.release()
-                self._hand_over(operation)
+                self._pass_leadership(operation)
 
-    def _hand_over(self, left: UcxOperation) -> None:
-        """Have somebody lead, now that the thread of this operation may have been about to and does not: one that waits, which not every
-        operation has. With the lock held."""
+    def _pass_leadership(self, left: UcxOperation) -> None:
+        """Wake a successor, now that this operation's thread does not lead: a waiting thread, else the background
+        thread. With the lock held.
+        """
         if self._leadership.locked():
             return
-        heir = next((other for other in self._waiting if other is not left and other.waiters), None)
-        if heir is not None:
-            heir.wakeups.put(None)
+        successor = next((other for other in self._waiting if other is not left and other.waiters), None)
+        if successor is not None:
+            successor.wakeups.put(None)
         elif self._is_parked:
             self._is_parked = False
             self._background.wakeups.put(None)
 
     def _advance(self, ours: UcxOperation | None) -> bool:
-        """Progress until UCX has nothing more to do for now; False as soon as our operation is over. With the lock held."""
+        """Progress until UCX has nothing more to do; returns False as soon as our operation is over. With the lock
+        held.
+        """
         for _ in range(ARM_TRIES):
             if self._is_closed:
                 return False
-            # ucxx's own `progress` goes on for as long as UCX says that it progresses: for ever, after some failures in shared memory.
+            # ucxx's `progress` loops while UCX reports progress, which never ends after some failures in shared memory.
             for _ in range(PROGRESS_LIMIT):
                 if not self._worker.progress_once():
                     break
-            self._worker.cancel_inflight_requests()  # those of endpoints that broke
+            self._worker.cancel_inflight_requests()  # of broken endpoints
             self._settle(ours)
-            # Whoever leads next progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
+            # The next leader progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
             if self._leading in (None, ours) and self._is_over(ours):
                 return False
             self._is_armed = self._worker.arm()
             if self._is_armed:
                 return True
         if self._leading not in (None, ours):
-            os.eventfd_write(self._kick, 1)  # the leader sleeps for an event that will not come
+            os.eventfd_write(self._wakeup_fd, 1)  # wake the leader: no event would
         return True
 
     def _is_over(self, operation: UcxOperation | None) -> bool:
@@ -359,12 +371,12 @@ class UcxWorker:
 
     def _wake(self, operation: UcxOperation) -> None:
         if operation is self._leading:
-            os.eventfd_write(self._kick, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         else:
             operation.wakeups.put(None)
 
     def _on_event(self, fd: int) -> None:
-        if fd == self._kick:
+        if fd == self._wakeup_fd:
             os.eventfd_read(fd)
             return
         callback = self._watched.get(fd)
@@ -372,7 +384,9 @@ class UcxWorker:
             callback()
 
     def _run(self) -> None:
-        """The thread that leads while nobody waits; it ends UCX's part, which may take long, as its last act."""
+        """Background thread: leads while no other thread waits, and finally destroys UCX's objects, which may take
+        long.
+        """
         while not self._is_closed:
             seen = -1
             while seen != self._times_led and not self._is_closed:
@@ -388,7 +402,7 @@ class UcxWorker:
                 self._background.wakeups.get()
         with self._leadership, self._lock:
             self._epoll.close()
-            os.close(self._kick)
+            os.close(self._wakeup_fd)
             del self._worker, self._context
 
     def _check_open(self) -> None:
@@ -396,7 +410,7 @@ class UcxWorker:
             raise Unreachable("the UCX worker of this rail is closed")
 
     def close(self) -> None:
-        """End the thread and UCX's part: whoever waits returns. A second close is a no-op."""
+        """Stop the thread, destroy UCX's objects and make waiting threads return. A second close is a no-op."""
         atexit.unregister(self.close)
         with self._lock:
             if self._is_closed:
@@ -405,5 +419,5 @@ class UcxWorker:
             for operation in [*self._waiting, self._background]:
                 operation.is_interrupted = True
                 operation.wakeups.put(None)
-            os.eventfd_write(self._kick, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         self._thread.join(CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Blocks in several values leave value by value, one block after the other, in the order of the policy beneath."""
+"""BlockValues evicts a block's values one after the other, in the order of the wrapped policy."""
 
 import random
 
@@ -37,7 +37,7 @@ def policy(request: pytest.FixtureRequest) -> BlockValues:
 
 
 def test_values_of_a_block_leave_one_after_the_other(policy: BlockValues) -> None:
-    """Whatever the order in which ranks store and read them."""
+    """In any order in which ranks store and read them."""
     order = [(block, value) for block in range(20) for value in range(VALUES)]
     random.Random(0).shuffle(order)
     for block, value in order:

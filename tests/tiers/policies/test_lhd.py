@@ -28,7 +28,7 @@ def density(policy: LHD[int], key: int) -> float:
     return policy._model.density(cohort.class_, policy._epoch - cohort.epoch)
 
 
-def test_the_victim_has_the_lowest_density_of_all_and_any_schedule_keeps_the_invariants() -> None:
+def test_lhd_victim_has_the_lowest_density_in_any_schedule() -> None:
     chance = random.Random(8)
     policy: LHD[int] = LHD()
     for step in range(4000):
@@ -40,7 +40,7 @@ def test_the_victim_has_the_lowest_density_of_all_and_any_schedule_keeps_the_inv
             policy.check_integrity()
 
 
-def test_keys_read_in_a_loop_larger_than_the_cache_are_hit_nevertheless() -> None:
+def test_lhd_hits_in_a_loop_larger_than_the_cache() -> None:
     """LRU has no hit there: each key leaves just before it is read again."""
     policy: LHD[int] = LHD()
     hits = sum(read_through(policy, step % 150, 100) for step in range(15_000))

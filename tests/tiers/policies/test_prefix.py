@@ -1,4 +1,4 @@
-"""The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
+"""The prefix-aware policy: evicts leaves only, orphans first, and keeps blocks whose reuse was learned."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.policy: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
         self.one_by_one: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
-        """Is told of batches a key at a time, and decides the same."""
+        """Gets batches key by key, and must decide the same."""
         self.parents: dict[int, int | None] = {}
 
     @rule(keys=st.lists(KEYS, max_size=6), has_parents=st.booleans())
@@ -138,7 +138,7 @@ def words(name: str, count: int) -> list[str]:
     return [f"{name}{index}" for index in range(count)]
 
 
-def test_a_prompt_that_has_begun_to_shrink_goes_before_the_next_one_does() -> None:
+def test_prefix_evicts_a_shrinking_prompt_before_the_next() -> None:
     """But for last blocks, of which none has been read again yet."""
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     for name in "abc":
@@ -177,7 +177,7 @@ def test_orphans_leave_first_until_their_parent_is_back() -> None:
     assert policy.victim() == "d"
 
 
-def test_blocks_may_come_before_their_parents_and_stay_after_them() -> None:
+def test_prefix_accepts_children_without_parents() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     for key, parent in (("b1", "a"), ("b2", "a"), ("c", "b2"), ("x", None)):
         policy.insert(key, parent)
@@ -200,7 +200,7 @@ def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
     assert policy.victim(lambda key: key == "a") == "a"
 
 
-def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every_block() -> None:
+def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
     class Passing(DictStates[str, Any]):
         passed = 0
 
@@ -222,7 +222,7 @@ def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every
 
 
 def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
-    """Each 10 s a short prompt that is asked again after 20 s, and a long one that nobody asks again; ghosts teach as residents do."""
+    """Each 10 s a short prompt that is read again after 20 s, and a long one that is never read again; ghosts teach as residents do."""
     for index in range(rounds):
         clock.now_s = index * 10.0
         store(policy, words(f"again{index}-", 3))
@@ -275,7 +275,7 @@ def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     assert set(words("system", 4)) <= set(gone[-5:])
 
 
-def test_blocks_stored_alone_leave_many_at_a_time_and_come_back_as_others() -> None:
+def test_prefix_evicts_lone_blocks_in_batches_and_readmits_them() -> None:
     clock = Clock()
     many, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
     for policy in (many, singles):

@@ -30,7 +30,7 @@ def test_growing_older_step_by_step_is_the_same_as_at_once() -> None:
     assert np.allclose(at_once._watched, stepwise._watched)
 
 
-def test_what_has_not_been_read_at_the_usual_age_is_worth_little_from_then_on() -> None:
+def test_worth_drops_after_the_usual_reuse_age() -> None:
     hazard = ReuseHazard(1)
     watched(hazard, 0, count=500, read_at_s=50.0)
     watched(hazard, 0, count=500, read_at_s=None)

@@ -25,8 +25,8 @@ class NaiveSieve(NaivePolicy):
         self.visited.discard(key)
 
     def after(self, key: int) -> int | None:
-        place = self.keys.index(key) + 1
-        return self.keys[place] if place < len(self.keys) else None
+        index = self.keys.index(key) + 1
+        return self.keys[index] if index < len(self.keys) else None
 
     def victim(self, refused: frozenset[int] = frozenset()) -> int | None:
         for _ in range(2 * len(self.keys)):

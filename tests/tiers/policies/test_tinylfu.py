@@ -87,7 +87,7 @@ def replace_one(policy: WTinyLFU[int], newcomer: int) -> int:
     return victim
 
 
-def test_a_newcomer_used_more_often_than_the_oldest_of_main_takes_its_place() -> None:
+def test_tinylfu_admits_a_key_used_more_often_than_the_victim() -> None:
     policy = full(100)
     replace_one(policy, 100)
     policy.touch(100)

@@ -38,7 +38,7 @@ def test_the_oldest_cohort_is_forgotten_when_there_are_too_many(monkeypatch: pyt
 
 
 def test_what_is_watched_adds_up() -> None:
-    """Whatever happens to visits, the weight that is watched is that of their unread blocks."""
+    """In any schedule, the watched weight equals that of the unread blocks."""
     log: VisitLog[str] = VisitLog()
     cohorts = set()
     for index in range(50):

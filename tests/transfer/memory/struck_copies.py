@@ -1,6 +1,6 @@
 """Copies by several threads under signals whose handler raises: `python -m tests.transfer.memory.struck_copies SIGNALS`.
 
-After each copy that was struck it overwrites the destination and looks whether some thread still writes there. Prints the number of
+After each interrupted copy it overwrites the destination and checks whether a thread still writes there. Prints the number of
 signals, and of destinations that were written to afterwards.
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
-from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, give_back_pages, map_slab
+from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, free_pages, map_slab
 
 SIZE = 1 << 16
 
@@ -29,7 +29,7 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
 
 
-def test_what_is_written_through_one_mapping_is_read_through_another_without_a_descriptor() -> None:
+def test_writes_are_visible_through_another_mapping() -> None:
     fd = memfd()
     reader = read_only(fd)
     written, read = map_slab(fd, SIZE, writable=True), map_slab(reader, SIZE, writable=False)
@@ -39,21 +39,21 @@ def test_what_is_written_through_one_mapping_is_read_through_another_without_a_d
     assert read.memory.readonly
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_mapping_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
+@pytest.mark.parametrize("transparent_hugepages", [True, False])
+def test_a_mapping_with_huge_pages_is_aligned(transparent_hugepages: bool) -> None:
     fd = os.memfd_create("slab")
     os.truncate(fd, 2 * HUGE_PAGE_BYTES)
     name = os.readlink(f"/proc/self/fd/{fd}")
-    memory = np.frombuffer(map_slab(fd, 2 * HUGE_PAGE_BYTES, writable=True, asks=asks).memory, np.uint8)
+    memory = np.frombuffer(map_slab(fd, 2 * HUGE_PAGE_BYTES, writable=True, transparent_hugepages=transparent_hugepages).memory, np.uint8)
     assert memory.ctypes.data % HUGE_PAGE_BYTES == 0
     [mapped] = re.findall(
         rf"^{memory.ctypes.data:x}-.*{re.escape(name)}\n(?:.*\n)*?VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.M
     )
-    assert ("hg" in mapped.split()) is asks
+    assert ("hg" in mapped.split()) is transparent_hugepages
 
 
 @pytest.mark.parametrize("populated", [False, True])
-def test_pages_that_nobody_uses_take_memory_only_where_all_are_asked_for(populated: bool) -> None:
+def test_only_a_populated_mapping_allocates_unused_pages(populated: bool) -> None:
     fd = memfd()
     slab = map_slab(os.dup(fd), SIZE, writable=True, populated=populated)
     assert (os.fstat(fd).st_blocks > 0) == populated
@@ -62,13 +62,13 @@ def test_pages_that_nobody_uses_take_memory_only_where_all_are_asked_for(populat
     os.close(fd)
 
 
-def test_pages_that_are_given_back_are_zeros_for_everyone_and_take_no_memory() -> None:
+def test_free_pages_zeroes_and_frees_memory() -> None:
     fd = memfd()
     written, read = map_slab(os.dup(fd), SIZE, writable=True), map_slab(os.dup(fd), SIZE, writable=False, populated=False)
     written.memory[:] = b"x" * SIZE
-    give_back_pages(written.part(100, mmap.PAGESIZE))  # no whole page
+    free_pages(written.part(100, mmap.PAGESIZE))  # no whole page
     assert bytes(read.memory) == b"x" * SIZE
-    give_back_pages(written.part(100, SIZE - 200))
+    free_pages(written.part(100, SIZE - 200))
     assert os.fstat(fd).st_blocks * 512 == 2 * mmap.PAGESIZE
     assert bytes(read.memory) == b"x" * mmap.PAGESIZE + bytes(SIZE - 2 * mmap.PAGESIZE) + b"x" * mmap.PAGESIZE
     os.close(fd)
@@ -99,7 +99,7 @@ def test_a_descriptor_that_cannot_be_mapped_is_closed_and_told() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [SIZE + 1, 1 << 40, (1 << 64) - 1, 0])
-def test_memory_that_is_not_there_is_not_mapped_for_to_touch_it_would_kill_the_process(size_bytes: int) -> None:
+def test_a_mapping_beyond_the_file_is_refused(size_bytes: int) -> None:
     fd = memfd()
     with pytest.raises(Broken, match="its memory has 65536"):
         map_slab(fd, size_bytes, writable=True)
@@ -118,7 +118,7 @@ def test_allocated_memory_is_zeroed_shared_and_of_fixed_size() -> None:
     region.close()
 
 
-def test_a_closed_region_leaves_its_descriptor_at_once_and_its_memory_with_the_last_view() -> None:
+def test_a_closed_regions_memory_lives_as_long_as_its_views() -> None:
     region = allocate(SIZE)
     name, fd = os.readlink(f"/proc/self/fd/{region.fd}"), region.fd
     others = Path("/proc/self/maps").read_text().count(name)
@@ -140,6 +140,6 @@ def test_a_region_of_no_or_too_many_bytes_is_refused(size_bytes: int) -> None:
         allocate(size_bytes)
 
 
-def test_more_memory_than_the_machine_has_is_refused_before_it_is_touched() -> None:
+def test_more_memory_than_the_machine_has_is_refused() -> None:
     with pytest.raises(Full, match="this machine has"):
         allocate(MAX_REGION_BYTES)

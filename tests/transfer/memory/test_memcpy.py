@@ -41,7 +41,7 @@ def copier(request: pytest.FixtureRequest) -> Iterator[MemcpyPool]:
     found.close()
 
 
-def test_without_threads_the_caller_copies_alone_and_with_them_later_is_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_copies_alone_until_threads_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -85,7 +85,7 @@ def test_every_value_is_copied_and_summed_in_order(copier: MemcpyPool, sizes: li
 
 
 @pytest.mark.parametrize("size", [10, COPY_BYTES + 7, PARALLEL_BYTES])
-def test_values_are_gathered_from_their_parts_and_summed_as_wholes(copier: MemcpyPool, size: int) -> None:
+def test_gather_and_sum_hashes_whole_values(copier: MemcpyPool, size: int) -> None:
     sources = [os.urandom(size) for _ in range(3)]
     destinations = [bytearray(size) for _ in sources]
     cuts = ([0, 1, size // 2, size], [0, size], [0, size - 3, size - 3, size])
@@ -130,7 +130,7 @@ def test_an_error_in_another_thread_reaches_the_caller() -> None:
     copier.close()
 
 
-def test_the_threads_end_with_the_pool_and_take_nothing_of_a_later_copy() -> None:
+def test_closed_pool_threads_take_no_part_of_a_later_copy() -> None:
     pairs = [(memoryview(bytearray(PARALLEL_BYTES)), memoryview(os.urandom(PARALLEL_BYTES))) for _ in range(3)]
 
     def use() -> "weakref.ref[object]":
@@ -146,7 +146,7 @@ def test_the_threads_end_with_the_pool_and_take_nothing_of_a_later_copy() -> Non
     eventually(lambda: helpers() is None, "the end of the threads, which hold it")
 
 
-def test_no_thread_writes_after_a_copy_that_signals_interrupt_again_and_again() -> None:
+def test_no_thread_writes_after_an_interrupted_copy() -> None:
     command = [sys.executable, "-m", "tests.transfer.memory.struck_copies", "400"]
     found = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, check=True)
     signals, written, wrong = json.loads(found.stdout)
@@ -159,9 +159,9 @@ def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: CopyM
     copier, source, destination = MemcpyPool(1), os.urandom(size), bytearray(size)
     ways: list[CopyMode] = []
 
-    def work(gathers: Sequence[Gather], way: CopyMode = FREE) -> list[int]:
-        ways.append(way)
-        return gather_and_sum_all(gathers, way)
+    def work(gathers: Sequence[Gather], mode: CopyMode = FREE) -> list[int]:
+        ways.append(mode)
+        return gather_and_sum_all(gathers, mode)
 
     copier.gil.copied(LATE_NS)
     for _ in range(FIRST_HELD + 1):
@@ -171,7 +171,7 @@ def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: CopyM
 
 
 def test_what_keeps_the_gil_lets_no_other_thread_run() -> None:
-    """Another thread has a turn when it gets the GIL. It never asks for it: the switch interval is longer than the test."""
+    """Another thread has a turn when it gets the GIL. It never takes it: the switch interval is longer than the test."""
     calls, turns = SimpleQueue[bool](), list[bool]()
     source = memoryview(bytes(8 * HELD_BYTES))  # so much that the other thread wakes up meanwhile
     destination = memoryview(bytearray(len(source)))

@@ -28,13 +28,13 @@ def counted_anew() -> None:
     location._count_nodes.cache_clear()
 
 
-def test_the_kernel_names_a_node_that_this_host_has_or_does_not_tell() -> None:
+def test_node_of_returns_a_node_of_this_host_or_none() -> None:
     memory = np.zeros(1 << 20, np.uint8)
     found = node_of(memory.ctypes.data)
     assert found is None or Path(f"/sys/devices/system/node/node{found}").exists()
 
 
-def test_with_one_node_memory_is_there_and_with_several_where_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_asks_the_kernel_only_with_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = np.zeros(1 << 20, np.uint8)
     monkeypatch.setattr(location, "node_of", lambda address: 7 if address == memory.ctypes.data else None)
     monkeypatch.setattr(location, "_NODES", nodes(tmp_path, "node0", "possible"))
@@ -65,7 +65,7 @@ def refused(exports: Exports, region: Region, request: ReadRegions | WriteRegion
     return caught.value
 
 
-def test_a_wrong_key_is_denied_though_another_piece_has_the_right_one(exports: Exports, region: Region) -> None:
+def test_a_wrong_key_is_denied_beside_a_right_one(exports: Exports, region: Region) -> None:
     right, wrong = shown(region), shown(region)._replace(key=region.write_key ^ 1)
     columns: Columns = [(right, 0, 1), (wrong, 0, 1)]
     assert isinstance(refused(exports, region, fetch(columns)), Denied)
@@ -85,7 +85,7 @@ def test_bytes_outside_the_region_are_refused(exports: Exports, region: Region, 
     assert isinstance(refused(exports, region, fetch([(shown(region), 0, 1), (shown(region), offset, size)])), InvalidArgument)
 
 
-def test_a_region_is_out_of_reach_once_it_is_closed_or_was_never_exported(exports: Exports, region: Region) -> None:
+def test_a_closed_or_unexported_region_is_stale(exports: Exports, region: Region) -> None:
     request = fetch([(shown(region), 0, 1)])
     region.hold()
     with pytest.raises(TimeoutError):
@@ -141,7 +141,7 @@ def test_close_gives_up_at_its_deadline_and_can_be_called_again() -> None:
     assert closed == [region]
 
 
-def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_called_again() -> None:
+def test_close_interrupted_by_a_signal_can_be_repeated() -> None:
     region = Region(memoryview(bytearray(4)))
     closed: list[Region] = []
     region.on_close(closed.append)
@@ -168,14 +168,14 @@ def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_ca
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not closed
-    region._wake()  # by the signal's own thread, which may come late
+    region._wake()  # by the signal's own thread, possibly late
     region.release()
     region.close()
     assert closed == [region]
 
 
-def test_the_end_of_a_plain_region_is_not_cut_short_by_what_a_shield_keeps() -> None:
-    """It is the beginning of the end of its transfer, which nobody would hear of."""
+def test_a_deferred_exception_does_not_interrupt_a_plain_region() -> None:
+    """The transfer would then never complete."""
 
     class Struck(BaseException):
         pass

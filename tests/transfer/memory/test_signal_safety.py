@@ -12,19 +12,19 @@ import pytest
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.memory import signal_safety as latch_module
 from kvstore.transfer.memory import signal_safety as module
-from kvstore.transfer.memory.signal_safety import Gate, Latch, Shield, shielded
+from kvstore.transfer.memory.signal_safety import Gate, Shield, UninterruptibleEvent, shielded
 
 
 def test_a_gate_that_is_shut_lets_nobody_in() -> None:
     gate = Gate()
     done: list[int] = []
-    assert gate.pass_through(lambda: done.append(1))
-    gate.shut()
-    assert not gate.pass_through(lambda: done.append(2))
+    assert gate.run_inside(lambda: done.append(1))
+    gate.close_and_wait()
+    assert not gate.run_inside(lambda: done.append(2))
     assert done == [1]
 
 
-def test_shutting_waits_for_all_who_are_inside() -> None:
+def test_gate_close_waits_for_all_inside() -> None:
     gate, inside, go_on = Gate(), threading.Barrier(3), threading.Event()
     left: list[int] = []
 
@@ -33,12 +33,12 @@ def test_shutting_waits_for_all_who_are_inside() -> None:
         go_on.wait()
         left.append(1)
 
-    threads = [threading.Thread(target=gate.pass_through, args=(work,)) for _ in range(2)]
+    threads = [threading.Thread(target=gate.run_inside, args=(work,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     inside.wait()
     threading.Timer(0.01, go_on.set).start()
-    gate.shut()
+    gate.close_and_wait()
     assert left == [1, 1]
     for thread in threads:
         thread.join()
@@ -61,58 +61,58 @@ def strikes() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_all_who_wait_go_on_once_it_is_open() -> None:
-    latch = Latch(60)
-    waiting = [in_background(latch.wait) for _ in range(3)]
+def test_event_set_wakes_all_waiters() -> None:
+    event = UninterruptibleEvent(60)
+    waiting = [in_background(event.wait) for _ in range(3)]
     assert all(is_quiet(one) for one in waiting)
-    assert not latch.wait(0)
-    assert not latch.wait(-1)
-    assert not latch.is_open
-    latch.open()
-    latch.open()
+    assert not event.wait(0)
+    assert not event.wait(-1)
+    assert not event.is_set
+    event.set()
+    event.set()
     assert [one.result(10) for one in waiting] == [True] * 3
-    assert latch.is_open
-    assert latch.wait(0)
-    latch.sit_out()
+    assert event.is_set
+    assert event.wait(0)
+    event.wait_uninterruptibly()
 
 
 @pytest.mark.usefixtures("strikes")
 def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
-    latch = Latch(60)
+    event = UninterruptibleEvent(60)
     with pytest.raises(Struck):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        latch.wait(30)
-    assert not latch.wait(0)
-    latch.open()
-    assert latch.wait()
+        event.wait(30)
+    assert not event.wait(0)
+    event.set()
+    assert event.wait()
 
 
 def test_to_sit_out_ends_at_the_limit() -> None:
-    latch = Latch(0.01)
+    event = UninterruptibleEvent(0.01)
     began_ns = time.monotonic_ns()
-    latch.sit_out()
+    event.wait_uninterruptibly()
     assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
-    assert not latch.is_open
+    assert not event.is_set
 
 
-@pytest.mark.skipif(not latch_module._IS_STEADY, reason="this C library waits by the wall clock alone")
+@pytest.mark.skipif(not latch_module._HAS_CLOCKWRLOCK, reason="this C library waits by the wall clock alone")
 def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)  # as if it had been set since, by half a century
-    latch = Latch(60)
+    event = UninterruptibleEvent(60)
     monkeypatch.undo()
-    waiting = in_background(latch.sit_out)
+    waiting = in_background(event.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.open()
+    event.set()
     waiting.result(10)
 
 
-def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latch_module, "_IS_STEADY", False)
-    Latch(0.01).sit_out()
-    latch = Latch(60)
-    waiting = in_background(latch.sit_out)
+def test_event_waits_by_the_wall_clock_without_clockwrlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latch_module, "_HAS_CLOCKWRLOCK", False)
+    UninterruptibleEvent(0.01).wait_uninterruptibly()
+    event = UninterruptibleEvent(60)
+    waiting = in_background(event.wait_uninterruptibly)
     assert is_quiet(waiting)
-    latch.open()
+    event.set()
     waiting.result(10)
 
 
@@ -121,7 +121,7 @@ class ShieldStruck(Exception):
 
 
 class Handler:
-    """Counts, and raises as often as it is told to."""
+    """Counts calls, and raises the given number of times."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -171,7 +171,7 @@ def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -
         outer.raised = None
 
 
-def test_it_raises_the_handlers_exception_in_place_of_one_from_inside(handler: Handler) -> None:
+def test_shield_raises_the_handlers_exception_first(handler: Handler) -> None:
     with pytest.raises(ShieldStruck) as caught, Shield():
         strike()
         raise KeyError
@@ -192,7 +192,7 @@ def test_what_is_raised_cancels_the_work_from_another_thread(handler: Handler) -
     assert threads != [threading.get_ident()]
 
 
-def test_where_no_thread_is_to_be_had_to_cancel_it_the_work_goes_on(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shield_work_continues_without_a_cancel_thread(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -220,7 +220,7 @@ def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handle
     signal.signal(signal.SIGUSR1, handler)
 
 
-def test_a_handler_that_gives_the_signal_back_to_the_system_is_obeyed(handler: Handler) -> None:
+def test_shield_keeps_a_handler_reset_to_default(handler: Handler) -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: signal.signal(number, signal.SIG_IGN))
     with Shield():
         strike()
@@ -237,20 +237,20 @@ def test_other_threads_have_no_shield_and_change_no_handler(handler: Handler) ->
     assert in_background(run).result(PATIENCE_S) is handler
 
 
-def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_of = module._keep_of
+def test_shield_interrupted_on_entry_restores_the_handlers(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_of = module._defer_signal
 
     def struck(number: int, replaced: object) -> None:
         keep_of(number, replaced)  # type: ignore[arg-type]
         if number == signal.SIGUSR1:
             strike()
 
-    monkeypatch.setattr(module, "_keep_of", struck)
+    monkeypatch.setattr(module, "_defer_signal", struck)
     with pytest.raises(ShieldStruck), Shield():
         raise AssertionError("it did not go up")
 
 
-def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shield_leaves_a_handler_removed_on_entry(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     look = module._handler_of
 
     def ignored_from_now_on(number: int) -> object:
@@ -266,18 +266,16 @@ def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Ha
     assert signal.signal(signal.SIGUSR1, handler) is signal.SIG_IGN
 
 
-def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_next_one_gives_the_handlers_back(
-    handler: Handler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_back = module._give_back_all
+def test_shield_interrupted_on_exit_raises_and_the_next_restores(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore_handlers = module._restore_handlers
 
     with monkeypatch.context() as patch, pytest.raises(ShieldStruck, match="1"), Shield():
         strike()
-        patch.setattr(module, "_give_back_all", strike)
+        patch.setattr(module, "_restore_handlers", strike)
     with pytest.raises(ShieldStruck):
         strike()
     assert signal.getsignal(signal.SIGUSR1) is not handler
-    assert give_back is module._give_back_all
+    assert restore_handlers is module._restore_handlers
     with Shield():
         pass
 
@@ -312,7 +310,7 @@ def test_a_process_forked_by_another_thread_has_no_shield_up(handler: Handler) -
         assert in_background(fork).result(PATIENCE_S) == 0
 
 
-def test_a_shield_of_a_thread_that_a_fork_left_behind_comes_down_and_one_of_its_own_stays(handler: Handler) -> None:
+def test_fork_deactivates_only_shields_of_other_threads(handler: Handler) -> None:
     with pytest.raises(ShieldStruck), Shield() as shield:
         module._after_fork()  # as in a child that the handler forked
         strike()

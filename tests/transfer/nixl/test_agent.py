@@ -65,10 +65,10 @@ class TestOverTcp(AgentConformance):
 
     @pytest.mark.parametrize("direction", [Direction.WRITE])
     def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: AgentPair, peer: PeerProcess, direction: Direction) -> None:
-        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/transfer.md)."""
+        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader closes before its reply (docs/transfer.md)."""
         super().test_a_stalled_peer_is_given_up_and_memory_left_alone(pair, peer, direction)
 
-    def test_a_request_ends_at_its_deadline_and_takes_the_others_along(self, pair: AgentPair, peer: PeerProcess) -> None:
+    def test_a_request_past_its_deadline_fails_the_others(self, pair: AgentPair, peer: PeerProcess) -> None:
         _, pieces = whole(pair, peer)
         pair.move(Direction.WRITE, *pieces)
         with peer.stopped(), within(SHORT_S):
@@ -77,7 +77,7 @@ class TestOverTcp(AgentConformance):
             assert isinstance(outcome(long), Unreachable)
         self.succeeds_again(pair, *pieces)
 
-    def test_a_caller_that_runs_its_request_gives_it_up_at_the_deadline(self, pair: AgentPair, peer: PeerProcess) -> None:
+    def test_run_ends_at_the_deadline(self, pair: AgentPair, peer: PeerProcess) -> None:
         ours, pieces = whole(pair, peer)
         with peer.stopped(), within(SHORT_S):
             request = ask(pair.user, Direction.WRITE, pair.remote, pieces, timeout_s=SHORT_S)
@@ -100,7 +100,7 @@ class TestOverTcp(AgentConformance):
             pair.user.unload_remote(pair.remote)
             assert isinstance(outcome(request), Unreachable)
 
-    def test_a_caller_that_is_interrupted_leaves_its_request_to_the_agent(
+    def test_an_interrupted_caller_hands_its_request_to_the_thread(
         self, pair: AgentPair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, pieces = whole(pair, peer)
@@ -180,7 +180,7 @@ def test_a_region_of_an_earlier_agent_of_the_peer_is_stale(pair: AgentPair) -> N
         again.close()
 
 
-def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: AgentPair) -> None:
+def test_a_foreign_description_is_refused(pair: AgentPair) -> None:
     theirs, ours, described = pair.regions(4096)
     descriptor = described.descriptors["nixl"]
     broken = described._replace(descriptors={"nixl": descriptor.partition(b"nixlSerDes")[0] + b"not NIXL's"})
@@ -203,7 +203,7 @@ def test_of_a_peers_regions_no_more_are_kept_than_may_be(pair: AgentPair, monkey
             region.close()
 
 
-def test_plain_buffers_are_registered_no_longer_than_they_are_read_into() -> None:
+def test_plain_buffers_are_deregistered_after_the_read() -> None:
     settings = TransferSettings(transports="nixl")
     with TransferEngine("reader", settings) as reader, TransferEngine("owner", settings) as owner:
         with closing(owner.register(bytearray(b"theirs"))) as region:
@@ -219,7 +219,7 @@ def test_plain_buffers_are_registered_no_longer_than_they_are_read_into() -> Non
 
 
 def test_memory_is_registered_anew_for_a_new_region(pair: AgentPair) -> None:
-    """Regions come and go at one address, with transfers in between."""
+    """Regions are registered and closed at one address, with transfers in between."""
     first, ours, described = pair.regions(4096)
     pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
     pair.user.export(ours)
@@ -246,7 +246,7 @@ def test_a_region_may_outlive_its_agent() -> None:
     region.close()
 
 
-def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: AgentPair) -> None:
+def test_notify_fails_until_the_peer_is_back(pair: AgentPair) -> None:
     pair.user.notify(pair.remote, b"hello", Deadline(PATIENCE_S))
     pair.owner.close()
 
@@ -258,9 +258,7 @@ def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Agen
 
 
 @pytest.mark.parametrize("call", ["post", "progress"])
-def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(
-    pair: AgentPair, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_an_unexplained_failure_is_unreachable_and_transient(pair: AgentPair, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Injected: which of a transfer's operations go on is not known then, so the connections are given up."""
     theirs, ours, described = pair.regions(4096)
     with monkeypatch.context() as patched:
@@ -274,10 +272,10 @@ def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(
 def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: the second transfer gets the handle of the first while the agent's thread sleeps before it looks after the first."""
     _, ours, described = pair.regions(4096)
-    progress, looks = NixlProgress.UNDER_WAY, threading.Semaphore(0)
+    progress, polls = NixlProgress.UNDER_WAY, threading.Semaphore(0)
 
     def look(*_: Any) -> NixlProgress:
-        looks.release()
+        polls.release()
         return progress
 
     monkeypatch.setattr(NativeAgent, "prepare", lambda *_: 7)
@@ -287,7 +285,7 @@ def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair
     for pause in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"kvstore.transfer.nixl.agent.{pause}", 0.1)
     first = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
-    assert looks.acquire(timeout=PATIENCE_S)
+    assert polls.acquire(timeout=PATIENCE_S)
     progress = NixlProgress.DONE
     pair.user.run(first)
     second = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
@@ -298,18 +296,18 @@ def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: AgentPair
 def test_a_caller_that_runs_its_request_needs_no_thread(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected: a transfer that takes many looks."""
     _, ours, described = pair.regions(4096)
-    looks = iter([NixlProgress.UNDER_WAY] * 20 + [NixlProgress.DONE])
+    polls = iter([NixlProgress.UNDER_WAY] * 20 + [NixlProgress.DONE])
     monkeypatch.setattr(NativeAgent, "post", lambda *_: NixlProgress.UNDER_WAY)
-    monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(looks))
+    monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(polls))
     before = threading.active_count()
     request = AgentRequest(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), caller_runs=True)
     pair.user.submit(request)
     pair.user.run(request)
-    assert (request.is_over, request.error, next(looks, None)) == (True, None, None)
+    assert (request.is_over, request.error, next(polls, None)) == (True, None, None)
     assert threading.active_count() == before
 
 
-def test_where_no_thread_is_to_be_had_nothing_moves_that_nobody_looks_after(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_polling_thread_nothing_moves(pair: AgentPair, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -1,4 +1,4 @@
-"""Promises of library.py; skipped where NIXL is not installed, but for what is said then."""
+"""Promises of library.py; skipped where NIXL is not installed, except the tests of that error."""
 
 import importlib
 import logging

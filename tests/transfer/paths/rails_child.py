@@ -1,7 +1,7 @@
 """Engines on two hosts (tests/namespaces.py), one of which loads all rails without pause and compares every byte.
 
 The parent's side is `Load`; the engines are processes: `python -m tests.transfer.paths.rails_child target SETTINGS` and
-`... initiator SETTINGS read|write`. They tell each other and the parent everything in lines of JSON.
+`... initiator SETTINGS read|write`. They communicate with each other and the parent in lines of JSON.
 """
 
 import base64
@@ -38,7 +38,7 @@ Direction = Literal["read", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the load has done so far."""
+    """Progress of the load."""
 
     now_ns: int
     """Monotonic time of the engine's process, which is that of the whole machine."""
@@ -49,7 +49,7 @@ class Look:
     """Of those that ended since the last look."""
     wrong_blocks: int
     errors: list[str] = field(default_factory=list)
-    """What callers were told."""
+    """Errors that callers saw."""
 
     @property
     def total_bytes(self) -> int:
@@ -94,7 +94,7 @@ class Load:
 
 
 def wait_until_up(hosts: TwoHosts) -> None:
-    """The kernel takes up to a second to say that a new link is up, and engines take no other."""
+    """The kernel reports a new link as up after up to a second, and engines use no other."""
     until_s = time.monotonic() + ANSWER_DEADLINE_S
     for host in (0, 1):
         for rail in hosts.rails:
@@ -126,7 +126,7 @@ def answer_of(process: "Forked | subprocess.Popen[str]") -> Any:
 
 
 def content(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """What a batch of that number moves."""
+    """Bytes of the batch with that number."""
     return np.random.default_rng(number % CONTENTS).integers(0, 256, BATCH_BYTES, np.uint8)
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_contiguous_buffer_is_refused(buffer: Any) -> None:
 
 # --- runs ---
 OTHER = PeerRegion(PEER, RemoteRegion(2, 60, 7, {}))
-STRANGER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
+OTHER_ENGINES_PEER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
 SOURCE_REGIONS, SOURCE_OFFSETS = [1, 0], [5, 60]
 DESTINATION_REGIONS, DESTINATION_OFFSETS = [0, 0], [0, 10]
 COLUMNS = (SOURCE_REGIONS, SOURCE_OFFSETS, DESTINATION_REGIONS, DESTINATION_OFFSETS)
@@ -117,7 +117,7 @@ def test_runs_are_the_copies_that_their_rows_are() -> None:
         (Runs([LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "one side is a peer's"),
         (Runs([REMOTE], [REMOTE], [0], [0], [0], [0], [1]), "one side is a peer's"),
         (Runs([REMOTE, LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
-        (Runs([REMOTE, STRANGER], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
+        (Runs([REMOTE, OTHER_ENGINES_PEER], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
         (Runs([], [LOCAL], [0], [0], [0], [0], [1]), "at least one region"),
         (Runs([b"1234"], [REMOTE], [0], [0], [0], [0], [1]), "at least one region"),  # type: ignore[list-item]
         (Runs([LOCAL], [REMOTE], [1], [0], [0], [0], [1]), "name region 1"),
@@ -158,13 +158,13 @@ def scene() -> Iterator[Scene]:
         yield scene
 
 
-def test_memory_is_held_once_and_the_gate_entered_until_all_slices_are_over(scene: Scene) -> None:
+def test_memory_and_gate_are_held_until_all_slices_are_over(scene: Scene) -> None:
     scene.agent.default = WAIT
     region, gate = scene.engine.allocate(200), Gate()
     transfer = scene.begin((scene.remote, region, 100), (scene.remote, Span(region, 100), 100), gate=gate)
     assert (region.users, transfer.size_bytes) == (1, 200)
     assert transfer.slices_left > 1
-    shutting = in_background(gate.shut)
+    shutting = in_background(gate.close_and_wait)
     assert is_quiet(shutting)
     while not transfer.is_over:
         scene.agent.end_all()
@@ -179,7 +179,7 @@ def test_where_the_peer_is_gone_nothing_is_begun_nor_held(scene: Scene) -> None:
         scene.begin((scene.remote, region, 10))
     with pytest.raises(Unreachable):
         scene.begin((scene.remote, region, 10), gate=gate)
-    gate.shut()
+    gate.close_and_wait()
     assert region.users == 0
 
 
@@ -206,7 +206,7 @@ def test_a_copy_that_cannot_be_is_refused_and_nothing_is_begun(
     assert not scene.agent.begun
 
 
-def test_a_region_that_is_closed_is_refused_and_the_others_are_let_go(scene: Scene) -> None:
+def test_a_closed_region_is_refused_and_the_others_released(scene: Scene) -> None:
     engine, remote = scene.engine, scene.remote
     first, closed = engine.allocate(64), engine.allocate(64)
     closed.close()

@@ -32,7 +32,7 @@ def deliver(bandwidth: Bandwidth, *, bytes_s: float, begin_ns: int, took_s: floa
     return now_ns
 
 
-def test_what_was_measured_is_told_with_what_it_rests_on_once_that_is_enough() -> None:
+def test_measured_returns_the_rate_and_its_basis() -> None:
     bandwidth = Bandwidth(1.0)
     assert bandwidth.measured() is None
     bandwidth.restart(0)
@@ -165,7 +165,7 @@ SHAPED = {A: 1 * GBIT_S, B: 2 * GBIT_S, C: 4 * GBIT_S}
 
 @pytest.mark.parametrize("speed_bytes_s", [0.0, 10 * GBIT_S])
 @pytest.mark.parametrize("size_bytes", [64 << 10, MIB, 4 * MIB])
-def test_rails_of_different_speed_are_used_in_proportion_and_nearly_in_full(speed_bytes_s: float, size_bytes: int) -> None:
+def test_rails_are_used_in_proportion_to_their_speed(speed_bytes_s: float, size_bytes: int) -> None:
     rails = Rails(chooser(*SHAPED, settings=SETTINGS, speed_bytes_s=speed_bytes_s), SHAPED)
     delivered = rails.run(2.0, size_bytes)
     assert sum(delivered.values()) >= 0.9 * 2.0 * sum(SHAPED.values())
@@ -174,7 +174,7 @@ def test_rails_of_different_speed_are_used_in_proportion_and_nearly_in_full(spee
         assert rails.paths.states[rail].bandwidth.bytes_s == pytest.approx(rate, rel=0.1)
 
 
-def test_a_rail_that_changes_its_speed_gets_its_new_share_within_a_second() -> None:
+def test_a_changed_speed_changes_the_share_within_a_second() -> None:
     rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
     rails.run(2.0)
     rails.rates[C] = 0.5 * GBIT_S
@@ -187,7 +187,7 @@ def test_a_rail_that_changes_its_speed_gets_its_new_share_within_a_second() -> N
     assert sum(delivered.values()) >= 0.9 * 2.0 * 7 * GBIT_S
 
 
-def test_the_share_of_a_rail_that_stops_goes_to_the_others_until_it_works_again() -> None:
+def test_a_failed_rails_share_goes_to_the_others() -> None:
     rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
     rails.run(2.0)
     rails.rates[C] = 0.0
@@ -212,15 +212,15 @@ def test_when_all_rails_stop_they_are_tried_at_the_wake_ups() -> None:
     assert sum(rails.run(1.0).values()) >= 0.9 * 2 * GBIT_S
 
 
-def test_a_rail_of_another_numa_node_counts_as_slower_for_each_end() -> None:
+def test_numa_penalty_applies_to_each_end() -> None:
     paths = PathChooser(NO_PROBES, random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=3.9 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
-    assert paths.choose(MIB, 0, far_ends={A: 2, B: 0}) == B
-    assert paths.choose(MIB, 0, far_ends={A: 1, B: 0}) == A
+    assert paths.choose(MIB, 0, unpreferred_ends={A: 2, B: 0}) == B
+    assert paths.choose(MIB, 0, unpreferred_ends={A: 1, B: 0}) == A
     assert paths.choose(MIB, 0) == A
 
 
-def test_a_later_transport_is_used_only_while_no_path_of_an_earlier_one_is_usable() -> None:
+def test_a_less_preferred_transport_is_used_only_as_fallback() -> None:
     fabric, tcp = path("a", "ucx"), path("a", "tcp")
     paths = PathChooser(SETTINGS, random.Random(1))
     paths.set_paths({tcp: PathFacts(1, speed_bytes_s=99 * GBIT_S), fabric: PathFacts(0, speed_bytes_s=GBIT_S)})
@@ -261,7 +261,7 @@ def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
         assert paths.choose(MIB, now_ns) == A
 
 
-def test_after_a_rest_one_slice_at_a_time_is_tried_first_of_all_until_one_arrives() -> None:
+def test_after_a_cooldown_one_slice_probes_the_path() -> None:
     paths = chooser(A, B)
     fail(paths, A, 0)
     assert {paths.choose(MIB, MS_NS) for _ in range(4)} == {B}
@@ -301,7 +301,7 @@ def test_what_was_learnt_of_paths_that_stay_is_kept() -> None:
     paths.check_integrity()
 
 
-def test_a_path_removed_under_a_slice_is_forgotten_with_it_and_may_come_back() -> None:
+def test_a_removed_path_is_forgotten_after_its_last_slice() -> None:
     paths = chooser(A)
     for _ in range(3):
         paths.begun(A, MIB, 0)
@@ -319,7 +319,7 @@ def test_a_path_removed_under_a_slice_is_forgotten_with_it_and_may_come_back() -
     paths.check_integrity()
 
 
-def test_the_rate_of_all_paths_together_is_measured_while_any_has_something_in_flight() -> None:
+def test_total_bandwidth_is_measured_while_any_path_is_busy() -> None:
     paths = chooser(A, B)
     for begun_ns in (0, 10 * SECOND_NS):  # idle in between
         paths.begun(A, 1 << 20, begun_ns)
@@ -340,7 +340,7 @@ def test_the_rate_of_all_paths_together_is_measured_while_any_has_something_in_f
 
 
 class AgainstList(RuleBasedStateMachine):
-    """Any schedule leaves in flight what a plain list of slices holds, and paths are usable as promised."""
+    """In any schedule the slices in flight equal a plain list's, and paths are usable as specified."""
 
     def __init__(self) -> None:
         super().__init__()

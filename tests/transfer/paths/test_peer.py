@@ -1,4 +1,4 @@
-"""What waits for a peer, in which order, and by which path it may go."""
+"""Queue of slices to a peer, its order, and the paths of each slice."""
 
 import random
 from collections.abc import Collection
@@ -33,7 +33,7 @@ def peer_with(*paths: Path, near: Collection[str] = (), info: EngineInfo | None 
 
 
 def waiting(peer: Peer, priority: Priority = Priority.FOREGROUND, *reach: str) -> Slice:
-    """A slice of a transfer of its own, to regions that are reached by these transports ("tcp" if none are named)."""
+    """A slice of a new transfer, to regions reachable by these transports ("tcp" if none are named)."""
     transfer = Transfer(Deadline(30), priority, [], lambda transfer, error: None, lambda transfer: None, None)
     local = Region(memoryview(bytearray(64)))
     regions = [RemoteRegion(number, 64, 0, dict.fromkeys(names.split(","), b"")) for number, names in enumerate(reach or ("tcp",))]
@@ -49,7 +49,7 @@ def drained(peer: Peer) -> list[Slice]:
     return found
 
 
-def test_those_that_failed_go_before_the_others_of_their_priority_only() -> None:
+def test_failed_slices_precede_others_of_their_priority() -> None:
     peer = peer_with(FIRST)
     background, foreground = [waiting(peer, Priority.BACKGROUND) for _ in range(3)], [waiting(peer) for _ in range(4)]
     peer.push([*background, *foreground])
@@ -68,7 +68,7 @@ def test_slices_of_failed_transfers_are_dropped() -> None:
     assert peer.head() is parts[2]
 
 
-def test_a_peer_is_idle_when_nothing_was_begun_and_nothing_waits_or_is_under_way() -> None:
+def test_is_idle_requires_nothing_queued_or_in_flight() -> None:
     peer = peer_with(FIRST)
     peer.used_ns = 10
     assert (peer.is_idle(9), peer.is_idle(10)) == (False, True)
@@ -91,7 +91,7 @@ def test_a_path_must_reach_every_region_of_the_slice() -> None:
     assert peer.choose(one, 0) == SHM
 
 
-def test_a_slice_with_fences_goes_only_by_agents_that_honour_them() -> None:
+def test_fenced_slices_use_only_agents_that_honour_fences() -> None:
     peer, plain = peer_with(SHM, FIRST), FaultyAgent("plain", Rail())
     plain.close()
     plain.honours_fences = False  # type: ignore[misc]
@@ -102,7 +102,7 @@ def test_a_slice_with_fences_goes_only_by_agents_that_honour_them() -> None:
     assert peer.choose(part, 0) == FIRST
 
 
-def test_a_slice_goes_by_the_path_that_failed_it_least_and_by_none_a_third_time() -> None:
+def test_choose_prefers_paths_that_failed_the_slice_less() -> None:
     peer = peer_with(FIRST, SECOND)
     part = waiting(peer)
     for path in (FIRST, SECOND, FIRST, SECOND):
@@ -111,7 +111,7 @@ def test_a_slice_goes_by_the_path_that_failed_it_least_and_by_none_a_third_time(
     assert peer.choose(part, 0) is None
 
 
-def test_a_transport_of_many_rails_leaves_tries_to_the_one_to_fall_back_to() -> None:
+def test_choose_leaves_tries_for_the_fallback_transport() -> None:
     """The preferred one has eight paths and `max_attempts` is 6."""
     rails = [Path("shm", f"rail{number}", "") for number in range(8)]
     peer = peer_with(*rails, FIRST)

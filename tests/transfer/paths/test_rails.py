@@ -42,7 +42,7 @@ ALONE = Topology("alone", nics=(LOOP,))
 
 
 def own_addresses(version: int) -> list[str]:
-    usable = [address for nic in Discovery().look().nics if nic.is_usable for address in nic.addresses]
+    usable = [address for nic in Discovery().read_topology().nics if nic.is_usable for address in nic.addresses]
     return [address for address in usable if (":" in address) == (version == 6)]
 
 
@@ -61,7 +61,7 @@ def test_the_loopback_reaches_this_host_only() -> None:
         assert reaches(Rail("any", address), LOOPBACK_RAIL, [Rail("any", address)], same_host=True)
 
 
-def test_the_kernels_choice_is_the_way_and_the_other_rails_are_not() -> None:
+def test_reaches_follows_the_kernels_route() -> None:
     chosen, other = Rail("eth0", local_address_towards(NOWHERE) or "127.0.0.2"), Rail("eth1", "192.0.2.77")
     remote = Rail("eth0", NOWHERE if local_address_towards(NOWHERE) else "127.0.0.2")
     assert reaches(chosen, remote, [chosen, other], same_host=True)
@@ -95,7 +95,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in modules else None)
 
 
-def test_with_tls_auto_leaves_out_what_is_not_encrypted_unless_that_is_said(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_with_tls_chooses_encrypted_transports(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "ucxx", "nixl")
     assert chosen_transports(TransferSettings(), CLUSTER, is_tls=True) == ["shm", "tcp"]
     assert chosen_transports(TransferSettings(allow_plaintext_rdma=True), CLUSTER, is_tls=True) == ["shm", "ucx", "tcp"]
@@ -139,14 +139,14 @@ def test_names_of_no_transport_are_refused(maker: Makers, transports: str, reaso
         maker(transports).transports(USUAL)
 
 
-def test_ucx_prefers_rdma_and_the_host_is_one_rail_for_shm_and_nixl(maker: Makers) -> None:
+def test_ucx_prefers_rdma_and_shm_and_nixl_have_one_rail(maker: Makers) -> None:
     assert [rail.device for rail in maker().rails("ucx", CLUSTER)] == ["mlx5_0", "mlx5_1"]
     assert [rail.device for rail in maker().rails("ucx", USUAL)] == ["eth0", "eth1"]
     assert maker().rails("ucx", Topology("no NIC is seen")) == [Rail()]
     assert maker().rails("shm", CLUSTER) == maker().rails("nixl", CLUSTER) == [Rail()]
 
 
-def test_a_fabric_port_without_an_address_is_introduced_by_another_nics(maker: Makers) -> None:
+def test_a_port_without_an_address_borrows_another_nics(maker: Makers) -> None:
     """By the loopback, which its rail would fall back to, no other host would find it."""
     rails = maker().rails("ucx", CLUSTER)
     assert [(rail.device, rail.address) for rail in rails] == [("mlx5_0", "192.0.2.1"), ("mlx5_1", "192.0.2.9")]
@@ -154,12 +154,12 @@ def test_a_fabric_port_without_an_address_is_introduced_by_another_nics(maker: M
     assert maker().rails("ucx", Topology("a fabric alone", nics=(LOOP, FABRIC)))[0].address == ""
 
 
-def test_a_fixed_port_is_tcps_and_whatever_else_listens_on_the_same_address_has_one_behind_it(maker: Makers) -> None:
+def test_a_fixed_port_is_tcps_and_others_follow(maker: Makers) -> None:
     two = replace(CLUSTER, nics=(*CLUSTER.nics, replace(FABRIC, name="mlx5_2")))
     made = maker(f"ucx,tcp,{FAULTY}", listen_port=7000)
-    places = [(rail.address, rail.port) for transport in ("tcp", FAULTY, "ucx") for rail in made.rails(transport, two)]
-    assert len(set(places)) == len(places) == 7
-    assert {port for _, port in places} == {7000, 7001, 7002, 7003, 7004}
+    endpoints = [(rail.address, rail.port) for transport in ("tcp", FAULTY, "ucx") for rail in made.rails(transport, two)]
+    assert len(set(endpoints)) == len(endpoints) == 7
+    assert {port for _, port in endpoints} == {7000, 7001, 7002, 7003, 7004}
     assert [rail.port for rail in made.rails("tcp", ALONE)] == [7000]
     assert [rail.port for rail in maker("ucx", listen_port=7000).rails("ucx", Topology("no NIC is seen"))] == [7000]
     with pytest.raises(ConfigError, match="listen_port"):
@@ -288,7 +288,7 @@ def test_agents_come_and_go_with_their_links_and_the_others_stay(opened: Opened)
         agent.close()
 
 
-def test_a_new_rail_that_cannot_be_used_is_logged_and_tried_with_the_next_change(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_new_rail_is_logged_and_retried(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     rails = opened("tcp", "rail0")
     links = topology("rail0")
     taken = replace(links, nics=(*links.nics, Nic("far", interface="far", addresses=("192.0.2.250",))))
@@ -316,7 +316,7 @@ def test_shared_memory_leads_to_this_host_only(opened: Opened) -> None:
     assert rails.routes(described(elsewhere), None) == {}
 
 
-def test_shared_memory_leads_to_containers_that_share_the_run_folder_and_no_network(opened: Opened) -> None:
+def test_shm_reaches_containers_that_share_the_run_folder(opened: Opened) -> None:
     rails = opened("shm")
     told = AgentInfo("shm", Rail(), rails.agents[0].metadata())
     assert list(rails.routes(described(told, host="another"), None)) == [Path("shm", "", "")]
@@ -354,7 +354,7 @@ def test_metadata_that_is_malformed_leaves_nothing_loaded(opened: Opened) -> Non
     assert loaded(rails) == 0
 
 
-def test_a_region_is_described_once_a_transport_or_once_a_rail_where_rails_differ(opened: Opened) -> None:
+def test_export_describes_per_rail_only_if_rails_differ(opened: Opened) -> None:
     region = Region(memoryview(bytearray(8)))
     assert opened(FAULTY, "rail0", "rail1").export(region) == {"faulty": b"faulty"}
     keyed = "tests.transfer.faulty:KeyedAgent"

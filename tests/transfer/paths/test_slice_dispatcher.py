@@ -24,7 +24,7 @@ SLICE = 64
 
 
 class Scene:
-    """An engine with one rail of each of two transports, a peer with a region of ten slices, and what was told of transfers."""
+    """An engine with one rail of each of two transports, a peer with a region of ten slices, and the results of transfers."""
 
     def __init__(self, transports: str = f"{FAULTY},{SPARE}", *, max_attempts: int = 6) -> None:
         config, links = settings(transports, max_attempts=max_attempts), topology("rail0")
@@ -95,7 +95,7 @@ def test_a_failed_slice_goes_before_those_that_were_not_begun(scene: Scene) -> N
     assert (scene.state().failed_slices, scene.state("spare").retried_slices) == (1, 1)
 
 
-def test_what_is_no_fault_of_the_path_fails_the_transfer_once_and_cancels_the_rest(scene: Scene) -> None:
+def test_a_callers_error_fails_the_transfer_and_cancels_the_rest(scene: Scene) -> None:
     for kind in (Denied, StaleHandle, InvalidArgument, DeadlineExceeded, Cancelled):
         scene.agent.default = WAIT
         scene.done.clear()
@@ -126,8 +126,8 @@ def test_a_retried_write_fences_off_what_may_still_arrive(scene: Scene) -> None:
     assert [list(request.fences) for request in scene.spare.begun] == [[7]]
 
 
-def test_a_retried_write_fences_off_what_its_agent_had_tried_by_itself_before(scene: Scene) -> None:
-    """An agent asks anew by itself where a connection broke for another request's sake; then it cannot connect any more."""
+def test_a_retried_write_fences_its_agents_attempts(scene: Scene) -> None:
+    """An agent retries by itself if a connection broke because of another request; then it cannot connect any more."""
     scene.agent.default = scene.spare.default = WAIT
     transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
     [request] = scene.agent.under_way
@@ -142,7 +142,7 @@ def test_a_retried_write_fences_off_what_its_agent_had_tried_by_itself_before(sc
     assert scene.agent.begun[-1].fences == (7, 8)
 
 
-def test_a_write_that_may_still_arrive_goes_by_no_agent_that_cannot_fence_it_off(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsettled_write_needs_an_agent_with_fences(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpareAgent, "honours_fences", False)
     scene.agent.default = WAIT
     transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
@@ -154,7 +154,7 @@ def test_a_write_that_may_still_arrive_goes_by_no_agent_that_cannot_fence_it_off
     assert not scene.spare.begun
 
 
-def test_an_error_of_a_transfer_that_has_failed_already_is_no_fault_of_the_path(scene: Scene) -> None:
+def test_errors_after_a_failure_do_not_count_for_the_path(scene: Scene) -> None:
     scene.agent.default, scene.agent.ignores_cancel = WAIT, True
     transfer = scene.read(2)
     transfer.cancel()
@@ -167,7 +167,7 @@ def test_an_error_of_a_transfer_that_has_failed_already_is_no_fault_of_the_path(
     assert (transfer.retries, scene.state().failed_slices) == (0, 0)
 
 
-def test_a_deadline_that_is_over_when_its_turn_comes_fails_the_transfer(scene: Scene) -> None:
+def test_an_expired_deadline_fails_the_transfer_at_dispatch(scene: Scene) -> None:
     scene.agent.default = WAIT
     scene.read(3)
     late = scene.read(1, deadline_s=0)
@@ -178,8 +178,8 @@ def test_a_deadline_that_is_over_when_its_turn_comes_fails_the_transfer(scene: S
     scene.agent.end_all()
 
 
-def test_a_slice_that_is_cancelled_while_it_is_being_submitted_is_cancelled_afterwards(scene: Scene) -> None:
-    """An agent cannot cancel what it has not seen yet (FaultyAgent asserts that nobody asks it to)."""
+def test_cancel_during_submit_takes_effect_afterwards(scene: Scene) -> None:
+    """An agent cannot cancel what it has not seen yet (FaultyAgent asserts that)."""
     scene.agent.default = WAIT
 
     def cancel(request: AgentRequest) -> None:
@@ -212,7 +212,7 @@ def test_an_agent_that_raises_fails_its_slices_and_no_others(
     scene = Scene(f"tests.transfer.faulty:RaisingAgent,{FAULTY}")
     transfer = scene.read(4)
     transfer.wait()
-    assert "the agent of raising cannot take requests" in caplog.text
+    assert "the agent of raising failed to submit a request" in caplog.text
     assert transfer.retries == (0 if finishes_first else 2)
     scene.close()
 

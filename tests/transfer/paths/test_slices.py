@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transfer.memory.pieces import Pieces, regions_here, regions_there, table_of
+from kvstore.transfer.memory.pieces import Pieces, local_regions, remote_regions, table_of
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE, cut
 
@@ -41,7 +41,7 @@ def test_a_slice_has_at_most_so_many_pieces() -> None:
         assert [len(one) for one in cut(some, 1 << 20)] == [MAX_PIECES_A_SLICE, MAX_PIECES_A_SLICE, 1]
 
 
-def test_columns_are_cut_at_the_same_places_after_a_slice_of_too_many_pieces() -> None:
+def test_too_many_pieces_do_not_move_later_cuts() -> None:
     """A list would begin to count anew there; columns need not be walked for that."""
     pieces = [piece(2 * at, at * 3, 1) for at in range(MAX_PIECES_A_SLICE + 10)]
     whole = MAX_PIECES_A_SLICE + 4
@@ -49,11 +49,11 @@ def test_columns_are_cut_at_the_same_places_after_a_slice_of_too_many_pieces() -
     assert [len(one) for one in cut(table_of(pieces), whole)] == [MAX_PIECES_A_SLICE, 4, 6]
 
 
-def test_slices_of_columns_name_the_regions_that_they_use_and_no_others() -> None:
+def test_sliced_tables_have_only_the_regions_in_use() -> None:
     first, second = cut(table_of([piece(0, 0, 100), piece(0, 0, 100, local=1, remote=1)]), 100)
-    assert list(regions_here(first)) == [LOCALS[0]]
-    assert list(regions_here(second)) == [LOCALS[1]]
-    assert [region.region_id for region in regions_there(second)] == [REMOTES[1].region_id]
+    assert list(local_regions(first)) == [LOCALS[0]]
+    assert list(local_regions(second)) == [LOCALS[1]]
+    assert [region.region_id for region in remote_regions(second)] == [REMOTES[1].region_id]
 
 
 @given(

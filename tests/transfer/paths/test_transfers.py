@@ -1,4 +1,4 @@
-"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_slice_dispatcher.py)."""
+"""Transfer, as its holder sees it; that it ends is the carrier's (test_slice_dispatcher.py)."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,7 @@ from kvstore.transfer.paths.transfers import Priority, Transfer
 
 
 class Engine:
-    """What a transfer knows of an engine: it is told to abort, which does nothing to one that is over, and asked for help. `ends` says
-    whether aborting does anything else."""
+    """Engine as a transfer sees it: `abort`, a no-op for a transfer that is over, and `assist`. With `ends`, `abort` also completes it."""
 
     def __init__(self, *, ends: bool = True) -> None:
         self.ends = ends
@@ -24,7 +23,7 @@ class Engine:
     def transfer(
         self, held: list[Region] | None = None, *, deadline_s: float = PATIENCE_S, on_done: Callable[[Transfer], None] | None = None
     ) -> Transfer:
-        return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.help, on_done)
+        return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.assist, on_done)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
         if transfer.is_over:
@@ -33,7 +32,7 @@ class Engine:
         if self.ends:
             transfer.complete()
 
-    def help(self, transfer: Transfer) -> None:
+    def assist(self, transfer: Transfer) -> None:
         self.helped += 1
         self.on_help(transfer)
 
@@ -71,15 +70,13 @@ def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
     assert transfer.is_over
 
 
-def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_is_held_while_a_slice_does_not_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(transfers, "ABORT_TIMEOUT_S", 0.01)
     region = Region(memoryview(bytearray(4)))
     region.hold()
     transfer = Engine(ends=False).transfer([region], deadline_s=0)
     waiting = in_background(transfer.wait)
-    eventually(lambda: "its agent is at fault" in caplog.text, "it is logged")
+    eventually(lambda: "its agent is faulty" in caplog.text, "it is logged")
     assert is_quiet(waiting)
     assert region.users == 1
     transfer.complete()
@@ -88,7 +85,7 @@ def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
     assert region.users == 0
 
 
-def test_whatever_is_raised_in_a_wait_comes_when_the_transfer_is_over() -> None:
+def test_exceptions_in_wait_are_raised_when_it_is_over() -> None:
     engine = Engine(ends=False)
 
     def fail(transfer: Transfer) -> None:
@@ -128,7 +125,7 @@ def test_it_lets_go_of_its_regions_before_it_tells() -> None:
     assert seen == [(True, 0)]
 
 
-def test_a_callback_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(transfer: Transfer) -> None:
         raise ValueError("a mistake")
 

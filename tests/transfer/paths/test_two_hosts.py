@@ -45,7 +45,7 @@ def wait_for_batches(load: Load) -> None:
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_rails_are_cut_and_restored_under_load_and_callers_notice_nothing(hosts: TwoHosts, direction: Direction) -> None:
+def test_rails_cut_and_restored_under_load_cause_no_errors(hosts: TwoHosts, direction: Direction) -> None:
     with Load(hosts, direction, **QUICK) as load:
         assert set(load.look().delivered_bytes) == {rail.device for rail in hosts.rails}
         wait_for_all_rails(load)

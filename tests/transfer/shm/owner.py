@@ -18,7 +18,7 @@ from tests.line_child import LineChild
 
 
 class SharedOwner(LineChild):
-    """The process, seen from its parent. A context manager: it is gone at the end."""
+    """The process, seen from its parent. A context manager: killed at the end."""
 
     def __init__(self, run_dir: Path, *, count: int, size_bytes: int, can_write: bool = True) -> None:
         super().__init__("tests.transfer.shm.owner", str(run_dir), str(count), str(size_bytes))

@@ -36,7 +36,7 @@ from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _ProcessRequest
+from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _PeerProcess
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
@@ -110,9 +110,7 @@ def descriptors() -> int:
 # --- who is reached ---
 
 
-def test_a_peer_whose_sockets_path_is_another_file_here_is_unreachable(
-    agent: SharedMemoryAgent, owner: SharedOwner, tmp_path: Path
-) -> None:
+def test_a_socket_path_of_another_file_is_unreachable(agent: SharedMemoryAgent, owner: SharedOwner, tmp_path: Path) -> None:
     """As in another container: the path is there too, and a process that listens."""
     told, _, path = owner.metadata.partition(b" ")[2].partition(b" ")
     os.rename(path, path + b" of another container")
@@ -125,18 +123,16 @@ def test_a_peer_whose_sockets_path_is_another_file_here_is_unreachable(
     assert told.decode() == socket_id(os.fsdecode(path + b" of another container"))
 
 
-def test_another_process_that_listens_by_now_where_a_peer_did_is_not_that_peer(
-    agent: SharedMemoryAgent, impostor: "Impostor", ours: Region
-) -> None:
+def test_another_process_at_the_socket_is_not_the_peer(agent: SharedMemoryAgent, impostor: "Impostor", ours: Region) -> None:
     remote = agent.load_remote(impostor.metadata)
     impostor.host_id = "another"
     impostor.answers()
-    with pytest.raises(Unreachable, match="another process by now, 'impostor'"):
+    with pytest.raises(Unreachable, match="now belongs to another process, 'impostor'"):
         read(agent, remote, ours, REMOTE)
     agent.unload_remote(remote)
 
 
-def test_an_agent_that_does_not_listen_cannot_be_reached_and_shows_nothing() -> None:
+def test_an_agent_without_listener_exports_nothing() -> None:
     agent = SharedMemoryAgent("user", Rail(), SETTINGS, listens=False)
     region = allocate(1)
     assert agent.export(region) is None
@@ -158,7 +154,7 @@ def test_memory_that_is_not_shared_is_not_reached(agent: SharedMemoryAgent, owne
 # --- another process ---
 
 
-def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stays(agent: SharedMemoryAgent, tmp_path: Path) -> None:
+def test_many_regions_are_read_without_keeping_descriptors(agent: SharedMemoryAgent, tmp_path: Path) -> None:
     with SharedOwner(tmp_path, count=300, size_bytes=SIZE) as owner:
         remote, ours = agent.load_remote(owner.metadata), allocate(300 * SIZE)
         read(agent, remote, allocate(SIZE), owner.regions[0])
@@ -175,7 +171,7 @@ def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stay
         ours.close()
 
 
-def test_a_region_closed_while_it_is_mapped_is_refused_and_unmapped(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+def test_a_closed_mapped_region_is_refused_and_unmapped(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
     remote, before = agent.load_remote(owner.metadata), mappings()
     for region in owner.regions:
         read(agent, remote, ours, region)
@@ -200,20 +196,18 @@ def test_a_killed_owner_is_unreachable_and_its_memory_goes(agent: SharedMemoryAg
         agent.notify(remote, b"lost", Deadline(10))
 
 
-def test_a_stopped_owner_is_unreachable_soon_so_that_another_transport_can_be_tried(
-    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
-) -> None:
+def test_a_stopped_owner_is_soon_unreachable(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
     remote = agent.load_remote(owner.metadata)
     read(agent, remote, ours, owner.regions[0])
     owner.stop()
-    with within(1), pytest.raises(Unreachable, match="no answer within 1 s"):
+    with within(1), pytest.raises(Unreachable, match="did not respond within 1 s"):
         read(agent, remote, ours, owner.regions[1], timeout_s=100)
     owner.go_on()
     read(agent, remote, ours, owner.regions[1])
     assert ours.memory == bytes([1]) * SIZE
 
 
-def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: SharedOwner, ours: Region) -> None:
+def test_waiting_for_a_stopped_owner_ends_at_the_deadline(owner: SharedOwner, ours: Region) -> None:
     agent = SharedMemoryAgent("user", Rail(), TransferSettings(connect_timeout_s=30))
     remote = agent.load_remote(owner.metadata)
     read(agent, remote, ours, owner.regions[0])
@@ -230,10 +224,10 @@ def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: Sh
     agent.close()
 
 
-def test_of_those_that_wait_for_a_stopped_owner_only_the_first_waits_for_its_answer(
+def test_only_one_request_waits_for_a_stopped_owners_timeout(
     agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would keep the threads from everybody else's copies, one after the other."""
+    """Consecutive timeouts would block the threads for all other copies."""
     attempts, attempt = list[Any](), agent._attempt
 
     def noted(*who: Any) -> Any:
@@ -284,9 +278,7 @@ def test_a_request_whose_caller_runs_it_wakes_no_thread(agent: SharedMemoryAgent
     assert ending(request) is None
 
 
-def test_unloading_a_peer_ends_what_waits_for_it_and_nothing_else(
-    agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region
-) -> None:
+def test_unload_ends_only_the_peers_requests(agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region) -> None:
     one, two = (agent.load_remote(owner.metadata) for _ in range(2))
     requests = [asked(remote, ours, owner.regions[1]) for remote in (one, two)]
     for request in requests:
@@ -303,11 +295,9 @@ def test_unloading_a_peer_ends_what_waits_for_it_and_nothing_else(
         agent.notify(one, b"x", Deadline(10))
 
 
-def test_who_unloads_a_peer_waits_for_nobody_who_copies_nor_until_it_is_unmapped(
-    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
-) -> None:
+def test_unload_does_not_wait_for_copies(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
     remote = agent.load_remote(owner.metadata)
-    assert isinstance(remote, _ProcessRequest)
+    assert isinstance(remote, _PeerProcess)
     read(agent, remote, ours, owner.regions[0])
     assert remote.mapped
     with remote.lock:
@@ -329,7 +319,7 @@ def test_what_no_thread_took_is_not_kept_for_one(
 
 
 class FaultyDeadline(Deadline):
-    """Acts when it is asked for the `number`th time, as if that happened while the request is carried out."""
+    """Acts at the `number`th check, as if that happened during the request."""
 
     def __init__(self, number: int, act: Callable[[], None]) -> None:
         super().__init__(10)
@@ -347,7 +337,7 @@ def many_pieces(remote: Any, ours: Region, theirs: RemoteRegion) -> AgentRequest
 
 
 def carried_out(agent: SharedMemoryAgent, request: AgentRequest, act: Callable[[], None]) -> None:
-    """What happens if `act` does in the middle of it."""
+    """Runs `act` in the middle of a copy."""
     request.deadline = FaultyDeadline(20, act)
     agent.submit(request)
     agent.run(request)
@@ -391,7 +381,7 @@ def test_an_interrupted_caller_ends_its_request(agent: SharedMemoryAgent, ours: 
 
 
 class Impostor:
-    """Listens like an owner and gives the answers it is told to, one connection after another."""
+    """Listens like an owner and sends scripted replies, one connection after another."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -462,7 +452,7 @@ LIES: list[tuple[Callable[[], tuple[Message, list[int]]], type[KVStoreError]]] =
 
 
 @pytest.mark.parametrize(("lie", "error"), LIES, ids=range(len(LIES)))
-def test_a_peer_that_lies_about_a_region_is_told_apart_and_leaves_nothing(
+def test_a_peer_with_false_region_data_is_detected(
     agent: SharedMemoryAgent, impostor: Impostor, ours: Region, lie: Callable[[], tuple[Message, list[int]]], error: type[KVStoreError]
 ) -> None:
     remote, before = agent.load_remote(impostor.metadata), descriptors()

@@ -68,7 +68,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_whoever_has_a_read_only_descriptor_cannot_write_to_the_table_by_any_way(regions: LiveRegions) -> None:
+def test_a_read_only_descriptor_cannot_write_to_the_table(regions: LiveRegions) -> None:
     fd = read_only(regions)
     with pytest.raises(PermissionError):
         mmap.mmap(fd, regions.size_bytes)
@@ -90,11 +90,11 @@ def test_without_a_descriptor_left_it_says_so() -> None:
 
 
 def test_a_forked_child_closes_no_region_of_its_parents(regions: LiveRegions, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, place = as_seen(regions), regions.add(7)
+    seen, index = as_seen(regions), regions.add(7)
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: -1)
-        regions.remove(place)
-    assert (seen[place], seen[CLOSED_COUNT]) == (7, 0)
+        regions.remove(index)
+    assert (seen[index], seen[CLOSED_COUNT]) == (7, 0)
 
 
 @pytest.fixture
@@ -130,15 +130,15 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# --- who comes in ---
+# --- access ---
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
     program = "import os, socket, sys; os.setuid(int(sys.argv[2])); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        target = SharedTarget("owner", Exports(), max_connections=10, run_dir=Path(place, "run"))
+    with tempfile.TemporaryDirectory() as index:
+        os.chmod(index, 0o755)
+        target = SharedTarget("owner", Exports(), max_connections=10, run_dir=Path(index, "run"))
 
         def error_of(user: int) -> str:
             command = [sys.executable, "-c", program, target.path, str(user)]
@@ -147,7 +147,7 @@ def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
         assert "PermissionError" in error_of(NOBODY)
         os.chmod(target.path, 0o666)  # so it is the folder that keeps it out
         assert "PermissionError" in error_of(NOBODY)
-        os.chmod(Path(place, "run"), 0o755)
+        os.chmod(Path(index, "run"), 0o755)
         assert error_of(NOBODY) == ""
         target.close()
 
@@ -171,7 +171,7 @@ def test_a_peer_that_does_not_introduce_itself_is_refused(target: SharedTarget, 
 
 # --- descriptors of regions ---
 @pytest.mark.parametrize("with_write_key", [False, True])
-def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
+def test_a_read_descriptor_cannot_become_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
     fd = attach(channel, region.region_id, region.write_key if with_write_key else region.read_key)
     with pytest.raises(PermissionError):
         mmap.mmap(fd, SIZE)
@@ -186,7 +186,7 @@ def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: 
     assert slab.memory[5] == 9
 
 
-def test_memory_that_is_read_only_at_its_owner_is_never_given_for_writing(target: SharedTarget, channel: Channel) -> None:
+def test_read_only_memory_is_not_exported_for_writing(target: SharedTarget, channel: Channel) -> None:
     whole = allocate(SIZE)
     region = Region(whole.memory.toreadonly(), fd=whole.fd)
     target.export(region)
@@ -208,7 +208,7 @@ def test_exported_memory_that_is_not_shared_has_no_descriptor() -> None:
     target.close()
 
 
-def test_descriptors_for_a_peer_that_went_before_it_had_them_are_closed_too(target: SharedTarget, region: Region) -> None:
+def test_descriptors_for_a_disconnected_peer_are_closed(target: SharedTarget, region: Region) -> None:
     before = descriptors()
     for _ in range(20):
         channel = Channel.open(Address(unix=target.path), Hello(ROLE_AGENT, name="user"), Deadline(10))
@@ -217,7 +217,7 @@ def test_descriptors_for_a_peer_that_went_before_it_had_them_are_closed_too(targ
     eventually(lambda: descriptors() == before, "no descriptor more than before")
 
 
-def test_without_a_descriptor_left_the_peer_is_told_and_can_ask_again(channel: Channel, region: Region) -> None:
+def test_out_of_descriptors_is_unavailable_and_transient(channel: Channel, region: Region) -> None:
     with no_descriptor_left(), pytest.raises(Unavailable, match="no descriptor of this memory"):
         attach(channel, region.region_id, region.read_key)
     os.close(attach(channel, region.region_id, region.read_key))
@@ -225,7 +225,7 @@ def test_without_a_descriptor_left_the_peer_is_told_and_can_ask_again(channel: C
 
 # --- regions that are open ---
 @pytest.mark.parametrize("writable", [0, 1])
-def test_the_table_of_open_regions_needs_no_key_and_is_never_given_for_writing(channel: Channel, region: Region, writable: int) -> None:
+def test_the_live_table_needs_no_key_and_is_read_only(channel: Channel, region: Region, writable: int) -> None:
     answer, [fd] = channel.call_for_fds(Attach(0, 0, writable), Deadline(10))
     with pytest.raises(PermissionError):
         mmap.mmap(fd, answer.sizes[0])
@@ -245,7 +245,7 @@ def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -
         region.close()
 
 
-def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: SharedTarget) -> None:
+def test_a_closed_target_exports_nothing(target: SharedTarget) -> None:
     before, after = allocate(1), allocate(1)
     target.export(before)
     target.close()

@@ -1,4 +1,4 @@
-"""A process that is many peers: one target behind many listeners. Tells how many connections it has whenever it is asked."""
+"""A process that is many peers: one target behind many listeners. Reports its number of connections on request."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ class ManyTargets:
 
 @contextmanager
 def many_targets(count: int) -> Iterator[ManyTargets]:
-    """The process is gone at the end."""
+    """The process is killed at the end."""
     process = subprocess.Popen([sys.executable, "-m", __name__, str(count)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield ManyTargets(process)

@@ -19,8 +19,8 @@ class NaiveSieve:
         self.visited.discard(key)
 
     def previous(self, key: int) -> int | None:
-        place = self.keys.index(key)
-        return self.keys[place - 1] if place else None
+        index = self.keys.index(key)
+        return self.keys[index - 1] if index else None
 
     def victim(self, refused: frozenset[int] = frozenset()) -> int | None:
         for _ in range(2 * len(self.keys)):

@@ -83,9 +83,9 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         agent._runners.submit(may_go.wait)
         run = agent._run
 
-        def noted(lane: RequestStream) -> None:
+        def noted(stream: RequestStream) -> None:
             runs.append(threading.current_thread().name)
-            run(lane)
+            run(stream)
 
         monkeypatch.setattr(agent, "_run", noted)
         remote = agent.load_remote(owner.metadata())
@@ -120,7 +120,7 @@ def read_once(agent: ConnectionAgent, remote: Remote, remote_region: RemoteRegio
 # --- connections ---
 
 
-def test_threads_share_few_endpoints_among_many_peers_and_none_starves(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+def test_threads_share_few_endpoints_without_starvation(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
     with an_agent(max_endpoints=4, tcp_streams=1) as agent:
         remotes = [agent.load_remote(owner.metadata()) for _ in range(40)]
         most = [0] * 8
@@ -152,7 +152,7 @@ def test_endless_work_for_one_peer_makes_room_for_another(owner: ConnectionAgent
         is_enough.set()
 
 
-def test_unused_connections_are_closed_and_opened_again_when_needed(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+def test_idle_connections_are_closed_and_reopened(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
     with an_agent(idle_ttl_s=0.1) as agent:
         remote = agent.load_remote(owner.metadata())
         for _ in range(2):
@@ -178,7 +178,7 @@ def test_a_peer_that_started_anew_is_asked_without_an_error(remote_region: Remot
         new.close()
 
 
-def test_a_peer_that_does_not_answer_in_time_is_unreachable_long_before_the_deadline() -> None:
+def test_a_silent_peer_is_unreachable_before_the_deadline() -> None:
     def play(sock: socket.socket) -> None:
         read_request(sock)
         sock.recv(1)
@@ -193,7 +193,7 @@ def test_a_peer_that_does_not_answer_in_time_is_unreachable_long_before_the_dead
             assert agent._pool.open_count == 0
 
 
-def test_an_agent_of_a_shared_target_leaves_it_open_and_takes_its_listener_away(theirs: Region, remote_region: RemoteRegion) -> None:
+def test_close_removes_the_listener_of_a_shared_target(theirs: Region, remote_region: RemoteRegion) -> None:
     exports = Exports()
     exports.add(theirs)
     target = Target("owner", exports, TransferSettings())
@@ -241,7 +241,7 @@ def test_cancelling_one_request_leaves_the_others_right(owner: ConnectionAgent, 
             assert bytes(ours.memory[number * 100 : number * 100 + 100]) == bytes([number]) * 100
 
 
-def test_a_cancelled_request_frees_the_thread_that_waits_for_an_endpoint(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+def test_cancel_frees_a_thread_waiting_for_an_endpoint(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
     with an_agent(max_endpoints=1, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
         busy, other = (agent.load_remote(stalled.metadata) for _ in range(2))
         holding = submit(agent, READ, busy, all_of(remote_region))
@@ -364,7 +364,7 @@ def test_late_bytes_of_a_write_that_was_tried_again_never_land(
 # --- notifications, forgetting, the end ---
 
 
-def test_a_notification_that_nobody_takes_is_given_up_at_the_deadline(stalled: RawAnswerer) -> None:
+def test_notify_to_a_blocked_peer_ends_at_the_deadline(stalled: RawAnswerer) -> None:
     with an_agent(stall_timeout_s=PATIENCE_S) as agent:
         with within(SHORT_S), pytest.raises(DeadlineExceeded):
             agent.notify(agent.load_remote(stalled.metadata), b"hello", Deadline(SHORT_S))
@@ -431,7 +431,7 @@ def test_a_connection_that_comes_too_late_is_not_used(owner: ConnectionAgent, re
 
 
 def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
-    """What is under way, what waits for its turn or for an endpoint, and what its caller has not begun to run."""
+    """Requests in flight, queued, waiting for an endpoint, and not yet run by their caller."""
     with an_agent(max_endpoints=2, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
         remotes = [agent.load_remote(stalled.metadata) for _ in range(3)]
         requests = [submit(agent, READ, remote, all_of(remote_region)) for remote in remotes for _ in range(5)]

@@ -31,7 +31,7 @@ def pool_of(max_endpoints: int) -> Pool:
 
 
 def opened(pool: Pool, key: str) -> Endpoint:
-    """A new endpoint with one user; there is a place that nobody has to leave."""
+    """A new endpoint with one user; a slot is free without eviction."""
     assert pool.take(key) == OpenEndpoint(None)
     endpoint = Endpoint(key)
     pool.opened(key, endpoint)
@@ -41,32 +41,32 @@ def opened(pool: Pool, key: str) -> Endpoint:
 def idle(pool: Pool, key: str, now_ns: int = 0) -> Endpoint:
     """A new endpoint without users."""
     endpoint = opened(pool, key)
-    assert pool.give_back(key, endpoint, now_ns) is None
+    assert pool.release(key, endpoint, now_ns) is None
     return endpoint
 
 
-def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
+def test_is_draining_tells_a_long_user() -> None:
     pool = pool_of(2)
     first, second = opened(pool, "a"), opened(pool, "b")
-    assert not pool.is_leaving(first)
+    assert not pool.is_draining(first)
     assert pool.take("c") == WaitForEndpoint()
-    assert (pool.is_leaving(first), pool.is_leaving(second)) == (True, False)
-    pool.give_back("a", first, 0)
-    assert not pool.is_leaving(first)
+    assert (pool.is_draining(first), pool.is_draining(second)) == (True, False)
+    pool.release("a", first, 0)
+    assert not pool.is_draining(first)
 
 
-def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
+def test_a_busy_endpoint_does_not_starve_waiters() -> None:
     pool = pool_of(1)
     endpoint = opened(pool, "hot")
     for _ in range(100):
         assert pool.take("hot") == ReadyEndpoint(endpoint)
-        assert pool.give_back("hot", endpoint, 0) is None
+        assert pool.release("hot", endpoint, 0) is None
     assert (pool.take("cold"), pool.take("hot")) == (WaitForEndpoint(), WaitForEndpoint())
-    assert pool.give_back("hot", endpoint, 0) is endpoint
+    assert pool.release("hot", endpoint, 0) is endpoint
     assert (pool.take("hot"), pool.take("cold")) == (WaitForEndpoint(), OpenEndpoint(None))
 
 
-def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
+def test_hit_rate_equals_the_reference_sieve() -> None:
     """Zipf access (s = 1), 50,000 times: the reference's hits, at most 64 open at any time, none left open."""
     weights = 1 / np.arange(1, 1001)
     keys = np.random.default_rng(3).choice(1000, size=50_000, p=weights / weights.sum()).tolist()
@@ -88,7 +88,7 @@ def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -
             most_open = max(most_open, open_now)
             pool.opened(key, endpoint)
         assert endpoint.is_open
-        assert pool.give_back(key, endpoint, now_ns) is None
+        assert pool.release(key, endpoint, now_ns) is None
     pool.check_integrity()
     assert hits == reference_hits
     assert 0.5 < hits / 50_000 < 0.9, "the trace neither fits nor misses always"
@@ -100,7 +100,7 @@ def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -
 class Schedule:
     """Users of a pool, one step of one of them at a time: each takes its keys one after the other, holding one endpoint at most.
 
-    A user that is told to wait sleeps until another call than `take` is made, as under an owner that then wakes all.
+    A waiting user sleeps until a call other than `take`, as if its owner then woke all.
     """
 
     def __init__(self, keys: list[list[int]], max_endpoints: int, rng: random.Random) -> None:
@@ -123,7 +123,7 @@ class Schedule:
         if user in self.connecting:
             self.connect(user, key)
         elif user in self.held:
-            self.pool.give_back(key, self.held.pop(user), 0, broken=self.rng.random() < 0.1)
+            self.pool.release(key, self.held.pop(user), 0, broken=self.rng.random() < 0.1)
             self.keys[user].pop()
         elif not self.take(user, key):
             return
@@ -163,7 +163,7 @@ def test_under_any_schedule_every_user_gets_on(keys: list[list[int]], max_endpoi
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """Any calls answer as plain lists and the naive SIEVE say, and every endpoint is closed once, without users, never too many open."""
+    """Any calls return as plain lists and the naive SIEVE do. Every endpoint is closed once, without users; never are too many open."""
 
     max_endpoints = 3
 
@@ -174,7 +174,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.order = NaiveSieve()
         self.usable: dict[int, Endpoint] = {}
         self.idle_since_ns: dict[int, int] = {}
-        self.leaving: list[Endpoint] = []
+        self.draining: list[Endpoint] = []
         self.opening: dict[int, bool] = {}
         self.waiting: list[int] = []
         self.users: list[tuple[int, Endpoint]] = []
@@ -184,7 +184,7 @@ class AgainstModel(RuleBasedStateMachine):
         return any(used is endpoint for _, used in self.users)
 
     def unreserved(self) -> int:
-        return self.max_endpoints - len(self.usable) - len(self.leaving) - len(self.opening)
+        return self.max_endpoints - len(self.usable) - len(self.draining) - len(self.opening)
 
     def close_endpoint(self, endpoint: Endpoint | None) -> None:
         if endpoint is not None:
@@ -229,11 +229,11 @@ class AgainstModel(RuleBasedStateMachine):
     def queue(self, key: int) -> None:
         if key not in self.waiting:
             self.waiting.append(key)
-        while len(self.waiting) > self.unreserved() + len(self.idle_since_ns) + len(self.leaving):
+        while len(self.waiting) > self.unreserved() + len(self.idle_since_ns) + len(self.draining):
             victim = self.order.victim(frozenset(self.idle_since_ns))
             if victim is None:
                 break
-            self.leaving.append(self.remove(victim))
+            self.draining.append(self.remove(victim))
 
     @precondition(lambda self: self.opening)
     @rule(data=st.data(), succeeds=st.booleans())
@@ -251,20 +251,20 @@ class AgainstModel(RuleBasedStateMachine):
             self.usable[key] = endpoint
             self.order.insert(key)
         else:
-            self.leaving.append(endpoint)
+            self.draining.append(endpoint)
 
     @precondition(lambda self: self.users)
     @rule(data=st.data(), broken=st.booleans())
-    def give_back(self, data: st.DataObject, broken: bool) -> None:
+    def release(self, data: st.DataObject, broken: bool) -> None:
         key, endpoint = self.users.pop(data.draw(st.integers(0, len(self.users) - 1)))
         if broken and self.usable.get(key) is endpoint:
-            self.leaving.append(self.remove(key))
-        is_last, is_leaving = not self.is_used(endpoint), endpoint in self.leaving
-        returned = self.pool.give_back(key, endpoint, self.now_ns, broken=broken)
-        assert returned is (endpoint if is_last and is_leaving else None)
+            self.draining.append(self.remove(key))
+        is_last, is_draining = not self.is_used(endpoint), endpoint in self.draining
+        returned = self.pool.release(key, endpoint, self.now_ns, broken=broken)
+        assert returned is (endpoint if is_last and is_draining else None)
         self.close_endpoint(returned)
-        if is_last and is_leaving:
-            self.leaving.remove(endpoint)
+        if is_last and is_draining:
+            self.draining.remove(endpoint)
         elif is_last:
             self.idle_since_ns[key] = self.now_ns
 
@@ -287,7 +287,7 @@ class AgainstModel(RuleBasedStateMachine):
         assert returned is (endpoint if is_idle else None)
         self.close_endpoint(returned)
         if endpoint is not None and not is_idle:
-            self.leaving.append(endpoint)
+            self.draining.append(endpoint)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -311,7 +311,7 @@ class AgainstModel(RuleBasedStateMachine):
             self.pool.failed(key)
         while self.users:
             key, endpoint = self.users.pop()
-            self.close_endpoint(self.pool.give_back(key, endpoint, self.now_ns))
+            self.close_endpoint(self.pool.release(key, endpoint, self.now_ns))
         assert not any(endpoint.is_open for endpoint in self.made)
         assert self.pool.open_count == 0
         self.pool.check_integrity()

@@ -1,4 +1,4 @@
-"""One stream of requests: how far ahead it asks, in which order, and who fails when its connection breaks."""
+"""One stream of requests: how far ahead it sends, in which order, and which requests fail when its connection breaks."""
 
 import select
 import socket
@@ -34,7 +34,7 @@ READ, WRITE = Direction.READ, Direction.WRITE
 
 
 @pytest.fixture
-def lane() -> RequestStream:
+def stream() -> RequestStream:
     return RequestStream(threading.Lock(), WINDOW)
 
 
@@ -51,7 +51,7 @@ def a_notice(message: bytes = b"hello") -> NoticeRequest:
 
 
 class Watched(TcpConnection):
-    """Says when who asks has come to wait for an answer: it sends no more ahead then."""
+    """Signals when the stream waits for a reply: it sends no more ahead then."""
 
     def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
         if len(parts) == 1 and len(parts[0]) == HEADER_BYTES:
@@ -64,7 +64,7 @@ class Watched(TcpConnection):
 
 
 @contextmanager
-def a_link(play: Callable[[socket.socket], None]) -> Iterator[PeerConnection]:
+def an_endpoint(play: Callable[[socket.socket], None]) -> Iterator[PeerConnection]:
     with RawAnswerer(play) as answerer:
         connection = Watched.connect(answerer.metadata.removeprefix(b"kvagent1 tcp "), Rail(), Deadline(PATIENCE_S))
         assert isinstance(connection, Watched)
@@ -75,7 +75,7 @@ def a_link(play: Callable[[socket.socket], None]) -> Iterator[PeerConnection]:
 
 
 class Recorder:
-    """Answers requests rightly, each only after the asker sends no more ahead. `ahead` lists, for each answer, what had come by then."""
+    """Replies to each request once the client sends no more ahead. `ahead` lists, for each reply, the requests received by then."""
 
     def __init__(self) -> None:
         self.ahead: list[list[str]] = []
@@ -104,37 +104,37 @@ class Recorder:
         return bool(select.select([sock], [], [], POLL_S)[0])
 
 
-def run(lane: RequestStream, link: PeerConnection, requests: Sequence[AgentRequest]) -> None:
+def run(stream: RequestStream, endpoint: PeerConnection, requests: Sequence[AgentRequest]) -> None:
     """Until all are over."""
     for request in requests:
-        lane.add(request)
-    while lane.queue or lane.sent:
-        lane.step(link, asks=True)
+        stream.add(request)
+    while stream.queue or stream.sent:
+        stream.step(endpoint, may_send=True)
     assert [outcome(request) for request in requests] == [None] * len(requests)
-    assert lane.queued_bytes == 0
-    assert lane.is_proven
+    assert stream.queued_bytes == 0
+    assert stream.is_proven
 
 
-def test_it_asks_as_far_ahead_as_the_window(lane: RequestStream) -> None:
+def test_requests_are_sent_ahead_up_to_the_window(stream: RequestStream) -> None:
     recorder = Recorder()
-    with a_link(recorder) as link:
+    with an_endpoint(recorder) as endpoint:
         requests = [a_request() for _ in range(WINDOW + 1)]
-        run(lane, link, requests)
+        run(stream, endpoint, requests)
     assert [len(ahead) for ahead in recorder.ahead] == [3, 3, 2, 1]
     assert [bytes(request.pieces[0].local.memory) for request in requests] == [bytes([number]) * SIZE for number in (1, 2, 3, 4)]
 
 
-def test_only_one_direction_is_under_way_at_a_time(lane: RequestStream) -> None:
+def test_only_one_direction_is_under_way_at_a_time(stream: RequestStream) -> None:
     recorder = Recorder()
-    with a_link(recorder) as link:
-        run(lane, link, [a_request(READ), a_request(WRITE), a_request(WRITE), a_request(READ)])
+    with an_endpoint(recorder) as endpoint:
+        run(stream, endpoint, [a_request(READ), a_request(WRITE), a_request(WRITE), a_request(READ)])
     assert recorder.ahead == [["ReadRegions"], ["WriteRegions", "WriteRegions"], ["WriteRegions"], ["ReadRegions"]]
 
 
-def test_notifications_and_fenced_writes_wait_for_what_is_under_way(lane: RequestStream) -> None:
+def test_notices_and_fenced_writes_wait_for_requests_in_flight(stream: RequestStream) -> None:
     recorder = Recorder()
-    with a_link(recorder) as link:
-        run(lane, link, [a_request(WRITE), a_notice(), a_request(WRITE), a_request(WRITE, fences=(5, 6)), a_request(WRITE)])
+    with an_endpoint(recorder) as endpoint:
+        run(stream, endpoint, [a_request(WRITE), a_notice(), a_request(WRITE), a_request(WRITE, fences=(5, 6)), a_request(WRITE)])
     assert recorder.ahead == [
         ["WriteRegions"],
         ["Notice", "WriteRegions"],
@@ -147,25 +147,25 @@ def test_notifications_and_fenced_writes_wait_for_what_is_under_way(lane: Reques
     assert list(Fence.unpack(recorder.bodies[3]).connections) == [5, 6]
 
 
-def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(lane: RequestStream) -> None:
+def test_read_ahead_is_bounded_by_pieces(stream: RequestStream) -> None:
     """The peer sends and does not receive meanwhile: with more than its socket takes, each would wait for the other."""
     half, full = MAX_AHEAD_PIECES // 2, MAX_AHEAD_PIECES
     recorder = Recorder()
-    with a_link(recorder) as link:
-        run(lane, link, [a_request(pieces=count) for count in (half, half, half, full + 1, full, 1)])
+    with an_endpoint(recorder) as endpoint:
+        run(stream, endpoint, [a_request(pieces=count) for count in (half, half, half, full + 1, full, 1)])
     assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1, 2, 2, 1]
 
 
-def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(lane: RequestStream) -> None:
+def test_a_draining_stream_receives_and_sends_no_more(stream: RequestStream) -> None:
     recorder = Recorder()
-    with a_link(recorder) as link:
+    with an_endpoint(recorder) as endpoint:
         for _ in range(5):
-            lane.add(a_request())
-        lane.step(link, asks=True)
-        while lane.sent:
-            lane.step(link, asks=False)
-        lane.step(link, asks=False)
-    assert len(lane.queue) == 2
+            stream.add(a_request())
+        stream.step(endpoint, may_send=True)
+        while stream.sent:
+            stream.step(endpoint, may_send=False)
+        stream.step(endpoint, may_send=False)
+    assert len(stream.queue) == 2
     assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1]
 
 
@@ -186,68 +186,68 @@ def right(number: int) -> bytes:
     return frame(Ok(), number, payload=bytes(SIZE))
 
 
-def test_a_typed_error_ends_one_request_alone(lane: RequestStream) -> None:
-    with a_link(answers(lambda number: frame(Failure(StaleHandle.code, "gone"), number), right)) as link:
+def test_a_typed_error_ends_one_request_alone(stream: RequestStream) -> None:
+    with an_endpoint(answers(lambda number: frame(Failure(StaleHandle.code, "gone"), number), right)) as endpoint:
         requests = [a_request(), a_request()]
         for request in requests:
-            lane.add(request)
-        lane.step(link, asks=True)
-        lane.step(link, asks=True)
+            stream.add(request)
+        stream.step(endpoint, may_send=True)
+        stream.step(endpoint, may_send=True)
     assert [type(outcome(request)) for request in requests] == [StaleHandle, type(None)]
 
 
-def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: RequestStream) -> None:
+def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(stream: RequestStream) -> None:
     one, other = a_request(), a_request()
-    lane.add(one)
-    lane.add(other)
-    assert lane.take_back(one)
-    assert not lane.take_back(one)
-    assert list(lane.queue) == [other]
-    assert lane.queued_bytes == SIZE
+    stream.add(one)
+    stream.add(other)
+    assert stream.remove(one)
+    assert not stream.remove(one)
+    assert list(stream.queue) == [other]
+    assert stream.queued_bytes == SIZE
 
 
 # --- who fails when the connection breaks ---
 
 
-def broken(lane: RequestStream, error: KVStoreError, *, has_link: bool = True) -> list[tuple[AgentRequest, type[KVStoreError]]]:
-    with a_link(lambda sock: None) as link:
-        return [(request, type(reason)) for request, reason in lane.broke(link if has_link else None, error)]
+def broken(stream: RequestStream, error: KVStoreError, *, has_link: bool = True) -> list[tuple[AgentRequest, type[KVStoreError]]]:
+    with an_endpoint(lambda sock: None) as endpoint:
+        return [(request, type(reason)) for request, reason in stream.on_broken(endpoint if has_link else None, error)]
 
 
-def under_way(lane: RequestStream, *requests: AgentRequest) -> None:
-    """These have been asked for."""
+def under_way(stream: RequestStream, *requests: AgentRequest) -> None:
+    """These have been sent."""
     for request in requests:
-        lane.add(request)
-        lane.sent.append(lane.queue.popleft())
+        stream.add(request)
+        stream.sent.append(stream.queue.popleft())
 
 
-def test_one_that_was_open_before_and_is_dead_fails_none(lane: RequestStream) -> None:
-    """They are asked for again in the same order, the writes after a fence."""
+def test_one_that_was_open_before_and_is_dead_fails_none(stream: RequestStream) -> None:
+    """They are sent again in the same order, the writes after a fence."""
     one, other, third = a_request(WRITE, fences=(1,)), a_request(WRITE), a_request()
-    under_way(lane, one, other)
-    lane.add(third)
-    lane._step_ns = Deadline(0).at_ns
-    assert broken(lane, Unreachable("")) == []
-    assert list(lane.queue) == [one, other, third]
+    under_way(stream, one, other)
+    stream.add(third)
+    stream._step_ns = Deadline(0).at_ns
+    assert broken(stream, Unreachable("")) == []
+    assert list(stream.queue) == [one, other, third]
     assert [request.fences for request in (one, other, third)] == [(1, 7), (7,), ()]
     assert one.unsettled == ()
-    assert lane.queued_bytes == 3 * SIZE
+    assert stream.queued_bytes == 3 * SIZE
 
 
-def test_one_that_was_open_before_and_stalls_fails_all(lane: RequestStream) -> None:
+def test_one_that_was_open_before_and_stalls_fails_all(stream: RequestStream) -> None:
     request = a_request()
-    under_way(lane, request)
-    with a_link(lambda sock: None) as link:
-        link.connection.stall_timeout_s = 0.0
-        assert [failed for failed, _ in lane.broke(link, Unreachable(""))] == [request]
+    under_way(stream, request)
+    with an_endpoint(lambda sock: None) as endpoint:
+        endpoint.connection.stall_timeout_s = 0.0
+        assert [failed for failed, _ in stream.on_broken(endpoint, Unreachable(""))] == [request]
 
 
 @pytest.mark.parametrize("proven", [False, True])
-def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(lane: RequestStream, proven: bool) -> None:
+def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(stream: RequestStream, proven: bool) -> None:
     late, cancelled, innocent, queued = a_request(timeout_s=0), a_request(), a_request(), a_request(timeout_s=0)
-    under_way(lane, late, cancelled, innocent)
-    lane.add(queued)
-    lane.is_proven = proven
+    under_way(stream, late, cancelled, innocent)
+    stream.add(queued)
+    stream.is_proven = proven
     cancelled.is_cancelled = True
-    assert broken(lane, Closed("")) == [(late, DeadlineExceeded), (cancelled, Cancelled), (queued, DeadlineExceeded)]
-    assert list(lane.queue) == [innocent]
+    assert broken(stream, Closed("")) == [(late, DeadlineExceeded), (cancelled, Cancelled), (queued, DeadlineExceeded)]
+    assert list(stream.queue) == [innocent]

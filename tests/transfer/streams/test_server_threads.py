@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
-from kvstore.transfer.streams.server_threads import RELIEF_NS, RETRY_NS, ServerThreads
+from kvstore.transfer.streams.server_threads import EXTRA_THREAD_DELAY_NS, RETRY_NS, ServerThreads
 
 USUAL, MOST = 2, 4
 
@@ -44,33 +44,33 @@ def let_go(works: list[Work]) -> None:
 
 
 def later_ns() -> int:
-    return time.monotonic_ns() + RELIEF_NS
+    return time.monotonic_ns() + EXTRA_THREAD_DELAY_NS
 
 
 def begun(works: list[Work]) -> int:
     return sum(work.begun.is_set() for work in works)
 
 
-def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: ServerThreads) -> None:
+def test_overdue_work_gets_an_extra_thread(servers: ServerThreads) -> None:
     held = submit(servers, USUAL)
     eventually(lambda: begun(held) == USUAL, "all threads are held")
     before_ns = time.monotonic_ns()
     waiting = submit(servers, 1)
     due_ns = servers.next_ns()
     assert due_ns is not None
-    assert before_ns + RELIEF_NS <= due_ns <= time.monotonic_ns() + RELIEF_NS
-    servers.relieve(due_ns - 1)
+    assert before_ns + EXTRA_THREAD_DELAY_NS <= due_ns <= time.monotonic_ns() + EXTRA_THREAD_DELAY_NS
+    servers.run_due(due_ns - 1)
     assert (len(servers._threads), begun(waiting)) == (USUAL, 0)
     for _ in range(3):
-        servers.relieve(due_ns)
+        servers.run_due(due_ns)
     eventually(lambda: begun(waiting) == 1, "it is served")
     assert len(servers._threads) == USUAL + 1, "one is enough"
     assert servers.next_ns() is None
     let_go(held + waiting)
-    eventually(lambda: len(servers._threads) == servers._free == USUAL, "the one too many has left")
+    eventually(lambda: len(servers._threads) == servers._available == USUAL, "the one too many has left")
 
 
-def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
+def test_a_refused_thread_is_retried_later(
     servers: ServerThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(thread: threading.Thread) -> None:
@@ -80,14 +80,14 @@ def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
     waiting, before_ns = submit(servers, 1), time.monotonic_ns()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        servers.relieve(later_ns())
-        assert caplog.text.count("has 2 threads and gets no more for now") == 1
+        servers.run_due(later_ns())
+        assert caplog.text.count("has 2 threads and cannot start another") == 1
         due_ns = servers.next_ns()
         assert due_ns is not None
         assert due_ns >= before_ns + RETRY_NS
         waiting += submit(servers, 1)
-        servers.relieve(due_ns - 1)
+        servers.run_due(due_ns - 1)
         assert len(servers._threads) == USUAL
-    servers.relieve(due_ns + RETRY_NS * int(PATIENCE_S))
+    servers.run_due(due_ns + RETRY_NS * int(PATIENCE_S))
     eventually(lambda: begun(waiting) == 2, "they have threads of their own")
     let_go(held + waiting)

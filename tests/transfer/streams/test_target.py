@@ -74,7 +74,7 @@ def raw(metadata: bytes) -> Iterator[RawAsker]:
         yield raw
 
 
-def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing(exports: Exports, region: Region) -> None:
+def test_join_requires_the_secret(exports: Exports, region: Region) -> None:
     with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
         for shows in (b"", b"the secre", b"the secret!", b"x" * 1000):
             with RawAsker(metadata) as stranger:
@@ -127,11 +127,9 @@ def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata
         assert busy.is_refused()
 
 
-def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(
-    exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it had sent is not written, neither now nor when a thread is free."""
-    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 50)  # no other thread comes to its relief
+def test_a_queued_connection_can_be_fenced(exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are not written, neither now nor once a thread is free."""
+    monkeypatch.setattr(servers_module, "EXTRA_THREAD_DELAY_NS", 1 << 50)  # no extra thread is started for it
     with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as old, RawAsker(metadata) as asker:
             old.join("raw", 1)
@@ -171,7 +169,7 @@ class Stubborn(WithoutDescriptor):
 
 
 class Wrapping(TcpListener):
-    """Its connections are of another class; `accept` fails as often as it is told to. Counts how often nobody came."""
+    """Its connections are of another class; `accept` fails the given number of times. Counts timeouts of `accept`."""
 
     def __init__(self, kind: type[TcpConnection], *, failures: int = 0) -> None:
         super().__init__("127.0.0.1", 0)
@@ -190,7 +188,7 @@ class Wrapping(TcpListener):
         return self._kind(socket.socket(fileno=connection._sock.detach()), "peer")
 
 
-def test_a_connection_without_descriptor_is_served_by_a_thread_of_its_own(target: Target, exports: Exports, region: Region) -> None:
+def test_a_connection_without_descriptor_has_its_own_thread(target: Target, exports: Exports, region: Region) -> None:
     listener = Wrapping(WithoutDescriptor)
     target.attach(listener)
     with RawAsker(listener.metadata()) as raw:
@@ -203,9 +201,7 @@ def test_a_connection_without_descriptor_is_served_by_a_thread_of_its_own(target
     assert target.connections == 0
 
 
-def test_of_messages_what_is_refused_is_taken_up_to_the_longest_slice(
-    target: Target, region: Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_messages_are_discarded_up_to_a_slice(target: Target, region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "MAX_DISCARDED_PIECE_BYTES", 8)
     listener, wrong = Wrapping(WithoutDescriptor), shown(region)._replace(key=1)
     target.attach(listener)
@@ -234,7 +230,7 @@ def test_a_fence_that_cannot_be_kept_is_not_promised(target: Target, metadata: b
 
 
 @pytest.mark.parametrize("lacking", ["kvstore-parked", "kvstore-accept"])
-def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_is_served_later(exports: Exports, lacking: str) -> None:
+def test_a_listener_without_a_thread_is_closed(exports: Exports, lacking: str) -> None:
     start = threading.Thread.start
 
     def start_or_fail(thread: threading.Thread) -> None:
@@ -255,17 +251,17 @@ def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_
     target.close()
 
 
-def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
+def test_a_failed_handshake_does_not_affect_others(
     target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hear, failures = HandshakeState.hear, [MemoryError("no memory")]
+    receive, failures = HandshakeState.receive, [MemoryError("no memory")]
 
     def hear_or_fail(self: HandshakeState, connection: Connection) -> JoinEngine | None:
         if failures:
             raise failures.pop()
-        return hear(self, connection)
+        return receive(self, connection)
 
-    monkeypatch.setattr(HandshakeState, "hear", hear_or_fail)
+    monkeypatch.setattr(HandshakeState, "receive", hear_or_fail)
     with RawAsker(metadata) as other:
         other.socket.sendall(b"x")
         assert other.is_refused()
@@ -295,13 +291,13 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
 # --- limits and the end ---
 
 
-# --- strangers ---
+# --- handshakes ---
 
 THREADS = 2
 HELLO = HEADER.pack(MAGIC, VERSION, JoinEngine.TYPE, 1, 0, 100, 0)
 
 
-def test_strangers_that_trickle_hold_no_thread(exports: Exports) -> None:
+def test_slow_handshakes_hold_no_thread(exports: Exports) -> None:
     """Each has sent all of a message but its last byte, with a deadline of its own choice: a day."""
     with a_target(exports, serve_threads=THREADS, stall_timeout_s=PATIENCE_S) as (target, metadata), ExitStack() as stack:
         strangers = [stack.enter_context(RawAsker(metadata)) for _ in range(8 * THREADS)]
@@ -317,7 +313,7 @@ def test_strangers_that_trickle_hold_no_thread(exports: Exports) -> None:
             assert peer.works()
 
 
-def test_a_stranger_that_does_not_say_who_it_is_in_time_is_closed_and_peers_stay(exports: Exports) -> None:
+def test_a_handshake_timeout_closes_only_that_connection(exports: Exports) -> None:
     with a_target(exports, handshake_timeout_s=0.5) as (target, metadata), RawAsker(metadata) as peer:  # which has as long to join
         peer.join()
         with RawAsker(metadata) as silent, RawAsker(metadata) as slow:
@@ -328,7 +324,7 @@ def test_a_stranger_that_does_not_say_who_it_is_in_time_is_closed_and_peers_stay
         assert peer.works()
 
 
-def test_a_stranger_too_many_takes_the_place_of_the_oldest_and_of_no_peer(exports: Exports) -> None:
+def test_a_surplus_handshake_displaces_the_oldest(exports: Exports) -> None:
     with a_target(exports, max_connections=2, max_handshakes=2, handshake_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as peer, ExitStack() as stack:
             peer.join()
@@ -359,12 +355,12 @@ def test_a_stranger_without_descriptor_is_closed_in_time(exports: Exports) -> No
 
 
 class ByteByByte(TcpConnection):
-    """A plug-in that has a descriptor, and no `recv_arrived` of its own."""
+    """A plug-in with a descriptor that inherits `recv_arrived`."""
 
     recv_arrived = Connection.recv_arrived
 
 
-def test_a_transport_that_cannot_take_what_has_arrived_is_read_byte_by_byte(target: Target) -> None:
+def test_recv_arrived_defaults_to_single_bytes(target: Target) -> None:
     listener = Wrapping(ByteByByte)
     target.attach(listener)
     with RawAsker(listener.metadata()) as raw:
@@ -375,7 +371,7 @@ def test_a_transport_that_cannot_take_what_has_arrived_is_read_byte_by_byte(targ
 def test_more_askers_than_threads_are_served_without_delay(
     exports: Exports, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that waits for the next request of its peer leaves at once when another peer needs it."""
+    """A thread that lingers for its peer's next request parks at once when another peer needs it."""
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(target_module, "LINGER_MS", 1000 * PATIENCE_S)
     with a_target(exports, serve_threads=2) as (_, metadata), ExitStack() as stack:
@@ -424,7 +420,7 @@ def test_close_hangs_up_on_everyone_quickly(exports: Exports, region: Region) ->
             RawAsker(metadata)
 
 
-def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target: Target) -> None:
+def test_a_dropped_connection_is_not_parked(target: Target) -> None:
     """Its descriptor may be another connection's by then."""
     listener = TcpListener("127.0.0.1", 0)
     with RawAsker(listener.metadata()) as raw:
@@ -433,7 +429,7 @@ def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target
         peer = target_module._InboundConnection(connection)
         target._drop(peer)
         target._park(peer)
-        assert peer.gone.is_set()
+        assert peer.finished.is_set()
         assert not target._parked
         assert raw.is_refused()
     listener.close()

@@ -50,7 +50,7 @@ class TestTcp(ConnectionConformance):
         receiving.result(PATIENCE_S)
         assert late == b"b"
 
-    def test_a_deadline_that_a_limit_of_before_is_earlier_than_is_met_in_full(self, near: TcpConnection, far: TcpConnection) -> None:
+    def test_a_later_deadline_is_met_after_an_earlier_timeout(self, near: TcpConnection, far: TcpConnection) -> None:
         far.send([b"a"], Deadline(PATIENCE_S))
         near.recv_into([memoryview(bytearray(1))], Deadline(SHORT_S / 4))
         deadline = Deadline(SHORT_S)
@@ -166,7 +166,7 @@ def test_a_rail_that_cannot_reach_the_peer_is_unreachable() -> None:
 
 
 def test_a_listener_with_a_full_queue_does_not_hold_up_its_peer() -> None:
-    """Connecting waits for an answer that does not come: until the deadline and no longer."""
+    """Connecting waits for a reply that never arrives: until the deadline and no longer."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.create_connection(full.getsockname()) for _ in range(1)]
         with within(SHORT_S), pytest.raises(DeadlineExceeded):
@@ -177,7 +177,7 @@ def test_a_listener_with_a_full_queue_does_not_hold_up_its_peer() -> None:
             sock.close()
 
 
-def test_a_process_without_descriptors_cannot_accept_and_can_again_later() -> None:
+def test_accept_recovers_after_running_out_of_descriptors() -> None:
     listener = TcpListener("127.0.0.1", 0)
     near = TcpConnection.connect(listener.metadata(), Rail(), Deadline(PATIENCE_S))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -244,12 +244,12 @@ def test_only_the_node_that_was_described_is_connected_to() -> None:
     listener = transport(node("two")).listen(RAIL)
     text = listener.metadata()
     assert text.startswith(TLS_MAGIC + b"kvstore://node/two 127.0.0.1:")
-    assert "is for kvstore://node/two, and kvstore://node/one was to be there" in refused(text.replace(b"two", b"one"), listener)
+    assert "is for kvstore://node/two, expected kvstore://node/one" in refused(text.replace(b"two", b"one"), listener)
     listener.close()
     assert "Connection refused" in refused(text, None)
 
 
-def test_each_side_says_of_the_other_that_it_speaks_no_tls_or_does() -> None:
+def test_a_tls_mismatch_is_reported_by_both_sides() -> None:
     listener = TcpConnection.listen(RAIL)
     assert "does not speak TLS, and this one's does" in refused(listener.metadata(), None, ProtocolError)
     plain = listener.metadata().replace(b"tcp1 ", TLS_MAGIC + b"kvstore://node/one ")
@@ -279,7 +279,7 @@ def test_who_has_no_certificate_cannot_be_connected_to() -> None:
         transport(certificates(shared().client())).listen(RAIL)
 
 
-def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     revoked = tmp_path / "revoked"
     revoke(revoked)
@@ -379,7 +379,7 @@ def test_an_engine_without_tls_reads_nothing_of_one_with_it(make: Callable[..., 
     region.close()
 
 
-def test_nothing_goes_by_what_does_not_encrypt_unless_that_is_said() -> None:
+def test_unencrypted_transports_are_refused_with_tls() -> None:
     for names in ("ucx,tcp", "nixl", "module:Class"):
-        with pytest.raises(ConfigError, match="which nothing encrypts, beside TLS: leave it out, or say allow_plaintext_rdma=true"):
+        with pytest.raises(ConfigError, match="which nothing encrypts, beside TLS: leave it out, or set allow_plaintext_rdma=true"):
             TransferEngine("x", TransferSettings(transports=names), tls=node())

@@ -1,4 +1,4 @@
-"""Strangers leave when their time is over or there are too many; what one says is taken as it comes."""
+"""Pending handshakes end at their timeout or when there are too many; bytes are read as they arrive."""
 
 import pytest
 
@@ -14,7 +14,7 @@ JOIN = pack_header(JoinEngine.TYPE, 3, len(BODY), 0) + BODY
 
 
 class Arriving:
-    """A connection on which so much arrives with each piece of `said`."""
+    """A connection on which each piece of `said` arrives separately."""
 
     def __init__(self, *said: bytes) -> None:
         self.said = list(said)
@@ -29,18 +29,18 @@ class Arriving:
         return len(taken)
 
 
-def hear(greeting: HandshakeState, *said: bytes) -> JoinEngine | None:
+def receive(greeting: HandshakeState, *said: bytes) -> JoinEngine | None:
     connection: TcpConnection = Arriving(*said)  # type: ignore[assignment]
-    return greeting.hear(connection)
+    return greeting.receive(connection)
 
 
 def test_a_join_is_heard_however_it_is_cut() -> None:
     for cut in range(len(JOIN) + 1):
         greeting = HandshakeState()
-        assert hear(greeting, JOIN[:cut]) == (JoinEngine("name", 7, b"secret") if cut == len(JOIN) else None)
+        assert receive(greeting, JOIN[:cut]) == (JoinEngine("name", 7, b"secret") if cut == len(JOIN) else None)
         assert greeting.request_id == (3 if cut >= HEADER_BYTES else 0)
         if cut < len(JOIN):
-            assert hear(greeting, JOIN[cut:]) == JoinEngine("name", 7, b"secret")
+            assert receive(greeting, JOIN[cut:]) == JoinEngine("name", 7, b"secret")
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_a_join_is_heard_however_it_is_cut() -> None:
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        hear(HandshakeState(), data)
+        receive(HandshakeState(), data)
 
 
 def test_one_that_was_refused_may_send_a_little_more() -> None:
     greeting = HandshakeState()
     greeting.is_refused = True
-    assert hear(greeting, JOIN) is None
+    assert receive(greeting, JOIN) is None
     with pytest.raises(Unreachable):
-        hear(greeting, bytes(module.MAX_DISCARDED_BYTES))
+        receive(greeting, bytes(module.MAX_DISCARDED_BYTES))
 
 
 def test_strangers_leave_in_time_or_for_others() -> None:
-    strangers: PendingHandshakes[str] = PendingHandshakes(most=2, timeout_s=1e-9 * 10)
+    strangers: PendingHandshakes[str] = PendingHandshakes(max_pending=2, timeout_s=1e-9 * 10)
     assert strangers.next_ns() is None
     assert strangers.add("a", 0) is None
     assert strangers.add("b", 5) is None

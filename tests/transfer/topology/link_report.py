@@ -22,7 +22,7 @@ def report(topology: Topology, changes: list[LinkChange]) -> None:
 def main() -> None:
     if "deaf" in sys.argv:
         links.open_changes = refuse  # type: ignore[assignment, attr-defined]
-    watch = LinkWatch(Discovery().look, report, poll_interval_s=float(sys.argv[1]))
+    watch = LinkWatch(Discovery().read_topology, report, poll_interval_s=float(sys.argv[1]))
     watch.start()
     print("ready", flush=True)
     sys.stdin.read()

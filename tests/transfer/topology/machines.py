@@ -13,7 +13,7 @@ from kvstore.transfer.topology.netlink import Interface
 
 
 class Machine:
-    """A sysfs below `root`, and the interfaces that netlink would tell of."""
+    """A sysfs below `root`, and the interfaces that netlink would report."""
 
     def __init__(self, root: Path, numa_distances: Sequence[Sequence[int]]) -> None:
         self.root = root

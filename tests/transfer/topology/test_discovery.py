@@ -22,7 +22,7 @@ def nics(machine: Machine) -> dict[str, Nic]:
     return {nic.name: nic for nic in machine.topology().nics}
 
 
-def test_a_dgx_has_eight_infiniband_nics_and_eight_gpus_in_two_nodes(tmp_path: Path) -> None:
+def test_dgx_topology(tmp_path: Path) -> None:
     topology = dgx(tmp_path).topology()
     assert topology.numa_nodes == (NumaNode(0, (10, 21)), NumaNode(1, (21, 10)))
     by_name = {nic.name: nic for nic in topology.nics}
@@ -35,7 +35,7 @@ def test_a_dgx_has_eight_infiniband_nics_and_eight_gpus_in_two_nodes(tmp_path: P
     assert topology.gpus[0] == Gpu(0, "NVIDIA 0x2330", 0, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0")
 
 
-def test_a_server_has_its_two_roce_nics_and_no_container_networks(tmp_path: Path) -> None:
+def test_server_with_roce_excludes_container_networks(tmp_path: Path) -> None:
     found = nics(server(tmp_path))
     assert list(found) == ["lo", "mlx5_0", "mlx5_1"]
     pci_path = "pci0000:b1/0000:b1:00.0/0000:b2:00.0"
@@ -53,7 +53,7 @@ def test_hardware_of_a_machine_with_one_node_is_on_that_one(tmp_path: Path) -> N
     assert [(gpu.numa_node, gpu.pci_address) for gpu in topology.gpus] == [(0, "0000:01:00.0")]
 
 
-def test_a_veth_with_an_address_is_a_nic_of_unknown_speed_and_one_without_is_none(tmp_path: Path) -> None:
+def test_a_veth_is_a_nic_only_with_an_address(tmp_path: Path) -> None:
     machine = Machine(tmp_path, [[10]])
     machine.interface("rail0", "10.77.0.1", speed="10000")
     machine.interface("veth1", speed="10000")
@@ -87,7 +87,7 @@ def test_a_bridge_over_hardware_is_kept_and_is_where_that_is(tmp_path: Path) -> 
     assert nics(machine)["br0"] == Nic("br0", ETHERNET, "br0", ("10.0.0.1",), 1, 1.0, True, BOND_PCI)
 
 
-def test_interfaces_that_this_sys_knows_nothing_of_are_nics_by_netlink_alone(tmp_path: Path) -> None:
+def test_interfaces_missing_in_sysfs_are_nics_by_netlink(tmp_path: Path) -> None:
     machine = Machine(tmp_path, [[10]])
     machine.interface("eth0", "10.0.0.1", device=machine.pci(BOND_PCI), speed="1000")
     machine.interfaces["eth0"] = replace(machine.interfaces["eth0"], index=77)  # the eth0 of another network namespace
@@ -115,7 +115,7 @@ def test_the_ports_of_one_rdma_device_are_nics_of_their_own(tmp_path: Path) -> N
     }
 
 
-def test_an_rdma_port_whose_interface_is_in_another_namespace_has_none(tmp_path: Path) -> None:
+def test_an_rdma_port_of_another_namespace_has_no_interface(tmp_path: Path) -> None:
     machine = Machine(tmp_path, [[10]])
     machine.rdma("mlx5_0", machine.pci(BOND_PCI), layer="Ethernet", rate="25 Gb/sec (1X EDR)", interface="eth9")
     machine.rdma("mlx5_1", "", layer="InfiniBand", rate="", interface="")
@@ -124,7 +124,7 @@ def test_an_rdma_port_whose_interface_is_in_another_namespace_has_none(tmp_path:
     assert (found["mlx5_1"].interface, found["mlx5_1"].speed_gbit_s, found["mlx5_1"].numa_node) == ("", 0.0, UNKNOWN_NODE)
 
 
-def test_gpus_named_by_nvml_are_found_on_the_bus_and_one_out_of_sight_is_on_no_node(tmp_path: Path) -> None:
+def test_nvml_gpus_are_located_on_the_pci_bus(tmp_path: Path) -> None:
     machine = dgx(tmp_path)
     named = [FoundGpu(1, "H100", "00000000:2A:00.0"), FoundGpu(0, "H100", "00000000:19:00.0"), FoundGpu(2, "A2", "00010000:FF:00.0")]
     gpus = read_machine(tmp_path, machine.interfaces, named).gpus
@@ -136,12 +136,12 @@ def test_gpus_named_by_nvml_are_found_on_the_bus_and_one_out_of_sight_is_on_no_n
 
 
 def test_this_machine_is_looked_at_and_a_file_overrides_it(tmp_path: Path) -> None:
-    found = Discovery.configured(TransferSettings()).look()
+    found = Discovery.configured(TransferSettings()).read_topology()
     assert [nic.kind for nic in found.nics if nic.name == "lo"] == [LOOPBACK]
     assert found.rails("")
     path = tmp_path / "topology.json"
     path.write_text('{"cuda:7": [["lo"], []]}')
-    assert Discovery.configured(TransferSettings(topology=str(path))).look().preferred("cuda:7") == (("lo",), ())
+    assert Discovery.configured(TransferSettings(topology=str(path))).read_topology().preferred("cuda:7") == (("lo",), ())
     path.write_text('{"cpu:0": [["mlx5_9"], []]}')
     with pytest.raises(ConfigError, match="there is no NIC 'mlx5_9'"):
         Discovery.configured(TransferSettings(topology=str(path)))

@@ -120,7 +120,7 @@ def test_a_file_with_a_matrix_of_other_nics_is_refused(tmp_path: Path) -> None:
     assert override.apply(FOUND).matrix == FOUND.matrix, "one that is unplugged later is only left out"
 
 
-def test_a_file_with_a_whole_topology_is_taken_at_its_word_but_for_links_and_addresses(tmp_path: Path) -> None:
+def test_a_whole_topology_overrides_all_but_link_state(tmp_path: Path) -> None:
     nics = [
         {"name": "a", "numa_node": 1, "speed_gbit_s": 25},
         {"name": "b", "addresses": ["10.5.0.1"]},

@@ -83,7 +83,7 @@ def test_links_that_come_and_go_are_told(arguments: list[str]) -> None:
 
 
 class Looks:
-    """A machine whose looks are told in advance; the last one stays."""
+    """A machine with scripted topologies; the last one stays."""
 
     def __init__(self, *looks: Topology | Exception) -> None:
         self._looks = list(looks)
@@ -98,7 +98,7 @@ class Looks:
 DOWN = replace(HOST, nics=(replace(NIC, is_up=False),))
 
 
-def test_a_look_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_read_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     told = threading.Event()
     looks = Looks(HOST, Broken("no netlink"), Broken("no netlink"), DOWN)
     watch = LinkWatch(looks, lambda topology, found: told.set(), poll_interval_s=0.01)
@@ -109,12 +109,12 @@ def test_a_look_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptur
         watch.close()
     assert watch.topology is DOWN
     assert [record.message for record in caplog.records] == [
-        "the links cannot be looked at: no netlink",
+        "cannot read the links: no netlink",
         "links: eth0 went down",
     ]
 
 
-def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     twice = threading.Event()
     calls: list[Topology] = []
 
@@ -129,13 +129,13 @@ def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureF
     assert twice.wait(WAIT_S)
     watch.close()
     assert calls == [DOWN, HOST]
-    assert "a receiver of link changes failed" in caplog.text
+    assert "a callback of link changes failed" in caplog.text
 
 
 def test_a_look_that_finds_no_change_is_told_of_too() -> None:
     looked = threading.Event()
     changed: list[Topology] = []
-    watch = LinkWatch(Looks(HOST), lambda topology, found: changed.append(topology), poll_interval_s=0.01, otherwise=looked.set)
+    watch = LinkWatch(Looks(HOST), lambda topology, found: changed.append(topology), poll_interval_s=0.01, on_unchanged=looked.set)
     watch.start()
     assert looked.wait(WAIT_S)
     watch.close()
@@ -143,11 +143,11 @@ def test_a_look_that_finds_no_change_is_told_of_too() -> None:
 
 
 def refuse() -> None:
-    """What a filter on system calls makes of opening a netlink socket."""
+    """Simulates a seccomp filter that refuses netlink sockets."""
     raise PermissionError(1, "Operation not permitted")
 
 
-def test_a_real_announcement_is_taken_and_without_announcements_the_interval_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_noticed_by_netlink_or_by_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, for the coverage of both ways; what they find is tested above."""
     for deaf in (False, True):
         if deaf:

@@ -25,7 +25,7 @@ def nic(name: str, numa: int = -1, pci_path: str = "", *, is_up: bool = True) ->
     return Nic(name, interface=name, addresses=("10.0.0.1",), numa_node=numa, is_up=is_up, pci_path=pci_path)
 
 
-def test_each_gpu_of_a_dgx_prefers_the_nic_below_its_own_switch_and_then_its_sockets(tmp_path: Path) -> None:
+def test_dgx_gpus_prefer_the_nic_below_their_switch(tmp_path: Path) -> None:
     topology = dgx(tmp_path).topology()
     for index in range(8):
         preferred, available = topology.preferred(f"cuda:{index}")
@@ -37,7 +37,7 @@ def test_each_gpu_of_a_dgx_prefers_the_nic_below_its_own_switch_and_then_its_soc
     assert topology.preferred("cpu:1").preferred == ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7")
 
 
-def test_a_nic_that_is_down_is_no_rail_and_the_next_nearest_takes_its_place(tmp_path: Path) -> None:
+def test_a_nic_that_is_down_is_replaced_by_the_next_nearest(tmp_path: Path) -> None:
     topology = dgx(tmp_path).topology()
     nics = tuple(replace(nic, is_up=nic.name != "mlx5_0") for nic in topology.nics)
     degraded = replace(topology, nics=nics)
@@ -45,7 +45,7 @@ def test_a_nic_that_is_down_is_no_rail_and_the_next_nearest_takes_its_place(tmp_
     assert "mlx5_0" not in {name for rails in degraded.matrix.values() for part in rails for name in part}
 
 
-def test_a_nic_without_an_address_is_a_rail_only_if_it_speaks_rdma() -> None:
+def test_a_nic_without_an_address_is_a_rail_only_with_rdma() -> None:
     topology = Topology("h", (NumaNode(0),), (Nic("eth0"), Nic("mlx5_0", ROCE), LO))
     assert topology.matrix == {"cpu:0": RailPreference(("mlx5_0",), ())}
 
@@ -57,7 +57,7 @@ def test_the_loopback_is_a_rail_only_where_there_is_no_other() -> None:
     assert Topology("h", (NumaNode(0),), (LO, nic("eth0"))).rails("lo") == [LO], "named, it is one all the same"
 
 
-def test_memory_on_a_node_without_nics_prefers_those_of_the_nearest_node() -> None:
+def test_memory_without_local_nics_prefers_the_nearest_node() -> None:
     nodes = (NumaNode(0, (10, 12, 32)), NumaNode(1, (12, 10, 32)), NumaNode(2, (32, 32, 10)))
     topology = Topology("h", nodes, (nic("near", 1), nic("far", 2)))
     assert topology.preferred("cpu:0") == (("near",), ("far",))
@@ -66,7 +66,7 @@ def test_memory_on_a_node_without_nics_prefers_those_of_the_nearest_node() -> No
     assert only_far.preferred("cpu:0") == (("a", "b"), ())
 
 
-def test_a_nic_on_no_node_is_as_near_as_the_nearest_for_processors_and_farther_for_gpus() -> None:
+def test_a_nic_without_node_counts_as_nearest_for_cpus() -> None:
     gpu = Gpu(0, numa_node=0, pci_path="pci0000:00/0000:00:01.0/0000:01:00.0")
     nics = (nic("veth"), nic("near", 0, "pci0000:00/0000:00:02.0"), nic("far", 1, "pci0000:80/0000:80:02.0"))
     topology = Topology("h", TWO_NODES, nics, (gpu,))
@@ -74,7 +74,7 @@ def test_a_nic_on_no_node_is_as_near_as_the_nearest_for_processors_and_farther_f
     assert topology.preferred("cuda:0") == (("near",), ("veth", "far"))
 
 
-def test_a_gpu_on_no_node_goes_by_pci_alone_and_one_without_pci_by_its_node() -> None:
+def test_gpus_without_node_or_pci_use_the_other_distance() -> None:
     nics = (nic("a", 0, "pci0000:00/0000:00:02.0"), nic("b", 1, "pci0000:80/0000:80:02.0"))
     gpus = (Gpu(0, pci_path="pci0000:80/0000:80:03.0"), Gpu(1, numa_node=0))
     topology = Topology("h", TWO_NODES, nics, gpus)
@@ -83,11 +83,11 @@ def test_a_gpu_on_no_node_goes_by_pci_alone_and_one_without_pci_by_its_node() ->
 
 
 @pytest.mark.parametrize("location", ["cpu:7", "cuda:0", "disk"])
-def test_for_memory_at_an_unknown_place_no_rail_is_better_than_another(location: str) -> None:
+def test_an_unknown_location_prefers_all_rails_equally(location: str) -> None:
     assert Topology("h", TWO_NODES, (nic("b", 1), nic("a", 0), LO)).preferred(location) == (("a", "b"), ())
 
 
-def test_an_override_holds_for_the_locations_it_names_as_far_as_its_nics_are_up() -> None:
+def test_an_override_applies_to_its_locations_and_usable_nics() -> None:
     override = {"cpu:0": RailPreference(("b",), ("a",)), "cpu:1": RailPreference(("c",), ()), "cuda:3": RailPreference(("c",), ())}
     topology = Topology("h", TWO_NODES, (nic("a", 0), nic("b", 1), nic("c", 1, is_up=False)), override=override)
     assert topology.preferred("cpu:0") == (("b",), ("a",))

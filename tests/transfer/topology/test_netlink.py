@@ -1,4 +1,4 @@
-"""Promises of netlink.py: what the kernel says is understood, on this machine and byte for byte."""
+"""Promises of netlink.py: the kernel's messages are parsed, on this machine and byte for byte."""
 
 import select
 import socket
@@ -57,7 +57,7 @@ def test_interfaces_have_their_addresses_ipv4_first() -> None:
 
 
 @pytest.mark.parametrize("flag", WITHOUT.values(), ids=WITHOUT.keys())
-def test_an_interface_is_up_only_if_it_is_set_up_runs_and_has_a_carrier(flag: int) -> None:
+def test_an_interface_is_up_only_if_up_running_and_with_carrier(flag: int) -> None:
     assert interfaces_of([link(2, "eth0", IFF_WORKING & ~flag)], []) == {"eth0": Interface(2, False)}
 
 
@@ -78,7 +78,7 @@ def test_what_peers_cannot_use_is_left_out(message: Message) -> None:
     assert interfaces_of([link(2, "eth0"), (RTM_NEWLINK, memoryview(b"cut")), (99, memoryview(b""))], [message]) == {"eth0": Interface(2)}
 
 
-def test_a_datagrams_messages_are_told_apart_and_a_wrong_length_ends_it() -> None:
+def test_messages_end_at_an_invalid_length() -> None:
     def message(kind: int, body: bytes, size: int | None = None) -> bytes:
         return struct.pack("=IHHII", 16 + len(body) if size is None else size, kind, 0, 0, 0) + body + bytes(-len(body) % 4)
 
@@ -98,7 +98,7 @@ def test_any_bytes_are_read_without_an_error(garbage: bytes) -> None:
 
 def test_a_kernel_that_refuses_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "RTM_GETADDR", 9999)  # a request that no kernel knows
-    with pytest.raises(Broken, match=r"the kernel does not tell the network interfaces: netlink says .+not supported"):
+    with pytest.raises(Broken, match=r"cannot read the network interfaces over netlink: .+not supported"):
         read_interfaces()
 
 

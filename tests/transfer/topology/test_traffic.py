@@ -21,7 +21,7 @@ def port(root: Path, device: str, number: str, received: str, sent: str) -> None
     (folder / "port_xmit_data").write_text(sent + "\n")
 
 
-def test_an_interface_has_its_bytes_roce_both_and_infiniband_those_of_its_port(tmp_path: Path) -> None:
+def test_traffic_counts_interface_and_port_bytes(tmp_path: Path) -> None:
     dev(tmp_path, eth0=(100, 200), eth1=(1000, 2000), ib0=(7, 7))
     port(tmp_path, "mlx5_1", "1", "10", "20")
     port(tmp_path, "mlx4_0", "2", "3", "4")

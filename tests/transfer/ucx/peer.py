@@ -1,6 +1,6 @@
-"""A process at the other end of a UCX connection: `python -m`-less, for it is started by path. Does what its first argument says.
+"""A process at the other end of a UCX connection: `python -m`-less, for it is started by path. Its first argument selects what it does.
 
-echo: sends back every part of the size that it is told by eight bytes before. quiet: receives nothing. flood: sends parts of 256 MiB.
+echo: echoes each part, whose size is announced by eight bytes. quiet: receives nothing. flood: sends parts of 256 MiB.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ FLOOD_BYTES = 256 << 20
 
 @contextmanager
 def process(task: str, listener: Listener) -> Iterator[tuple["subprocess.Popen[bytes]", Connection]]:
-    """The process and this side's end of its connection; it is gone at the end."""
+    """The process and this side's end of its connection; killed at the end."""
     child = subprocess.Popen([sys.executable, str(Path(__file__)), task, listener.metadata().hex()], stdin=subprocess.PIPE)
     try:
         connection = listener.accept(PATIENCE_S)

@@ -50,7 +50,7 @@ def pair(listener: Listener) -> tuple[UcxConnection, Connection]:
 
 
 def exchange(connection: Connection, data: bytes) -> bytes:
-    """What the echo answers."""
+    """Reply of the echo."""
     answer = bytearray(len(data))
     connection.send([len(data).to_bytes(8), data], Deadline(PATIENCE_S))
     connection.recv_into([memoryview(answer)], Deadline(PATIENCE_S))
@@ -91,8 +91,8 @@ def test_a_killed_peer_does_not_harm_others(listener: Listener) -> None:
         assert exchange(other, b"well") == b"well"
 
 
-def test_a_peer_that_stops_in_the_middle_of_a_part_writes_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where UCX does not give the receive back, the worker is given up; a new one takes its place."""
+def test_a_peer_stopped_within_a_part_writes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If UCX does not return the receive, the worker is abandoned; a new one takes its place."""
     monkeypatch.setenv("UCX_RNDV_SCHEME", "am")  # the peer copies, piece by piece
     listener = UcxConnection.listen(Rail())
     with process("flood", listener) as (child, connection):
@@ -200,9 +200,9 @@ def test_strangers_do_not_keep_peers_out(listener: Listener, hello: bytes) -> No
         far.close()
 
 
-def test_strangers_who_say_a_part_of_who_they_are_hold_up_nobody(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_handshakes_do_not_delay_others(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 3600.0)
-    monkeypatch.setattr(listener._arriving, "_most", 4)  # type: ignore[attr-defined]
+    monkeypatch.setattr(listener._handshakes, "_max_pending", 4)  # type: ignore[attr-defined]
     port, hello = int(listener.metadata().rpartition(b":")[2]), HELLO.pack(b"kvUX", 1, 100, 1)
     with ExitStack() as opened:
         strangers = [opened.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(6)]
@@ -216,7 +216,7 @@ def test_strangers_who_say_a_part_of_who_they_are_hold_up_nobody(listener: Liste
         assert len(gone) >= 2, "of more than there may be"
 
 
-def test_a_stranger_who_takes_too_long_is_hung_up_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_handshake_is_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.01)
     with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2])), PATIENCE_S) as stranger:
         stranger.sendall(b"k")
@@ -225,7 +225,7 @@ def test_a_stranger_who_takes_too_long_is_hung_up_on(listener: Listener, monkeyp
 
 
 def is_gone(sock: socket.socket) -> bool:
-    """The other side has hung up."""
+    """The other side has closed."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

@@ -1,4 +1,4 @@
-"""Which UCX is loaded: in processes of their own, for a process loads one."""
+"""Choice of the UCX library: in processes of their own, for a process loads one."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def system(tmp_path: Path) -> Path:
 
 
 def loaded_in_new_process(**environment: str) -> str:
-    """What `loaded` says there."""
+    """Output of `loaded` there."""
     code = "from kvstore.transfer.ucx import library; print(library.loaded())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, text=True, check=True)
     return done.stdout
@@ -48,7 +48,7 @@ def test_the_preference_is_told_to_the_wheel(tmp_path: Path, monkeypatch: pytest
     assert ucx_library.PREFER_SYSTEM in os.environ
 
 
-def test_a_system_ucx_is_not_preferred_without_verbs_or_when_too_old_or_broken(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_ucx_needs_verbs_and_a_recent_version(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ucx_library.system_library([str(system)]) == system
     assert ucx_library.system_library(["/nowhere", str(WHEEL)]) is None
     monkeypatch.setattr(ucx_library, "MIN_VERSION", (99,))

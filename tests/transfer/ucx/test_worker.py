@@ -1,4 +1,4 @@
-"""One UCX worker a device, shared, progressed by whoever waits; what is given up moves no byte any more."""
+"""One UCX worker a device, shared, progressed by the threads that wait; what is given up moves no byte any more."""
 
 import gc
 import os
@@ -54,13 +54,13 @@ def test_a_device_has_one_worker_until_its_last_user_has_left() -> None:
     fourth.release()
 
 
-def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_thread_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     UcxWorker.acquire("").release()  # what UCX opens once
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         for _ in range(5):
-            with pytest.raises(Unreachable, match="no thread can be had for UCX: can't start new thread"):
+            with pytest.raises(Unreachable, match="no thread can be started for UCX: can't start new thread"):
                 UcxWorker.acquire("")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -88,7 +88,7 @@ def leads(worker: UcxWorker, endpoint: Any, operation: UcxOperation) -> bool:
     return worker._leading is operation
 
 
-def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
+def test_leadership_passes_to_a_waiter_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
     first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
     worker.post(first)
     leading = in_background(lambda: worker.wait(first, PATIENCE_S))
@@ -107,7 +107,7 @@ def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_backgrou
 
 
 def test_a_leader_is_not_followed_by_what_nobody_waits_for(worker: UcxWorker, endpoint: Any) -> None:
-    """It lies before what somebody does wait for."""
+    """It precedes a message that a thread waits for."""
     first, nobodys, second = (receive(endpoint, bytearray(1), tag) for tag in (1, 2, 3))
     worker.post(first)
     leading = in_background(lambda: worker.wait(first, PATIENCE_S))
@@ -151,7 +151,7 @@ def test_what_only_shares_memory_is_refused_and_unreachable(monkeypatch: pytest.
     there = UcxWorker.acquire("lo")
     address = there.address
     monkeypatch.setenv("UCX_TLS", "posix,self")
-    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which is shared memory alone"):
+    with pytest.raises(ConfigError, match="UCX_TLS is posix,self, which allows only shared memory"):
         UcxWorker.acquire("")
     api = there.api
     other = api.UCXWorker(api.UCXContext({"TLS": "posix,self"}, (api.Feature.TAG, api.Feature.WAKEUP)))

@@ -1,4 +1,4 @@
-"""A latch's `sit_out` is ended by no signal, however many come.
+"""No number of signals ends `UninterruptibleEvent.wait_uninterruptibly`.
 
 Apart from test_latch.py, which is traced: CPython 3.11 has a traced thread enter no function while a signal waits for a main thread that
 is in C, but spin and keep the interpreter from the others. Threads that earlier tests left do so, too.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.transfer.memory.signal_safety import Latch
+from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 
 class Struck(BaseException):
@@ -31,8 +31,8 @@ def strikes() -> Iterator[list[int]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) -> None:
-    latch, go_on, main = Latch(200), threading.Lock(), threading.main_thread().ident
+def test_no_signal_ends_wait_uninterruptibly(strikes: list[int]) -> None:
+    event, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
     assert main is not None
     sent: list[bool] = []
 
@@ -41,7 +41,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         for _ in range(1000):
             signal.pthread_kill(main, signal.SIGALRM)
         sent.append(True)
-        latch.open()
+        event.set()
 
     go_on.acquire()
     opener = threading.Thread(target=open_late)
@@ -50,7 +50,7 @@ def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) 
         try:
             go_on.release()
         finally:
-            latch.sit_out()
+            event.wait_uninterruptibly()
     assert sent
     opener.join()
     assert strikes
