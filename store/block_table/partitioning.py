@@ -1,4 +1,4 @@
-"""Which partition of the key space each block of a node belongs to. The masters tell how many there are at the first registration."""
+"""Partition of the key space for each block. The number of partitions is known from the first registration on."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,32 +8,33 @@ from kvstore.store.block_table.block import Block
 
 
 class Partitioning:
-    """What the parts of a node share. Not thread-safe: the node's loop is the only caller."""
+    """Number of partitions, shared by the parts of a node. Not thread-safe: called from the node's loop."""
 
-    __slots__ = ("_is_told", "count")
+    __slots__ = ("_is_known", "count")
 
     def __init__(self) -> None:
         self.count = 1
-        """1 until a master has told: nothing is said to any master before."""
-        self._is_told = False
+        """1 until a master has reported the number; no event is sent before."""
+        self._is_known = False
 
-    def tell(self, count: int) -> bool:
-        """The cluster has so many; whether that is news. Raises ConfigError: another cluster, with another number, had this node before."""
-        if self._is_told:
+    def set_count(self, count: int) -> bool:
+        """Set the number of partitions; return True if it was unknown. Raises ConfigError if it differs: the node has
+        joined another cluster."""
+        if self._is_known:
             if count != self.count:
                 raise ConfigError(
                     f"the cluster's key space has {count} partitions, and that of the one that this node was in had {self.count}: start "
                     "the node anew"
                 )
             return False
-        self.count, self._is_told = count, True
+        self.count, self._is_known = count, True
         return True
 
     def of(self, key: bytes) -> int:
         return partition_of(key, self.count) if self.count > 1 else 0
 
     def group(self, blocks: Sequence[Block]) -> Mapping[int, Sequence[Block]]:
-        """The blocks by their partition, each in order."""
+        """Group blocks by partition, each in order."""
         if self.count == 1:
             return {0: blocks}
         found: dict[int, list[Block]] = {}

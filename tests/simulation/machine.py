@@ -38,13 +38,13 @@ import kvstore.rpc.frame_reader
 import kvstore.store.master_session.master_link
 import kvstore.store.master_session.owner_search
 import kvstore.store.node
-import kvstore.store.node_service
 import kvstore.store.periodic_tasks
 import kvstore.store.replication.replica_fetch
 import kvstore.store.replication.replica_queue
 import kvstore.store.shared_index.index
 import kvstore.store.shared_index.index_writer
 import kvstore.store.shared_index.reader_slots
+import kvstore.store.shared_memory
 import kvstore.store.storage
 import kvstore.store.tiering.mover
 import kvstore.store.writes.checksums
@@ -284,8 +284,8 @@ class Machine:
             (storage, "open_tiers", lambda settings, plan: self.open_tiers(settings, plan)),
             (storage, "make_engine", lambda *_args, **_options: None),
             (node, "watch_topology", lambda *_args: None),
-            (clockwork, "TICK_S", TICK_S),
-            (clockwork, "BEAT_S", BEAT_S),
+            (clockwork, "EXPIRE_INTERVAL_S", TICK_S),
+            (clockwork, "HEARTBEAT_INTERVAL_S", BEAT_S),
             *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.periodic_tasks)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
@@ -311,17 +311,19 @@ class Machine:
         """Shared memory, and the buffers of sockets."""
         descriptors, local, shown = self.descriptors, kvstore.client.local, kvstore.store.shared_index
         memfd, slabs = kvstore.tiers.memfd, kvstore.client.connections.slabs
-        exporting = (memfd, shown.reader_slots, shown.index)
+        shared = kvstore.store.shared_memory
+        exporting = (memfd, shared)
         passing = (
+            shown.index,
             shown.index_writer,
-            kvstore.store.node_service,
+            shown.reader_slots,
             slabs,
             local.nodes,
             local.reader_slots,
             local.shared_index,
             kvstore.rpc.client.channel,
         )
-        mapping = (shown.reader_slots, shown.index, slabs, local.reader_slots, local.shared_index)
+        mapping = (shared, slabs, local.reader_slots, local.shared_index)
         return [
             *((module, "os", descriptors) for module in (*exporting, *passing)),
             *((module, "fcntl", descriptors) for module in exporting),

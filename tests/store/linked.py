@@ -15,7 +15,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.store.config import NodeSettings
 from kvstore.store.identity import NodeIdentity, new_instance
-from kvstore.store.master_requests import ask
+from kvstore.store.master_requests import request_master
 from kvstore.store.master_session.master_link import HeartbeatReport, MasterLink
 from kvstore.testing.transfer.waiting import eventually
 
@@ -64,7 +64,7 @@ class Member:
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         return
 
-    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+    def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
         return
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
@@ -76,7 +76,7 @@ class Member:
             if (answer := self._answers.pop(0)) is not None:
                 answered(answer)
         else:
-            ask(self.sessions[-1], Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
+            request_master(self.sessions[-1], Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
 
 
 @contextmanager

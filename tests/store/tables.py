@@ -28,7 +28,7 @@ from tests.store.failing_tier import FailingHbm, FailingNvme
 from tests.store.integrity import check
 
 PUT_TTL_NS = 1000
-MAX_LOOK_NS = 5000
+MAX_HAZARD_NS = 5000
 MAX_HOLD_NS = 10**12
 
 
@@ -175,8 +175,8 @@ class Store:
         """The wall clock of recorded events."""
         times = SHARE if may_hold_all else 1
         self.holds = Holds({index: times * tier.capacity_bytes for index, tier in self.tiers.items()}, max_ns=MAX_HOLD_NS)
-        self.showing = SharedIndexWriter(
-            self.dram, self.holds, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner)
+        self.shared_index = SharedIndexWriter(
+            self.dram, self.holds, max_hazard_ns=MAX_HAZARD_NS, disconnect=lambda owner: self.shared_index.forget_owner(owner)
         )
         self.partitioning = Partitioning()
         self.table = BlockTable(
@@ -191,7 +191,7 @@ class Store:
             ),
             emit=lambda kind, block: self.emit(kind, block),
             events=BlockEventLog(lambda: self.now_us),
-            showing=self.showing,
+            shared_index=self.shared_index,
             partitioning=self.partitioning,
             holds=self.holds,
         )
@@ -199,7 +199,7 @@ class Store:
 
     def client(self, tenant: str = "red", owner: object = "client") -> LocalClient:
         """A client of this host that has attached to the tenant's index."""
-        sizes, fds = self.showing.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
+        sizes, fds = self.shared_index.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
         try:
             return LocalClient(SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1]), self.dram, tenant)
         finally:
@@ -294,7 +294,7 @@ class Store:
 
     def settle(self) -> None:
         """Make every planned copy, as the mover would, until no more are planned."""
-        while moves := self.table.room.take_moves():
+        while moves := self.table.evictor.take_moves():
             for move in moves:
                 self.finish(move)
         check(self.table)
@@ -321,6 +321,6 @@ class Store:
         return "".join(sorted(block.key.decode() for block in (self.table.blocks() if blocks is None else blocks)))
 
     def close(self) -> None:
-        self.showing.close()
+        self.shared_index.close()
         for tier in self.tiers.values():
             tier.close()

@@ -99,7 +99,7 @@ def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Pat
             assert client.put({name: value}) == [1]
         client.close()
         assert node.stop() == 0
-        assert "0 blocks (0 B) end with it" in node.log.read_text()
+        assert "0 blocks (0 B) are lost" in node.log.read_text()
     with running("node", *flags, log=tmp_path / "node2.log") as node:
         node.line()
         client = connect(node)
@@ -216,14 +216,14 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     ("flags", "said"),
     [
         (["--dram", "1KiB"], "give at least 4 KiB"),
-        (["--dram", "1GiB", "--memory", "2GiB"], "leave out dram"),
+        (["--dram", "1GiB", "--memory", "2GiB"], "leave out one"),
         (["--dram", "0", "--memory", "100MiB"], "give at least 180 MiB"),
         (["--dram", "1024TiB"], "does not fit into this machine"),
         (["--dram", "lots"], "not a size"),
         (["--nvme", "/proc/nowhere:1MiB"], "/proc/nowhere"),
         (["--nvme", "FOLDER:900TiB"], "nvme"),
         (["--nvme", "FOLDER:0"], "capacity"),
-        (["--nvme", "FOLDER"], "PLACE:SIZE"),
+        (["--nvme", "FOLDER"], "LOCATION:SIZE"),
         (["--nvme", "FOLDER:big"], "not a size"),
         (["--listen", "nonsense"], "HOST:PORT"),
         (["--listen", "unix:/tmp/x"], "HOST:PORT"),
@@ -234,7 +234,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--policy", "random"], "one of default, arc, gdsf"),
         (["--hbm", "cuda:99:1MiB"], "HBM"),
         (["--hbm", "nodevice:1MiB"], "HBM"),
-        (["--hbm", "cpu"], "PLACE:SIZE"),
+        (["--hbm", "cpu"], "LOCATION:SIZE"),
         (["--low-watermark", "0.9", "--high-watermark", "0.5"], "low_watermark"),
         (["--run-dir", "/proc/nowhere"], "/proc/nowhere"),
         (["--run-dir", "/tmp/" + "x" * 120], "107"),

@@ -41,7 +41,9 @@ def links(made: list[Link]) -> MasterConnections:
         made.append(Link(partition))
         return cast(MasterLink, made[-1])
 
-    return MasterConnections(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
+    return MasterConnections(
+        Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_partitioned=lambda: None
+    )
 
 
 def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(
@@ -61,7 +63,7 @@ def test_what_could_not_be_made_or_started_comes_with_the_next_registration(
     links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts: list[None] = []
-    monkeypatch.setattr(links, "_on_cut", lambda: cuts.append(None))
+    monkeypatch.setattr(links, "_on_partitioned", lambda: cuts.append(None))
 
     def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -53,8 +53,9 @@ def test_plan_above_the_limit_is_refused_with_its_sum_and_a_way_out() -> None:
         check_limit(given, plan_memory(given), LIMIT, has_reserved_pages=False)
     fitting = plan_memory(settings(memory=LIMIT.limit_bytes)).dram_bytes // MIB
     assert str(refused.value) == (
-        "the node may take 936.9 MiB = 512 MiB DRAM tier + 256 MiB block table + 71.9 MiB shared index + 97 MiB process; the memory limit "
-        f"is 576 MiB (/sys/fs/cgroup/memory/w/memory.limit_in_bytes): give memory 576 MiB in place of dram, which makes a DRAM tier of "
+        "the node may take 936.9 MiB = 512 MiB DRAM tier + 256 MiB block table + 71.9 MiB shared-memory index + 97 MiB process; "
+        f"the memory limit is 576 MiB (/sys/fs/cgroup/memory/w/memory.limit_in_bytes): give memory 576 MiB in place of dram, "
+        f"which makes a DRAM tier of "
         f"{fitting} MiB, or raise the limit to 937 MiB, or lower dram or table_share"
     )
 

@@ -112,7 +112,7 @@ def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
 
 def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
             writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
@@ -124,12 +124,12 @@ def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path)
         for wrong in ({"tenant": "blue"}, {"role": ROLE_CLIENT}, {"ticket": node.ticket()}, {"ticket": b""}):
             with pytest.raises(InvalidTicket):
                 meet(**wrong)
-        with pytest.raises(StaleEpoch, match="node 'other' obeys a master of epoch 2, and this node one of 3"):
+        with pytest.raises(StaleEpoch, match="node 'other' is registered under master epoch 2, this node under epoch 3"):
             meet(epoch=2)
         with contextlib.closing(meet()) as reader:
             assert reader.read("a", generations=[4], inline_bytes=4000)[1] == [b"a" * 3000]
             for key, generation in (("b", 4), ("a", 0), ("a", 5), ("x", 4)):
-                with pytest.raises(Denied, match="the pass of this node is for other blocks, or for others of their versions"):
+                with pytest.raises(Denied, match="the pass of this node does not cover the requested blocks"):
                     reader.read(key, generations=[generation], inline_bytes=4000)
             for refused in (
                 lambda: reader.put({"c": b"c"}),
@@ -162,23 +162,25 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
 def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None:
     """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
         as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
         as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
         with contextlib.closing(node.connect(ticket=node.ticket())) as red:
             red.ask(as_red, Welcome)
             for other in (as_blue, as_node):
-                with pytest.raises(Denied, match="this connection is of tenant 'red' with role write, tenant 'red': open another one"):
+                with pytest.raises(
+                    Denied, match="this connection is authenticated as tenant 'red' with role write, tenant 'red': open another one"
+                ):
                     red.ask(other, Welcome)
         with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), as_node, Deadline(TIMEOUT_S)))) as peer:
             peer.ask(as_node, Welcome)
-            with pytest.raises(Denied, match="this connection is of node 'other'"):
+            with pytest.raises(Denied, match="this connection is authenticated as node 'other'"):
                 peer.ask(as_red, Welcome)
 
 
 def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
-    node.admission.needs_tickets = None
+    node.authenticator.needs_tickets = None
     with pytest.raises(Unavailable, match="try again"):
         node.connect()
 
@@ -344,7 +346,7 @@ def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_an
     def evict() -> None:
         block = node.store.table.find("red", b"a")
         assert block is not None
-        node.store.table.room.evict(block, node.store.table._landing)
+        node.store.table.evictor.evict(block, node.store.table._ingest_tier)
 
     node.call(evict)
     assert master.ask(DeleteBlocks(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
@@ -359,7 +361,7 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     answer = master.ask(DeleteBlocks(1, "red", [b"a"], [9]))
     assert isinstance(answer, Failure)
     assert answer.code == Unavailable.code
-    assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
+    assert "deletions in nvme are not durable yet: EIO" in answer.text
     nvme.flush_failure = None
     assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
 

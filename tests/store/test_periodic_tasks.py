@@ -58,7 +58,7 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
         raise RuntimeError("leases cannot be looked at")
 
     with caplog.at_level(logging.ERROR), running(tmp_path) as node:
-        tick = node._measures.tick
+        tick = node._metrics.sample
 
         def measure(table: BlockTable, now_ns: int) -> None:
             """A later part."""
@@ -66,7 +66,7 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
             came.release()
 
         monkeypatch.setattr(node._storage.leases, "expire", fail)
-        monkeypatch.setattr(node._measures, "tick", measure)
+        monkeypatch.setattr(node._metrics, "sample", measure)
         for _ in range(2):
             assert came.acquire(timeout=60)
     assert "leases cannot be looked at" in caplog.text
@@ -75,13 +75,13 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
 def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came = threading.Semaphore(0)
     with running(tmp_path) as node:
-        beat = node._storage.showing.beat
+        beat = node._storage.shared_index.heartbeat
 
         def heard(now_ns: int) -> bool:
             came.release()
             return beat(now_ns)
 
-        monkeypatch.setattr(node._storage.showing, "beat", heard)
+        monkeypatch.setattr(node._storage.shared_index, "heartbeat", heard)
         for _ in range(3):
             assert came.acquire(timeout=60)
 
@@ -90,7 +90,7 @@ def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_take
     """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
     rounds, beats = [0], [0]
     over = threading.Event()
-    monkeypatch.setattr(clockwork, "BEAT_S", 1e-6)
+    monkeypatch.setattr(clockwork, "HEARTBEAT_INTERVAL_S", 1e-6)
     with running(tmp_path) as node:
 
         def beat(now_ns: int) -> bool:
@@ -103,7 +103,7 @@ def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_take
                 over.set()
 
         def begin() -> None:
-            monkeypatch.setattr(node._storage.showing, "beat", beat)
+            monkeypatch.setattr(node._storage.shared_index, "heartbeat", beat)
             node.reactor.after_events.append(count)
 
         node.reactor.call(begin, deadline_s=60)

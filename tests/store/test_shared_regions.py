@@ -73,10 +73,10 @@ def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
     region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
     for slot in slots[:4]:
         pair.dram.free(slot)
-    pair.regions.sweep()
+    pair.regions.close_stale()
     while pair.dram.has_slab(slab):  # another size takes its memory
         pair.dram.allocate(SLOT_BYTES // 2, tenant="red")
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert len(pair.regions) == 1
     assert pair.regions.show_slab(slab, tenant="red") == b""
     with pytest.raises(StaleHandle):
@@ -94,11 +94,11 @@ def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(p
         pair.dram.free(slot)
     while pair.dram.has_slab(slab):
         pair.dram.allocate(SLOT_BYTES // 2, tenant="red")
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert pair.regions._closing == [region]
     assert region.memory[0] in b"a\0", "still mapped"
     region.release()
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert pair.regions._closing == []
 
 

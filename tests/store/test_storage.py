@@ -20,7 +20,7 @@ from kvstore.store.block_table.block import DRAM, NVME, Loss
 from kvstore.store.block_table.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
-from kvstore.store.storage import Storage, check, engine_settings, hang_up_on_looker, open_tiers, readable_blocks
+from kvstore.store.storage import Storage, check, disconnect_stalled_reader, engine_settings, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.tiers.value_codec import Encoding
@@ -59,11 +59,11 @@ def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: 
     storage = make(settings, reactor, ExitStack())
     assert [(block.key, block.generation) for block in storage.table.blocks()] == [(b"a", 7)]
     told: list[bytes] = []
-    storage.publishers[0].link_up(lambda message, _answered: told.extend(message.keys), 1, lambda: None)
+    storage.replicators[0].link_up(lambda message, _answered: told.extend(message.keys), 1, lambda: None)
     assert told == [b"a"]
     if storage.engine is not None:
         storage.engine.close()
-    storage.showing.close()
+    storage.shared_index.close()
     storage.close()
     reactor.close()
 
@@ -88,7 +88,7 @@ def test_who_looks_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
     reactor, (ours, theirs) = Reactor(), socket.socketpair()
     with theirs:
         session = Session(reactor, ours, NullHandler())
-        hang_up_on_looker(session)
+        disconnect_stalled_reader(session)
         assert not session.is_open
         assert theirs.recv(1) == b""
     reactor.close()
@@ -118,7 +118,7 @@ def test_a_new_folder_on_the_root_disk_is_told_of_once(tmp_path: Path, caplog: p
         caplog.clear()
         for tier in open_tiers(settings, plan_memory(settings)).values():
             tier.close()
-        assert ("is new, and on the disk of /" in caplog.text) == (is_root_disk and is_first)
+        assert ("on the root file system" in caplog.text) == (is_root_disk and is_first)
 
 
 def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_value_whose_tag_is_not_ours_is_given_up(tmp_path: Path, caplog: pytes
     (found,) = readable_blocks(tier, ROWS)
     assert (found.key, found.generation) == (b"a", 7)
     assert tier.used_bytes == 3
-    assert "given up" in caplog.text
+    assert "invalid tag" in caplog.text
     tier.close()
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
     assert len(readable_blocks(tier, ROWS)) == 1

@@ -42,7 +42,7 @@ def test_the_last_of_several_readers_frees_a_removed_block(make_store: MakeStore
 def test_a_block_goes_with_its_last_copy_and_a_copy_that_is_not_there_is_no_matter(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     block = store.put("a")
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     store.events.clear()
     assert block.nvme is not None
@@ -58,7 +58,7 @@ def test_a_block_goes_with_its_last_copy_and_a_copy_that_is_not_there_is_no_matt
 def test_one_of_two_copies_goes_and_the_block_stays(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     block = store.put("a")
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     slot = store.table.begin_promotion(block)
     assert slot is not None

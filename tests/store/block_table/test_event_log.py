@@ -119,7 +119,7 @@ def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: BlockEventLo
 @pytest.mark.parametrize(("asker", "cursor", "tenant"), [("other", 1, "red"), ("recorder", 99, "red"), ("recorder", 1, "blue")])
 def test_a_cursor_that_this_connection_was_not_given_is_refused(log: BlockEventLog, asker: str, cursor: int, tenant: str) -> None:
     ask(log, 0)
-    with pytest.raises(InvalidArgument, match=f"cursor {cursor} is none of this connection's"):
+    with pytest.raises(InvalidArgument, match=f"cursor {cursor} is not of this connection"):
         ask(log, cursor, asker=asker, tenant=tenant)
 
 

@@ -81,8 +81,8 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
     order.touch(c, 0)
     order.remove(c, 0)
     order.touch(a, 0)
-    order.tell()
-    order.tell()
+    order.flush_touches()
+    order.flush_touches()
     assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
     asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), lambda: check(order)]
     for ask in asks:
@@ -91,9 +91,9 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
         ask()
         assert told == [("touch", b"a")]
     told.clear()
-    for _ in range(eviction.MAX_UNTOLD + 1):
+    for _ in range(eviction.MAX_PENDING_TOUCHES + 1):
         order.touch(a, 0)
-    assert len(told) == eviction.MAX_UNTOLD
+    assert len(told) == eviction.MAX_PENDING_TOUCHES
 
 
 def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
@@ -158,9 +158,9 @@ def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_s
         asked.append(1)
         return 300
 
-    assert [order.owe(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
+    assert [order.add_rebalance_credit(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
     assert len(asked) == 2
-    assert order.owe(0, 300, slab_bytes)
+    assert order.add_rebalance_credit(0, 300, slab_bytes)
     check(order)
 
 

@@ -110,10 +110,10 @@ def test_half_of_the_holds_give_way_the_oldest_first(holds: Holds) -> None:
     found = blocks(3)
     for number, one in enumerate(found):
         hold(holds, [one], number)
-    assert holds.give_way(NVME) is False
-    assert (holds.give_way(DRAM), are_held(found)) == (True, [False, False, True])
-    assert (holds.give_way(DRAM), are_held(found)) == (True, [False, False, False])
-    assert (holds.give_way(DRAM), holds.yielded) == (False, 3)
+    assert holds.yield_oldest(NVME) is False
+    assert (holds.yield_oldest(DRAM), are_held(found)) == (True, [False, False, True])
+    assert (holds.yield_oldest(DRAM), are_held(found)) == (True, [False, False, False])
+    assert (holds.yield_oldest(DRAM), holds.yielded) == (False, 3)
 
 
 def test_100_000_holds_cost_no_memory_once_they_are_released() -> None:
@@ -155,7 +155,7 @@ def test_a_block_that_is_held_while_it_is_copied_down_stays(tmp_path: Path) -> N
     store = Store(SHARE * SIZE, nvme_bytes=100_000, folder=tmp_path, slab_bytes=SIZE)
     blocks = [store.put(f"b{number}") for number in range(SHARE)]
     assert store.try_put("new") is None
-    [move] = store.table.room.take_moves()
+    [move] = store.table.evictor.take_moves()
     assert move.block is blocks[0]
     store.holds.add(ONE, "red", 1, [blocks[0]], until_ns=100, now_ns=0)
     store.finish(move)

@@ -89,11 +89,11 @@ def test_slabs_above_a_lowered_limit_are_emptied_in_the_background_coldest_first
         store.put(name, size_bytes)
     limit(store, dram_slabs=1)
     for _ in range(4):
-        store.table.relieve()
+        store.table.demote_to_low_watermark()
         store.settle()
     assert store.table.quotas.use()["red"].slabs == (0, 1)
     assert store.names() == ("abcdz" if nvme_bytes else "dz")
-    assert store.table._landing.slab_limits.surplus == set()
+    assert store.table._ingest_tier.slab_limits.over_quota == set()
 
 
 def test_whoever_has_more_slabs_than_it_may_gives_way_before_anybody_else(make_store: MakeStore) -> None:
@@ -115,13 +115,13 @@ def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_n
     store.put("a", 100)
     limit(store, dram_slabs=11)
     asked: list[str] = []
-    may_leave = store.table._landing.may_leave_now()
+    may_leave = store.table._ingest_tier.may_leave_now()
 
     def asking(block: Block) -> bool:
         asked.append(block.key.decode())
         return may_leave(block)
 
-    monkeypatch.setattr(store.table._landing, "may_leave_now", lambda: asking)
+    monkeypatch.setattr(store.table._ingest_tier, "may_leave_now", lambda: asking)
     monkeypatch.setattr(level, "MAX_WALKED", 4)
     assert store.try_put("b", 30) is None
     assert len(asked) <= 8, "two slabs, and who is coldest"

@@ -237,6 +237,6 @@ def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkey
     assert puts.ended.awaited() == [], "nobody waits for who is gone"
     for _ in range(4):
         left.append(puts.room)
-        puts.ended.go_on()
+        puts.ended.run_due()
     assert left == [(100, 300), (100, 100), (100, 0), (100, 0)]
     assert puts.open.holds(kept)

@@ -25,7 +25,7 @@ def full(make_store: MakeStore) -> Store:
 
 
 def group_of(store: Store) -> int:
-    [group] = store.table.lowest.spares.take_due()
+    [group] = store.table.lowest.replicated_victims.take_due()
     return group
 
 
@@ -33,14 +33,14 @@ def tell(store: Store, group: int, spare: str, now_ns: int = 0) -> None:
     """The master's answer about the coldest blocks, of which it names these."""
     blocks = store.table.lowest.coldest(group)
     flags = bytes(block.key.decode() in spare for block in blocks)
-    store.table.lowest.spares.told(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
+    store.table.lowest.replicated_victims.set_answer(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
 
 
 def test_a_block_that_others_hold_leaves_before_colder_ones(full: Store) -> None:
     full.put("k", SIZE)
     assert full.names() == "bcdefghijk", "nothing is known yet"
     tell(full, group_of(full), "fh")
-    assert len(full.table.lowest.spares) == 2
+    assert len(full.table.lowest.replicated_victims) == 2
     for name in "lmn":
         full.put(name, SIZE)
     assert full.names() == "cdegijklmn"
@@ -81,11 +81,11 @@ def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_w
 
     counted = [evictions_until_due()]
     for flag in (0, 0, 1, 0):
-        spares.told(7, cold, bytes((flag,)), now_ns=0)
+        spares.set_answer(7, cold, bytes((flag,)), now_ns=0)
         counted.append(evictions_until_due())
     assert counted == [1, 2 * ASK_EVERY, 4 * ASK_EVERY, ASK_EVERY, 2 * ASK_EVERY]
     for _ in range(20):
-        spares.told(7, cold, b"\0", now_ns=0)
+        spares.set_answer(7, cold, b"\0", now_ns=0)
     assert evictions_until_due() == MAX_ASK_EVERY
 
 
@@ -96,12 +96,12 @@ def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_ma
     spares.expire(now_ns=5 + MAX_AGE_NS)
     assert spares.take_due() == {7}, "what is due stays so"
     spares.expire(now_ns=5 + MAX_AGE_NS)
-    spares.told(7, cold, b"\1", now_ns=100)
+    spares.set_answer(7, cold, b"\1", now_ns=100)
     spares.expire(now_ns=99 + MAX_AGE_NS)
     assert len(spares) == 1
     spares.expire(now_ns=100 + MAX_AGE_NS)
     assert len(spares) == 0
     spares.next(7, lambda block: True)
     spares.forget()
-    spares.told(7, cold, b"\1", now_ns=0)
+    spares.set_answer(7, cold, b"\1", now_ns=0)
     assert (len(spares), spares.take_due()) == (0, set())

@@ -86,7 +86,7 @@ def test_a_batch_takes_retired_blocks_first(make_store: MakeStore) -> None:
     retire(store, "old")
     for name in "stuv":
         store.read("red", name.encode(), 0)
-    assert store.table.room.free_at_once(store.table.lowest, 100, "red", 6)
+    assert store.table.evictor.free_at_once(store.table.lowest, 100, "red", 6)
     assert store.names() == "cd"
     check(store.table)
 

@@ -14,7 +14,7 @@ def warmed(store: Store, name: str) -> Block:
     block = store.put(name)
     for _ in range(2):
         store.read("red", name.encode(), 0)
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     return block
 
@@ -23,11 +23,11 @@ def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: 
     store = make_store(300, hbm_bytes=100)
     block = store.put("a")
     store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    assert store.table.room.take_moves() == []
+    store.table.evictor.promote_to_hbm(block)
+    assert store.table.evictor.take_moves() == []
     store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     assert block.tier_mask() == 3
     assert store.bytes_of(block, HBM) == value_of(block)
@@ -62,12 +62,12 @@ def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_
     blocks = [store.put(name) for name in "bc"]
     for block in blocks:
         block.pinned = True
-    store.table.room.relieve()
-    assert store.table.room.take_moves() == [], "DRAM has no room for it now"
+    store.table.evictor.demote_to_low_watermark()
+    assert store.table.evictor.take_moves() == [], "DRAM has no room for it now"
     assert store.names() == "abc"
     blocks[0].pinned = False
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
     assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]

@@ -12,9 +12,9 @@ from kvstore.store.block_table.rows import (
     BlockRows,
     groups_in,
     keys_of,
-    places_of,
     read,
     rows_of,
+    slot_indexes_of,
     slots_of,
     write,
 )
@@ -36,7 +36,7 @@ def used(block: Block) -> Block:
     """After everything that a block may have has been said of it."""
     block.readers, block.hits, block.event_seq, block.shown, block.last_access = 3, 7, 9, 11, 13
     block.checksum = LARGEST
-    block.pinned = block.moving = block.stays_raw = block.is_guest = block.is_gone = True
+    block.pinned = block.moving = block.stays_raw = block.is_spilled = block.is_gone = True
     block.leaving = DRAM
     block.set_slot(HBM, Slot(1, 2, 3))
     block.set_slot(NVME, Slot(1, 2, 3))
@@ -46,7 +46,7 @@ def used(block: Block) -> Block:
 
 def is_as_new(block: Block) -> bool:
     counted = (block.readers, block.hits, block.event_seq, block.shown, block.checksum)
-    said = (block.pinned, block.moving, block.stays_raw, block.is_guest, block.is_gone, block.leaving, block.hbm, block.nvme, block.lossy)
+    said = (block.pinned, block.moving, block.stays_raw, block.is_spilled, block.is_gone, block.leaving, block.hbm, block.nvme, block.lossy)
     return counted == (0, 0, 0, NOT_SHOWN, 0) and not any(said)
 
 
@@ -104,7 +104,7 @@ def test_what_many_have_is_what_each_has() -> None:
     assert rows_of(blocks).tolist() == [int(block) for block in blocks]
     assert read(columns.generations, rows_of(blocks)).tolist() == [block.generation for block in blocks]
     assert slots_of(blocks) == [block.dram for block in blocks]
-    assert places_of(blocks).tolist() == [slot.index for block in blocks if (slot := block.dram) is not None]
+    assert slot_indexes_of(blocks).tolist() == [slot.index for block in blocks if (slot := block.dram) is not None]
     assert groups_in(columns, rows_of(blocks)).tolist() == [block.group_in(DRAM) for block in blocks]
     write(columns.checksums, rows_of(blocks), [LARGEST - number for number in range(20)])
     assert [block.checksum for block in blocks] == [LARGEST - number for number in range(20)]

@@ -43,7 +43,7 @@ def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None
     put = store.open("a")
     assert put is not None
     store.table.abort(put)
-    store.table.disown(put.block, 42)
+    store.table.retract(put.block, 42)
     assert kinds(store) == [(EVENT_GONE, "a", 0)]
     assert put.block.generation == 42
 
@@ -169,7 +169,7 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
 def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcd":
-        store.table.room.evict(store.put(name), store.table._landing)
+        store.table.evictor.evict(store.put(name), store.table._ingest_tier)
         store.settle()
     store.tiers[NVME].close()
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
@@ -182,11 +182,11 @@ def test_a_guest_gets_a_slot_that_nobody_leaves_for_now_or_by_a_watermark(make_s
     for store, count in ((alone, 10), (demoting, 8)):
         for number in range(count - 1):
             store.put(str(number), 100)
-        slot = store.table.slots.guest_slot("red", 100)
+        slot = store.table.slots.spill_slot("red", 100)
         assert slot is not None
         put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
         store.commit(put)
-        assert store.table.slots.guest_slot("red", 100) is None
+        assert store.table.slots.spill_slot("red", 100) is None
         store.settle()
         assert len(list(store.table.blocks())) == count
-    assert demoting.table.room.take_moves() == []
+    assert demoting.table.evictor.take_moves() == []

@@ -23,7 +23,7 @@ SIZE = len(tensor_value(0))
 
 def demote(store: Store, *blocks: Block) -> None:
     for block in blocks:
-        store.table.room.evict(block, store.table._landing)
+        store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
 
 
@@ -50,7 +50,7 @@ def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encode
     promote(store, block)
     assert store.bytes_of(block, DRAM) == store.bytes_of(block, NVME) == after("fp8-head", value)
     assert block.checksum_in(DRAM) == block.checksum_in(NVME) == digest(after("fp8-head", value))
-    assert store.table.room.evict(block, store.table._landing), "at once: its encoded copy is still there"
+    assert store.table.evictor.evict(block, store.table._ingest_tier), "at once: its encoded copy is still there"
     assert block.tier_mask() == 4
     assert block.loss_in(DRAM) is None
 
@@ -85,13 +85,13 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
     block = store.put_tensor("a", value)
     block.pinned = True
-    store.table.room._plan_move(block, store.table._landing, store.table._levels[NVME])
+    store.table.evictor._plan_move(block, store.table._ingest_tier, store.table._levels[NVME])
     store.settle()
     assert block.tier_mask() == 6
     assert store.bytes_of(block, DRAM) == value
     assert block.checksum_in(DRAM) == digest(value)
     block.hits = 9
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     store.table.copies.drop_copy(block, DRAM)
     assert store.bytes_of(block, HBM) == value

@@ -42,7 +42,7 @@ def test_a_block_whose_copy_gives_other_bytes_comes_back_as_what_was_put_with_wh
 @pytest.mark.parametrize(("size_bytes", "elements"), [(200, 0), (100, 5), (99, 0)], ids=["of nothing", "no smaller", "larger"])
 def test_a_tag_that_does_not_fit_its_slot_is_refused(size_bytes: int, elements: int) -> None:
     block = made("red", b"key", size_bytes, 1)
-    with pytest.raises(ProtocolError, match=f"of {size_bytes} bytes has 100 bytes"):
+    with pytest.raises(ProtocolError, match=f"of {size_bytes} bytes has a slot of 100 bytes"):
         from_recovered(Recovered(SLOT, 0, tag_of(block, Loss(7, Encoding(100, 60, elements)))), ROWS)
 
 

@@ -24,9 +24,11 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        node.last_copies = self.last_copies = LastReplicaQueries(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        node.victim_queries = self.victim_queries = LastReplicaQueries(
+            node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns
+        )
         self.reactor = node.reactor
-        self.session = MasterSession(self, node, node.service, node.admission, NodeSettings(peer_timeout_s=TIMEOUT_S))
+        self.session = MasterSession(self, node, node.service, node.authenticator, NodeSettings(peer_timeout_s=TIMEOUT_S))
 
     def synced(self) -> None:
         return
@@ -48,8 +50,8 @@ class Linked:
         def put() -> None:
             for name in "abcdefghijklmnopq":
                 self.node.store.put(name, SIZE)
-            self.last_copies.step()
-            self.node.publisher.flush_now()
+            self.victim_queries.step()
+            self.node.replicator.flush_now()
 
         self.node.call(put)
 

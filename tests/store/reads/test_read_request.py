@@ -24,7 +24,7 @@ def store(make_store: MakeStore) -> Store:
 def below(store: Store, name: str, size_bytes: int = 100) -> Block:
     """A block that is on NVMe only."""
     block = store.put(name, size_bytes)
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     assert block.tier_mask() == 1 << NVME
     return block
@@ -38,7 +38,7 @@ def test_a_staged_copy_is_its_readers_and_its_slot_is_free_once_it_is_released(s
     slab, offset = staged.place
     assert bytes(store.dram.slab_memory(slab, tenant="red")[offset : offset + 100]) == value_of(block)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 100)
-    assert (block.tier_mask(), store.names(), len(store.table._landing)) == (1 << NVME, "a", 0)
+    assert (block.tier_mask(), store.names(), len(store.table._ingest_tier)) == (1 << NVME, "a", 0)
     store.table.copies.release(staged.copy)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 0)
     check(store.table)
@@ -59,4 +59,4 @@ def test_what_only_dram_holds_does_not_leave_for_a_staged_copy(store: Store) -> 
         store.put(f"hot {number}")
     assert store.dram.free_bytes == 0
     assert stage(store.table, store.dram, cold) is None
-    assert store.table.room.take_moves() == [], "and nothing goes down for it"
+    assert store.table.evictor.take_moves() == [], "and nothing goes down for it"

@@ -148,7 +148,7 @@ def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> N
     client.release(blocks.lease)
     until(roomy, lambda: roomy.store.dram.quarantined_bytes == 0)
     until(roomy, lambda: not any(find_here(roomy, name).readers for name in values))
-    assert roomy.call(lambda: roomy.reads._turns.held_bytes) == 0
+    assert roomy.call(lambda: roomy.reads._limiter.held_bytes) == 0
     client.close()
 
 
@@ -295,7 +295,7 @@ class Held:
         node.demote("big", "a")
         self.idle = node.connect(tcp=True).channel.detach()
         self.idle.sendall(frame(ReadBlocks([b"big"], [0], 1 << 30, 1000)))
-        until(node, lambda: node.reads._turns.held_bytes > 6 << 20)
+        until(node, lambda: node.reads._limiter.held_bytes > 6 << 20)
 
     def ask(self) -> tuple[threading.Thread, list[object]]:
         found = in_background(lambda: self.client.read("a")[1])
@@ -323,7 +323,7 @@ def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: He
     held.idle.close()
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
-    until(held.node, lambda: held.node.reads._turns.held_bytes == 0)
+    until(held.node, lambda: held.node.reads._limiter.held_bytes == 0)
 
 
 def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
             with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
                 client.read("b", "a")
         assert readers(node, "a", "b") == [0, 0]
-        assert node.call(lambda: node.reads._turns.held_bytes) == 0
+        assert node.call(lambda: node.reads._limiter.held_bytes) == 0
     assert client.read("b", "a")[1] == [b"b" * 3000, b"a" * 3000]
 
 

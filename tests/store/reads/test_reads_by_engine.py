@@ -103,7 +103,7 @@ def test_slabs_are_shown_to_their_tenant_only_few_at_a_time_and_by_a_node_with_a
         shown(client, *range(MAX_SLABS + 1))
     with served(tmp_path / "other") as without:
         other = without.connect(tcp=True)
-        with pytest.raises(InvalidArgument, match="no transfer engine"):
+        with pytest.raises(InvalidArgument, match="transfer engine"):
             shown(other, slab)
         other.close()
 
@@ -137,11 +137,11 @@ def test_a_node_with_a_pass_is_shown_the_slabs_in_which_its_blocks_lie_and_no_ot
         pass_for_a = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
         hello = Hello(ROLE_NODE, "red", "", "other", 0, pass_for_a)
         reader = Client(Channel.open(parse_address(node.tcp), hello, Deadline(TIMEOUT_S)))
-        with pytest.raises(Denied, match="the pass of this node is for blocks in other slabs"):
+        with pytest.raises(Denied, match="does not cover blocks in these slabs"):
             shown(reader, slabs[0])
         assert list(reader.ask_blocks("a", engine=1, generations=[4]).statuses) == [MAPPED]
         assert shown(reader, slabs[0]) != [b""]
-        with pytest.raises(Denied, match="in other slabs"):
+        with pytest.raises(Denied, match="in these slabs"):
             shown(reader, slabs[1])
         reader.close()
         writer.close()

@@ -25,16 +25,16 @@ class Asking:
         self.store = store
         self.now_ns = 0
         self.asked: list[tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = []
-        self.last_copies = LastReplicaQueries(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
+        self.victim_queries = LastReplicaQueries(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
         for name in "abcdefghij":
             store.put(name, SIZE)
 
     def link_up(self, epoch: int, *, spill_at_share: float = 0.0) -> None:
-        self.last_copies.link_up(lambda message, answered: self.asked.append((message, answered)), epoch, spill_at_share=spill_at_share)
+        self.victim_queries.link_up(lambda message, answered: self.asked.append((message, answered)), epoch, spill_at_share=spill_at_share)
 
     @property
     def spares(self) -> int:
-        return len(self.store.table.lowest.spares)
+        return len(self.store.table.lowest.replicated_victims)
 
 
 @pytest.fixture
@@ -44,51 +44,51 @@ def asking(make_store: Callable[..., Store]) -> Asking:
 
 def test_the_master_is_asked_once_about_the_coldest_and_its_answer_counts_for_a_while(asking: Asking) -> None:
     asking.link_up(5)
-    asking.last_copies.step()
+    asking.victim_queries.step()
     assert asking.asked == [], "nothing has left yet"
     asking.store.put("k", SIZE)
-    asking.last_copies.step()
-    asking.last_copies.step()
+    asking.victim_queries.step()
+    asking.victim_queries.step()
     [(message, answered)] = asking.asked
     assert message == QueryVictims(5, "red", [bytes((letter,)) for letter in b"bcdefghijk"])
     answered(Flags(bytes(10 * (1,))))
     assert asking.spares == 10
     asking.now_ns += MAX_AGE_NS
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
     assert asking.spares == 0
 
 
 def test_an_answer_of_a_link_that_is_gone_is_not_believed(asking: Asking) -> None:
     asking.link_up(5)
     asking.store.put("k", SIZE)
-    asking.last_copies.step()
-    asking.last_copies.link_down()
+    asking.victim_queries.step()
+    asking.victim_queries.link_down()
     asking.asked.pop()[1](Flags(bytes(10 * (1,))))
     asking.store.put("l", SIZE)
-    asking.last_copies.step()
+    asking.victim_queries.step()
     assert (asking.spares, asking.asked) == (0, [])
     asking.link_up(6)
     asking.store.put("m", SIZE)
-    asking.last_copies.step()
+    asking.victim_queries.step()
     assert [message.epoch for message, _ in asking.asked] == [6]
 
 
 def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_elsewhere(asking: Asking) -> None:
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
     asking.link_up(5, spill_at_share=0.1)
-    asking.last_copies.tick()
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
+    asking.victim_queries.run_due()
     [(message, answered)] = asking.asked
     assert message == QueryVictims(5, "red", [b"a", b"b"], b"\1\1"), "a quarter of what is here"
     answered(Flags(b"\0\1"))
     assert asking.spares == 1
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
     assert len(asking.asked) == 1, "there is a pause"
     asking.now_ns += MIN_PAUSE_NS
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
     assert len(asking.asked) == 2
     asking.now_ns += MIN_PAUSE_NS
-    asking.last_copies.tick()
+    asking.victim_queries.run_due()
     assert len(asking.asked) == 2, "it is asked already"
 
 
@@ -96,29 +96,29 @@ def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is
     make_store: Callable[..., Store],
 ) -> None:
     store, partitioning = make_store(10 * SIZE, slab_bytes=10 * SIZE), Partitioning()
-    partitioning.tell(3)
+    partitioning.set_count(3)
     for name in "abcdefghij":
         store.put(name, SIZE)
-    last_copies = LastReplicaQueries(store.table.lowest, partitioning, clock_ns=lambda: 0)
+    victim_queries = LastReplicaQueries(store.table.lowest, partitioning, clock_ns=lambda: 0)
     asked: dict[int, tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = {}
 
     def link_up(partition: int) -> None:
-        last_copies.link_up(lambda message, answered: asked.update({partition: (message, answered)}), 5 + partition, partition)
+        victim_queries.link_up(lambda message, answered: asked.update({partition: (message, answered)}), 5 + partition, partition)
 
     link_up(0)
     link_up(2)
     store.put("k", SIZE)
-    last_copies.step()
+    victim_queries.step()
     assert set(asked) == {0, 2}
     for partition, (message, answered) in asked.items():
         assert message.epoch == 5 + partition
         assert {partitioning.of(key) for key in message.keys} == {partition}
-        assert len(store.table.lowest.spares) == 0, "not before all have answered"
+        assert len(store.table.lowest.replicated_victims) == 0, "not before all have answered"
         answered(Flags(bytes((1,)) * len(message.keys)))
     keys = [key for message, _answered in asked.values() for key in message.keys]
-    assert len(store.table.lowest.spares) == len(keys) == sum(partitioning.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
-    last_copies.link_down(0)
-    assert len(store.table.lowest.spares) == 0
+    assert len(store.table.lowest.replicated_victims) == len(keys) == sum(partitioning.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
+    victim_queries.link_down(0)
+    assert len(store.table.lowest.replicated_victims) == 0
 
 
 class Node:
@@ -166,7 +166,7 @@ def test_nothing_is_offered_unless_the_master_wants_it_and_the_tier_is_nearly_fu
 def test_a_guest_is_not_offered_again(node: Node) -> None:
     node.spilling.begin(0.1)
     coldest = list(node.store.table.blocks())[:3]
-    coldest[1].is_guest = True
+    coldest[1].is_spilled = True
     assert node.spilling.offered(coldest) == b"\1\0\1"
 
 

@@ -81,11 +81,11 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
 def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
-        other.admission.node_id = 6
+        other.authenticator.node_id = 6
         moved = SourceNode(5, socket_id(other.unix), other.unix, node.tcp)
         room = Room(*VALUES)
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
-        with pytest.raises(Unavailable, match="there is 'node', not node 5"):
+        with pytest.raises(Unavailable, match="is 'node', not node 5"):
             fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
 
 
@@ -112,7 +112,7 @@ def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order
         client = node.connect(ticket=node.ticket())
         client.put(VALUES)
         client.close()
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         generation = Room("a").wanted[0].generation
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 
@@ -123,7 +123,7 @@ def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order
         for wrong in (node.ticket(), b""):
             with pytest.raises(InvalidTicket):
                 attempt(3, wrong)
-        with pytest.raises(StaleEpoch, match="node 'asker' obeys a master of epoch 2, and this node one of 3"):
+        with pytest.raises(StaleEpoch, match="node 'asker' is registered under master epoch 2, this node under epoch 3"):
             attempt(2, shown)
 
 
@@ -246,4 +246,4 @@ def test_where_the_engine_cannot_be_used_all_comes_by_message(
             transfer = other.describe()
     by_engine(node, transfer, near)
     assert engine.served_bytes == 0
-    assert "blocks of node 5 come by message" in caplog.text
+    assert "transfer from node 5 failed, fetching by message" in caplog.text

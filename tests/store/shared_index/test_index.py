@@ -314,7 +314,7 @@ def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: i
     view = view_of(index)
     old, new = block(b"old"), block(b"new", 2)
     index.show(old, 11, 0, 0)
-    at, count, place = index._entries + old.shown * index._entry_words, index._entry_words, int(index._places[old.shown])
+    at, count, place = index._entries + old.shown * index._entry_words, index._entry_words, int(index._positions[old.shown])
     before = index._words[at : at + count].tolist()
     tag = index._tags[place]
     index.hide(old)

@@ -51,7 +51,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
     while growth.index is old:
         assert not reader.is_over
         assert [of_block(reader, one) for one in blocks[::100]] == before[::100]
-        assert growth.go_on()
+        assert growth.step()
         steps += 1
     assert steps == -(-len(blocks) // PART_ENTRIES), "so many blocks at a time, and no more, whatever the size"
     check(growth)
@@ -62,7 +62,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
         assert still(reader, place)
         assert of_block(new, one)[2:] == place[2:]
         assert of_block(reader, one) == place
-    while growth.go_on():
+    while growth.step():
         steps += 1
     assert steps == 2 * -(-len(blocks) // PART_ENTRIES) - 1
     assert old.count == 0
@@ -81,12 +81,12 @@ def test_keys_that_are_longer_are_shown_in_the_wider_one(old: SharedIndexTable, 
     growth.show(long[0], 64, 7, 1)
     assert growth.show_all(long[1:2], [128], [2]) == []
     while growth.index is old:
-        growth.go_on()
+        growth.step()
     growth.show(long[2], 64, 7, 1)
     assert growth.show_all(long[3:4], [128], [2]) == []
     view = view_of(growth.index)
     assert all(find(view, one.key) for one in (*blocks, *long[:4]))
-    while growth.go_on():
+    while growth.step():
         pass
     assert growth.index.sets == old.sets * (4 if is_full else 1)
     check(growth.index)
@@ -182,7 +182,7 @@ class Growing(RuleBasedStateMachine):
             growth = self.index
             if isinstance(growth, IndexGrowth):
                 before = growth.index
-                if not growth.go_on():
+                if not growth.step():
                     self.index = growth.index
                 if growth.index is not before:
                     self.views.append(view_of(growth.index))

@@ -89,24 +89,24 @@ def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
 def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
-    assert [len(seat.node.looks_at(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
-    [word] = seat.node.looks_at(102)
-    assert seat.node.still_looks(word)
+    assert [len(seat.node.hazards_on(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
+    [word] = seat.node.hazards_on(102)
+    assert seat.node.has_hazard(word)
     seat.client.look_away(hazard)
     seat.client.look_away(hazard)
-    assert not seat.node.still_looks(word)
+    assert not seat.node.has_hazard(word)
     again = seat.look(2)
     assert again is not None
-    assert not seat.node.still_looks(word)
+    assert not seat.node.has_hazard(word)
     seat.client.look_away(again)
-    assert not any(seat.node.looks_at(100 + number) for number in range(5))
+    assert not any(seat.node.hazards_on(100 + number) for number in range(5))
 
 
 def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
     told_by_child(lambda: seat.client.look_away(hazard))
-    assert seat.node.looks_at(102)
+    assert seat.node.hazards_on(102)
 
 
 def test_a_node_that_hung_up_keeps_nothing(seat: Seat) -> None:

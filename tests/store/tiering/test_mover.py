@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.evictor import EXTRA_BLOCKS
+from kvstore.store.block_table.evictor import MAX_EXTRA_EVICTIONS
 from kvstore.store.config import NodeSettings
 from kvstore.store.tiering.mover import SlowRead, TierMover
 from kvstore.testing.transfer.waiting import PATIENCE_S
@@ -46,10 +46,10 @@ class Node:
             self.store.table,
             self.store.tiers,
             settings=NodeSettings(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
-            on_room=self._on_room,
+            on_space_freed=self._on_space_freed,
         )
 
-    def _on_room(self) -> None:
+    def _on_space_freed(self) -> None:
         self.rooms += 1
 
     def fill(self, count: int = 3) -> list[Block]:
@@ -60,8 +60,8 @@ class Node:
         blocks = list(self.store.table.blocks())
         for block in blocks:
             level = self.store.table._levels[DRAM]
-            self.store.table.room.evict(block, level)
-        self.mover.kick()
+            self.store.table.evictor.evict(block, level)
+        self.mover.start_moves()
         pump(self.reactor, lambda: not any(block.moving for block in blocks))
 
     def read(self, blocks: list[Block]) -> tuple[list[Exception | None], list[bytes]]:
@@ -75,7 +75,7 @@ class Node:
         answers: list[list[Exception | None]] = []
         self.mover.read(reads, answers.append)
         pump(self.reactor, lambda: bool(answers))
-        return answers[0], [bytes(read.room()) for read in reads]
+        return answers[0], [bytes(read.buffer()) for read in reads]
 
     def close(self) -> None:
         self.mover.close()
@@ -116,10 +116,10 @@ def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
-    room = node.store.table.room
-    assert room.may_take(EXTRA_BLOCKS)
+    room = node.store.table.evictor
+    assert room.may_take(MAX_EXTRA_EVICTIONS)
     assert not room.may_take(1)
-    node.mover.kick()
+    node.mover.start_moves()
     assert node.rooms == 0, "others are served first"
     node.reactor.run_once(0)
     assert node.rooms == 1
@@ -134,7 +134,7 @@ def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
     node.nvme.write_failure = failure
     with caplog.at_level(logging.WARNING):
         node.demote_all()
-    assert "could not be copied to nvme" in caplog.text
+    assert "blocks to nvme failed" in caplog.text
     assert [block.tier_mask() for block in blocks] == [2, 2, 2]
     assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
     assert node.nvme.used_bytes == 0
@@ -160,18 +160,18 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     for block in blocks:
         for _ in range(2):
             node.store.read("red", block.key, 0)
-        node.store.table.room.warm(block)
-    node.mover.kick()
+        node.store.table.evictor.promote_to_hbm(block)
+    node.mover.start_moves()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     for block in blocks:
         node.store.table.copies.drop_copy(block, DRAM)
-        node.store.table.room.evict(block, node.store.table._levels[HBM])
+        node.store.table.evictor.evict(block, node.store.table._levels[HBM])
     damaged = blocks[0].hbm
     hbm = node.store.tiers[HBM]
     assert isinstance(hbm, FailingHbm)
     assert damaged is not None
     hbm.unreadable = frozenset((damaged,))
-    node.mover.kick()
+    node.mover.start_moves()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [0, 2]
     node.close()
@@ -219,10 +219,10 @@ def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.
     """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
     blocks = node.fill()
     for block in blocks:
-        node.store.table.room.evict(block, node.store.table._levels[DRAM])
+        node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
     if moment == "before its copy":
         blocks[0].is_gone = True
-    node.mover.kick()
+    node.mover.start_moves()
     blocks[0].is_gone = True
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert "a callback of the event loop failed" in caplog.text
@@ -237,8 +237,8 @@ def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkey
         raise RuntimeError("a bug")
 
     (block,) = node.fill(1)
-    node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    monkeypatch.setattr(node.store.table.room, "relieve", fail)
-    node.mover.kick()
+    node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
+    monkeypatch.setattr(node.store.table.evictor, "demote_to_low_watermark", fail)
+    node.mover.start_moves()
     pump(node.reactor, lambda: not block.moving)
     assert block.tier_mask() == 4

@@ -13,7 +13,7 @@ from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put, WaitCommitted
 from kvstore.protocol.session_messages import Flags
-from kvstore.store.writes import commit_batcher as deciding
+from kvstore.store.writes import commit_batcher as commit_batcher
 from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
@@ -30,7 +30,7 @@ class Master:
         self.link_up(7)
 
     def link_up(self, epoch: int) -> None:
-        self.node.call(lambda: self.node.deciding.link_up(lambda claim, answer: self.asked.append((claim, answer)), epoch))
+        self.node.call(lambda: self.node.commit_batcher.link_up(lambda claim, answer: self.asked.append((claim, answer)), epoch))
 
     def claims(self, *keys: str) -> None:
         """Come back when these have been claimed and not decided about, in this order."""
@@ -100,18 +100,18 @@ def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_gen
     assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.held) == (7, "red", "ns", [b"a", b"b"], 1)
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 43])[1] == [b"aaa", b"b"]
-    assert (events, node.call(lambda: len(node.store.table.undecided))) == ([], 0), "the master knows from the claim"
+    assert (events, node.call(lambda: len(node.store.table.uncommitted))) == ([], 0), "the master knows from the claim"
 
 
 def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: Served, master: Master, client: Client) -> None:
-    for number in range(deciding.MAX_IN_FLIGHT):
+    for number in range(commit_batcher.MAX_IN_FLIGHT):
         put(client, {f"first-{number}": b"x"})
-    until(node, lambda: len(master.asked) == deciding.MAX_IN_FLIGHT)
+    until(node, lambda: len(master.asked) == commit_batcher.MAX_IN_FLIGHT)
     for number in range(20):
         put(client, {f"later-{number}": b"x"})
-    assert len(master.asked) == deciding.MAX_IN_FLIGHT
+    assert len(master.asked) == commit_batcher.MAX_IN_FLIGHT
     master.decide((GRANTED, 1000))
-    until(node, lambda: len(master.asked) == deciding.MAX_IN_FLIGHT)
+    until(node, lambda: len(master.asked) == commit_batcher.MAX_IN_FLIGHT)
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
@@ -122,7 +122,7 @@ def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path
             for name in names:
                 put(client, {name: b"x"})
             assert not node.call(lambda: list(master.asked))
-            node.call(node.deciding._come_due)
+            node.call(node.commit_batcher._come_due)
             master.claims(*names)
             master.decide(*((GRANTED, generation) for generation in generations))
         client.close()
@@ -133,16 +133,16 @@ def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_a
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
         node.call(lambda: None)  # the round is over in which it came
-        node.call(node.deciding._come_half_due)
+        node.call(node.commit_batcher._come_half_due)
         master.claims("a")
         master.decide((GRANTED, 1))
         for name in "bc":
             put(client, {name: b"x"})
             node.call(lambda: None)
-        node.call(node.deciding._come_half_due)
+        node.call(node.commit_batcher._come_half_due)
         node.call(lambda: None)
         assert not node.call(lambda: list(master.asked)), "more has come meanwhile, and more may"
-        node.call(node.deciding._come_due)
+        node.call(node.commit_batcher._come_due)
         master.claims("b", "c")
         client.close()
 
@@ -204,7 +204,7 @@ def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(nod
     assert events == [], "the master has not heard of them"
     master.decide((GRANTED, 42), (PRESENT, 0), (BUSY, 0))
     assert events == [(EVENT_GONE, b"a", 42)]
-    assert node.call(lambda: len(node.store.table.undecided)) == 0
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 0
 
 
 def test_a_key_put_again_is_claimed_once_what_was_granted_to_the_block_before_it_is_given_back(
@@ -228,7 +228,7 @@ def test_over_a_new_link_whatever_is_undecided_is_claimed(node: Served, master: 
     put(client, {"a": b"1"})
     master.claims("a")
     [(_claim, answer)] = master.asked
-    node.call(node.deciding.link_down)
+    node.call(node.commit_batcher.link_down)
     put(client, {"b": b"2"})
     node.call(lambda: answer(CatalogUnavailable("the connection broke")))
     master.asked.clear()
@@ -245,7 +245,7 @@ def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Mast
     threads = []
     for number, writer in enumerate(writers, start=1):
         threads.append(in_background(partial(writer.put, {f"reserved {number}": b"x"}, generation=number))[0])
-        until(node, lambda: node.publisher._seq == len(threads))
+        until(node, lambda: node.replicator._seq == len(threads))
     put(client, {"a": b"1"})
     node.settled()
     assert master.asked == []
@@ -262,14 +262,14 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
     put(client, {"a": b"1", "b": b"2"})
     other = node.connect()
     _thread, results = in_background(lambda: other.ask(WaitCommitted(), Flags))
-    until(node, lambda: len(node.answers) == 1)
+    until(node, lambda: len(node.commit_waits) == 1)
     put(client, {"c": b"3"})
     master.decide((GRANTED, 42), (BUSY, 0))
     master.decide((GRANTED, 43))
     node.settled()
     assert results == []
     assert master.decide((PRESENT, 0)).keys == [b"b"]
-    until(node, lambda: len(node.answers) == 0)
+    until(node, lambda: len(node.commit_waits) == 0)
     assert client.ask(WaitCommitted(), Flags).flags == b""
     other.close()
 
@@ -277,8 +277,8 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
 def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     thread, results = in_background(lambda: client.ask(WaitCommitted(), Flags))
-    until(node, lambda: len(node.answers) == 1)
-    node.call(lambda: node.answers.expire(now_ns=1 << 62))
+    until(node, lambda: len(node.commit_waits) == 1)
+    node.call(lambda: node.commit_waits.expire(now_ns=1 << 62))
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
     assert client.read("a")[1] == [b"1"]
@@ -324,12 +324,12 @@ def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of
         asked[partition].append((claim, answer))
 
     def link_up() -> None:
-        node.partitioning.tell(2)
-        node.publishers.cut()
-        node.store.table.undecided.regroup()
+        node.partitioning.set_count(2)
+        node.replicators.add_partitions()
+        node.store.table.uncommitted.regroup()
         for partition in asked:
-            node.publishers[partition].link_up(node._publish, 1, lambda: None)
-            node.deciding.link_up(partial(ask, partition), 7 + partition, partition)
+            node.replicators[partition].link_up(node._publish, 1, lambda: None)
+            node.commit_batcher.link_up(partial(ask, partition), 7 + partition, partition)
 
     names = [f"key-{number}" for number in range(12)]
     assert put(client, {name: name.encode() for name in names}) == [STORED] * 12
@@ -338,9 +338,9 @@ def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of
     for partition, [(claim, _answer)] in asked.items():
         assert claim.epoch == 7 + partition
         assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
-    node.call(lambda: node.deciding.link_down(1))
+    node.call(lambda: node.commit_batcher.link_down(1))
     [(claim, answer)] = asked[0]
     node.call(partial(answer, ReserveReply(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
-    left = {block.key for block in node.call(lambda: list(node.store.table.undecided.blocks()))}
+    left = {block.key for block in node.call(lambda: list(node.store.table.uncommitted.blocks()))}
     assert left == set(asked[1][0][0].keys)
     node.call(lambda: check(node.store.table))

@@ -32,7 +32,7 @@ class Master:
     def __init__(self, node: Served) -> None:
         self.node = node
         self.asked: list[tuple[CommitBlocks, Answer]] = []
-        node.call(lambda: node.claims.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
+        node.call(lambda: node.commit_requests.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
 
     def decide(self, reply: ReserveReply | KVStoreError) -> CommitBlocks:
         until(self.node, lambda: bool(self.asked))
@@ -81,7 +81,7 @@ def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, cl
     assert (claim.epoch, claim.tenant, claim.namespace, claim.keys) == (7, "red", "ns", [b"a", b"b"])
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 42])[1] == [b"aaa", b"b"]
-    assert node.call(lambda: node.publisher._seq) == 0, "the master knows already"
+    assert node.call(lambda: node.replicator._seq) == 0, "the master knows already"
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -148,7 +148,7 @@ def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
     """What the node tells its master, which answers nothing from now on."""
     said: list[Publish] = []
     monkeypatch.setattr(node, "_publish", lambda message, _answered: said.append(message))
-    node.call(lambda: node.publisher.link_up(node._publish, 1, lambda: None))
+    node.call(lambda: node.replicator.link_up(node._publish, 1, lambda: None))
     return said
 
 
@@ -159,8 +159,8 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     tells the writer that it is there already, and then hears that it is gone."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
-        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
-        node.call(node.publisher.flush_now)
+        node.call(lambda name=name: node.replicator.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(node.replicator.flush_now)
     assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
     other, _ = put(client, z=b"z")
     claimed = master.decide(grants(GRANTED)).keys
@@ -192,7 +192,7 @@ def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claime
 
 
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
-    node.call(node.claims.link_down)
+    node.call(node.commit_requests.link_down)
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
 
@@ -240,11 +240,11 @@ def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
         raise RuntimeError("a bug")
 
     thread, results = put(client, a=b"a", b=b"b")
-    monkeypatch.setattr(node.store.table, "commit_claimed", fail)
+    monkeypatch.setattr(node.store.table, "commit_granted", fail)
     master.decide(grants(GRANTED, GRANTED))
     thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
-    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.answers))) == ("", 0, 0)
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.commit_waits))) == ("", 0, 0)
 
 
 def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
@@ -255,7 +255,7 @@ def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Se
         node.call(session.close)
     thread.join(TIMEOUT_S)
     master.decide(grants(GRANTED))
-    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.answers))) == ("", 0, 0)
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.commit_waits))) == ("", 0, 0)
     client.close()
 
 
@@ -286,10 +286,10 @@ def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(no
     asker = object()
 
     def link_up() -> int:
-        node.partitioning.tell(2)
-        node.publishers.cut()
+        node.partitioning.set_count(2)
+        node.replicators.add_partitions()
         for partition in (0, 1):
-            node.claims.link_up(partial(ask, partition), 7, partition)
+            node.commit_requests.link_up(partial(ask, partition), 7, partition)
         return node.store.table.events.answer(asker, "red", FetchEvents(0, 100)).next_cursor
 
     def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:

@@ -38,7 +38,7 @@ def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Serv
         client.write(opened, index, value)
     assert client.commit(opened, values) == [STORED] * 3
     assert client.read("a", "b", "c")[1] == values
-    assert node.call(lambda: node.in_place.in_bytes) == 3101
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 3101
 
 
 def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, client: Client) -> None:
@@ -53,7 +53,7 @@ def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, clie
     assert client.read("key7")[1] == [None], "not before the commit"
     assert client.commit(opened, list(values.values())) == [STORED] * 30
     assert client.read(*values)[1] == list(values.values())
-    assert node.call(lambda: node.in_place.in_bytes) == 3000
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 3000
     recorded = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(cursor, 100)))
     assert recorded.keys[:30] == [name.encode() for name in values]
     assert client.commit(opened, list(values.values())) == [ASK_AGAIN] * 30
@@ -171,11 +171,11 @@ def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_ot
     whole = frame(message, payload=late + kept)
     sock.sendall(whole[: -5 * KIB])
     until(node, lambda: node.store.table.open_puts == 1)
-    node.call(node.sent.expire)
+    node.call(node.socket_puts.expire)
     assert node.call(lambda: node.store.table.open_puts) == 1, "its time is not over"
     node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
     assert node.call(lambda: node.store.dram.quarantined_bytes) > 0
-    node.call(node.sent.expire)
+    node.call(node.socket_puts.expire)
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
     assert client.put(others) == [STORED] * 3
     sock.sendall(whole[-5 * KIB :])

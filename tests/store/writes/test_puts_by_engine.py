@@ -87,7 +87,7 @@ def test_what_the_engine_wrote_is_visible_from_the_commit_on(node: Served, clien
     assert client.read("a")[1] == [None]
     assert client.commit(opened, values) == [STORED] * 2
     assert client.read("a", "b", inline_bytes=1 << 20)[1] == values
-    assert node.call(lambda: node.in_place.in_bytes) == 5100
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 5100
 
 
 def test_a_node_without_an_engine_refuses_its_use(tmp_path: Path) -> None:

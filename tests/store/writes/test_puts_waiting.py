@@ -220,8 +220,8 @@ def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(no
     node.acknowledges = False
     thread, results = in_background(lambda: client.put({"a": b"x"}))
     until(node, lambda: len(node.unanswered) == 1)
-    assert node.call(lambda: node.answers.expire(now_ns=node.reactor.now_ns())) == 0
-    assert node.call(lambda: node.answers.expire(now_ns=node.reactor.now_ns() + 10 * 10**9)) == 1
+    assert node.call(lambda: node.commit_waits.expire(now_ns=node.reactor.now_ns())) == 0
+    assert node.call(lambda: node.commit_waits.expire(now_ns=node.reactor.now_ns() + 10 * 10**9)) == 1
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
     assert "not confirmed" in str(results[0])

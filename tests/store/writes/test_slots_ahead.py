@@ -95,7 +95,7 @@ def writer(client: Client) -> Writer:
 def way(request: pytest.FixtureRequest, node: Served, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a PutFromSlot is served."""
     if request.param == "read as ever":
-        monkeypatch.setattr(node.in_place.ahead, "frame", lambda *_: False)
+        monkeypatch.setattr(node.in_place_puts.ahead, "frame", lambda *_: False)
     return str(request.param)
 
 
@@ -109,7 +109,11 @@ def test_a_value_in_its_slot_is_stored_shown_and_entered(node: Served, client: C
     assert block is not None
     assert block.shown >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(VALUE), 0)
-    assert node.call(lambda: (node.in_place.in_bytes, node.in_place.ahead.puts, len(node.store.table.undecided))) == (SIZE, 1, 1)
+    assert node.call(lambda: (node.in_place_puts.in_bytes, node.in_place_puts.ahead.puts, len(node.store.table.uncommitted))) == (
+        SIZE,
+        1,
+        1,
+    )
     assert bytes(client.ask(FetchEvents(cursor, 100), EventBatch).kinds)[:1] == bytes([TOLD_STORED])
     assert node.call(lambda: len(node.store.table.ahead)) == 0
     node.call(lambda: check(node.store.table))
@@ -162,7 +166,7 @@ def test_what_is_not_about_one_unreserved_block_is_refused(client: Client, write
 
 def test_a_node_that_ends_opens_and_stores_nothing(node: Served, writer: Writer) -> None:
     number = writer.write(writer.open())
-    node.call(lambda: node.leaving.drain(DRAIN_CLOSED))
+    node.call(lambda: node.drainer.drain(DRAIN_CLOSED))
     with pytest.raises(Draining):
         writer.put(number, "a")
     with pytest.raises(Draining):
@@ -176,7 +180,7 @@ def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, writer
         patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
         with pytest.raises(Exception, match="connection"):
             writer.put(number, "a")
-    assert node.call(lambda: len(node.store.table.undecided)) == 1
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 1
     node.call(lambda: check(node.store.table))
 
 

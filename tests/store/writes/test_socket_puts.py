@@ -41,7 +41,7 @@ class Shown:
 
     def __init__(self, node: Served) -> None:
         self.served: list[bool] = []
-        at_once = node.sent.at_once
+        at_once = node.socket_puts.inline
         serve = at_once.frame
 
         def noted(session: Session, tenant: str, frame: memoryview) -> bool:
@@ -71,7 +71,7 @@ def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Clie
     assert block is not None
     assert block.shown >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
-    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
+    assert node.call(lambda: (node.socket_puts.in_bytes, len(node.store.table.uncommitted))) == (5000, 1)
     node.call(lambda: check(node.store.table))
 
 
@@ -83,7 +83,7 @@ def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client
             put(client, "a", b"value")
     other = node.connect()
     assert other.read("a")[1] == [b"value"]
-    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5, 1)
+    assert node.call(lambda: (node.socket_puts.in_bytes, len(node.store.table.uncommitted))) == (5, 1)
     node.call(lambda: check(node.store.table))
     other.close()
 
@@ -96,13 +96,13 @@ def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_e
 
     def noted(session: Session, data: bytes) -> bytes:
         table = node.store.table
-        seen.append((table.find("red", b"a") is not None, len(table.undecided)))
+        seen.append((table.find("red", b"a") is not None, len(table.uncommitted)))
         return send_now(session, data)
 
     monkeypatch.setattr(Session, "send_now", noted)
     assert put(client, "a", b"value") == STORED
     assert seen == [(True, 0)]
-    assert node.call(lambda: len(node.store.table.undecided)) == 1
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_e
 def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
     """Several blocks, what was reserved, what is wrong."""
     data = memoryview(frame(other, 7, b"value"))
-    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", data))
+    assert not node.call(lambda: node.socket_puts.inline.frame(session_of(node), "red", data))
     assert is_empty(node)
 
 
@@ -131,7 +131,7 @@ class Master:
         self.asked: list[tuple[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]]] = []
         self.fault: Exception | None = None
         self.answer_at_once: KVStoreError | None = None
-        node.call(lambda: node.claims.link_up(self.ask, 7))
+        node.call(lambda: node.commit_requests.link_up(self.ask, 7))
 
     def ask(self, claim: CommitBlocks, answer: Callable[[ReserveReply | KVStoreError], None]) -> None:
         if self.fault is not None:
@@ -159,7 +159,7 @@ def test_one_that_the_master_answers_is_counted_until_then(node: Served, client:
     assert node.call(lambda: node.service.loads.of("red")) == (1, 0)
     assert client.read("a", generations=[9])[1] == [b"value"]
     node.call(lambda: check(node.store.table))
-    assert node.call(lambda: node.sent.in_bytes) == 5
+    assert node.call(lambda: node.socket_puts.in_bytes) == 5
 
 
 def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
@@ -183,19 +183,19 @@ def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted
     assert is_empty(node)
 
 
-@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("is_commit_in_flight", [False, True])
 def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
-    node: Served, client: Client, shown: Shown, is_claimed: bool
+    node: Served, client: Client, shown: Shown, is_commit_in_flight: bool
 ) -> None:
     Master(node)
-    if is_claimed:
-        node.call(lambda: node.store.table.undecided.begin([made("red", b"a", 5, 0)]))
+    if is_commit_in_flight:
+        node.call(lambda: node.store.table.uncommitted.begin([made("red", b"a", 5, 0)]))
     else:
         put(client, "a", b"value")
     assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
     assert shown.all()[-1:] == [False]
-    if is_claimed:
-        node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
+    if is_commit_in_flight:
+        node.call(lambda: node.store.table.uncommitted.end([made("red", b"a", 5, 0)]))
 
 
 def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
@@ -233,11 +233,11 @@ def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client
 
 
 def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
-    node.call(lambda: node.leaving.drain(DRAIN_SAVE))
+    node.call(lambda: node.drainer.drain(DRAIN_SAVE))
     with pytest.raises(Draining):
         put(client, "a", b"value")
     assert shown.all() == []
-    node.call(lambda: node.leaving.drain(DRAIN_NOT))
+    node.call(lambda: node.drainer.drain(DRAIN_NOT))
     assert put(client, "a", b"value") == STORED
 
 
@@ -260,7 +260,7 @@ def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> 
         until(node, lambda: node.store.table.open_puts == 1)
         sock.sendall(sent[-2:])
     assert read_frame(sock)[1] == Flags(bytes([STORED]))
-    assert node.call(lambda: node.sent.in_bytes) == 5
+    assert node.call(lambda: node.socket_puts.in_bytes) == 5
     sock.close()
 
 
