@@ -43,7 +43,7 @@ def connect(node: Daemon, *, tcp: bool = False) -> Client:
     return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
 
 
-def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
+def test_daemon_http_reports_liveness_and_readiness(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
             node.line()
@@ -56,7 +56,7 @@ def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
             assert http_ask(http, "/healthz").status == 200
 
 
-def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -> None:
+def test_daemon_http_uses_tls_with_a_certificate(tmp_path: Path) -> None:
     """A master's too; what they tell of it, and what `doctor` asks there, says so."""
     authority = Authority(tmp_path / "authority")
     cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
@@ -75,7 +75,7 @@ def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -
             assert clock(told, fetch, (), time.time).found == "as those of 2 daemons"
 
 
-def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
+def test_daemon_status_reports_its_blocks(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:8MiB", "--hbm", "cpu:1MiB"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
@@ -88,7 +88,7 @@ def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
         ]
 
 
-def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Path, master: Daemon) -> None:
+def test_sigterm_drains_memory_for_the_next_process(tmp_path: Path, master: Daemon) -> None:
     """With room on NVMe a plain restart of a node loses nothing."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "60"]
     values = {f"{number:02}": bytes([number]) * (64 << 10) for number in range(40)}
@@ -107,7 +107,7 @@ def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Pat
         client.close()
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, master: Daemon) -> None:
+def test_a_second_signal_stops_the_daemon_at_once(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "3600"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
@@ -139,7 +139,7 @@ def memory_bytes(node: Daemon, field: str) -> int:
 
 
 @pytest.mark.parametrize("prompt_blocks", [1, 50])
-def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
+def test_block_table_memory_of_small_blocks_is_bounded(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
     """Of those that left too, of which a policy remembers several times as many. A third more than is estimated is never taken, what waits
     for the master's answer left out."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--dram", "32MiB", "--table-share", "0"]
@@ -158,7 +158,7 @@ def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(t
         assert counters["table_bytes"] <= counters["max_table_bytes"] == TABLE_BYTES
 
 
-def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and_gives_it_back(tmp_path: Path, master: Daemon) -> None:
+def test_memory_of_large_nvme_reads_is_bounded_and_returned(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
     flags += ["--peer-bytes", str(32 << 20), "--read-bytes", str(64 << 20), "--demotion-wait-s", "60"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -191,7 +191,7 @@ def until_memory_is(node: Daemon, limit_bytes: int) -> None:
     raise AssertionError(f"it stays at {memory_bytes(node, 'RssAnon') >> 20} MiB, above {limit_bytes >> 20}")
 
 
-def test_nobody_reading_its_standard_output_does_not_hurt(tmp_path: Path, master: Daemon) -> None:
+def test_daemon_survives_a_closed_standard_output(tmp_path: Path, master: Daemon) -> None:
     process = start("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log")
     assert process.stdout is not None
     process.stdout.close()
@@ -243,7 +243,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )
-def test_settings_that_cannot_be_met_are_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
+def test_invalid_settings_exit_with_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
     given = [flag.replace("FOLDER", str(tmp_path / "nvme")) for flag in flags]
     line = refused_here(main, "--run-dir", str(tmp_path / "n"), "--dram", "1MiB", *given)
     assert line.startswith("kvstore-node: error: ")
@@ -255,7 +255,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         assert "in use" in refusal(tmp_path, "--listen", f"127.0.0.1:{owner.getsockname()[1]}")
 
 
-def test_a_folder_that_another_node_uses_is_refused(tmp_path: Path, master: Daemon) -> None:
+def test_an_nvme_folder_in_use_is_refused(tmp_path: Path, master: Daemon) -> None:
     nvme = ["--nvme", f"{tmp_path / 'nvme'}:1MiB"]
     with running("node", *node_flags(tmp_path, master.facts["listen"]), *nvme, log=tmp_path / "node.log"):
         assert str(tmp_path / "nvme") in refusal(tmp_path, *nvme)

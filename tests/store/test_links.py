@@ -46,9 +46,7 @@ def links(made: list[Link]) -> MasterConnections:
     )
 
 
-def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(
-    links: MasterConnections, made: list[Link]
-) -> None:
+def test_a_new_node_id_renews_the_other_links(links: MasterConnections, made: list[Link]) -> None:
     links.registered(2, 7)
     links.registered(2, 7)
     assert made[1].done == ["start"]
@@ -59,9 +57,7 @@ def test_another_id_is_told_to_the_other_masters_and_another_number_of_partition
     assert links.node_id == 8
 
 
-def test_what_could_not_be_made_or_started_comes_with_the_next_registration(
-    links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_that_failed_to_start_are_retried(links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch) -> None:
     cuts: list[None] = []
     monkeypatch.setattr(links, "_on_partitioned", lambda: cuts.append(None))
 

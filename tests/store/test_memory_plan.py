@@ -18,7 +18,7 @@ def settings(**given: Any) -> NodeSettings:
     return NodeSettings(memory=Size(given.pop("memory", 0)), dram=Size(given.pop("dram", 0)), **given)
 
 
-def test_lower_tiers_add_what_their_reads_writes_and_libraries_take() -> None:
+def test_memory_plan_includes_lower_tiers() -> None:
     alone = plan_memory(settings()).process_bytes
     nvme = plan_memory(settings(nvme="/d:1GiB")).process_bytes
     assert nvme - alone == (256 + 2 * 8) * MIB
@@ -47,7 +47,7 @@ def test_memory_that_cannot_be_divided_is_refused(given: dict[str, int], says: s
         plan_memory(settings(**given))
 
 
-def test_plan_above_the_limit_is_refused_with_its_sum_and_a_way_out() -> None:
+def test_memory_plan_above_the_limit_is_refused_with_advice() -> None:
     given = settings(dram=512 * MIB)
     with pytest.raises(ConfigError) as refused:
         check_limit(given, plan_memory(given), LIMIT, has_reserved_pages=False)

@@ -59,7 +59,7 @@ def open_fds() -> set[str]:
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
+def test_a_node_with_invalid_settings_leaves_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
     before = open_fds()
     with pytest.raises(KVStoreError):
         Node(replace(settings, **wrong))

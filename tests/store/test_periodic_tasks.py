@@ -41,7 +41,7 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
         node.close()
 
 
-def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Path) -> None:
+def test_idle_transfer_peers_are_forgotten(tmp_path: Path) -> None:
     with running(tmp_path, TransferSettings(peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
         engine = node._storage.engine
         assert engine is not None
@@ -49,7 +49,7 @@ def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Pa
         eventually(lambda: not engine.peers(), "no peer is known")
 
 
-def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
+def test_an_exception_in_one_periodic_task_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     came = threading.Semaphore(0)
@@ -72,7 +72,7 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
     assert "leases cannot be looked at" in caplog.text
 
 
-def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_clients_see_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came = threading.Semaphore(0)
     with running(tmp_path) as node:
         beat = node._storage.shared_index.heartbeat
@@ -86,7 +86,7 @@ def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_
             assert came.acquire(timeout=60)
 
 
-def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_heartbeat_work_leaves_the_loop_responsive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
     rounds, beats = [0], [0]
     over = threading.Event()

@@ -79,13 +79,13 @@ def admit(scene: Scene, hello: Hello, version: int = VERSION) -> Any:
     return scene.authenticator.admit(Connection(version), hello)  # type: ignore[arg-type]
 
 
-def test_a_tenant_is_who_his_ticket_says_for_as_long_as_it_says(scene: Scene) -> None:
+def test_a_ticket_identifies_its_tenant_until_it_expires(scene: Scene) -> None:
     caller = admit(scene, scene.hello())
     assert caller.identity == Identity(IdentityKind.TENANT, Role.WRITE, "red")
     assert (caller.tenant, caller.until_ns, caller.issuer, caller.blocks) == ("red", scene.now_ns + TICKET_S * S, "first", None)
 
 
-def test_what_a_ticket_is_not_for_it_does_not_open(scene: Scene) -> None:
+def test_a_ticket_for_another_tenant_or_role_is_refused(scene: Scene) -> None:
     node_pass = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
     for hello in (scene.hello(tenant="blue"), scene.hello(role=ROLE_NODE, epoch=1), scene.hello(node_pass)):
         with pytest.raises(InvalidTicket, match="ticket is not valid for tenant"):
@@ -95,7 +95,7 @@ def test_what_a_ticket_is_not_for_it_does_not_open(scene: Scene) -> None:
     assert len(scene.authenticator) == 0
 
 
-def test_a_session_outlives_its_ticket_while_its_master_is_heard(scene: Scene) -> None:
+def test_a_session_outlives_its_ticket_while_linked(scene: Scene) -> None:
     connection, ticket = scene.enter(), scene.ticket()
     scene.wait(50 * TICKET_S)
     assert connection.is_open
@@ -103,7 +103,7 @@ def test_a_session_outlives_its_ticket_while_its_master_is_heard(scene: Scene) -
         scene.enter(scene.hello(ticket))
 
 
-def test_without_a_master_it_lives_for_the_time_of_grace_and_no_new_one_begins_after_that(scene: Scene) -> None:
+def test_sessions_end_after_the_grace_period_without_a_link(scene: Scene) -> None:
     connection = scene.enter()
     scene.authenticator.link_down()
     scene.wait(GRACE_S - 1)
@@ -117,7 +117,7 @@ def test_without_a_master_it_lives_for_the_time_of_grace_and_no_new_one_begins_a
     assert scene.enter().is_open
 
 
-def test_one_that_a_former_master_let_in_lives_as_long_as_its_ticket(scene: Scene) -> None:
+def test_a_session_of_a_former_master_ends_with_its_ticket(scene: Scene) -> None:
     before, ticket = scene.enter(), scene.ticket()
     scene.authenticator.link_down()
     scene.issuer = scene.new_master("second", epoch=2)
@@ -130,7 +130,7 @@ def test_one_that_a_former_master_let_in_lives_as_long_as_its_ticket(scene: Scen
     assert len(scene.authenticator) == 1
 
 
-def test_a_pass_and_its_session_end_on_time(scene: Scene) -> None:
+def test_a_pass_session_ends_with_its_pass(scene: Scene) -> None:
     shown = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
     caller = admit(scene, hello := scene.hello(shown, role=ROLE_NODE, name="n2", epoch=1))
     assert caller.identity == Identity(IdentityKind.NODE, name="n2")
@@ -140,7 +140,7 @@ def test_a_pass_and_its_session_end_on_time(scene: Scene) -> None:
     assert connection.closed == "its ticket expired"
 
 
-def test_what_is_revoked_ends_and_comes_in_no_more_and_others_stay(scene: Scene) -> None:
+def test_revoke_ends_only_sessions_of_the_credentials(scene: Scene) -> None:
     other = Identity(IdentityKind.TENANT, Role.READ, "red", "two")
     blue = Identity(IdentityKind.TENANT, Role.READ, "blue", "one")
     ticket = scene.ticket()
@@ -151,7 +151,7 @@ def test_what_is_revoked_ends_and_comes_in_no_more_and_others_stay(scene: Scene)
         scene.enter(scene.hello(ticket))
 
 
-def test_with_any_credential_of_a_tenant_all_that_a_former_master_let_in_of_his_ends(scene: Scene) -> None:
+def test_revoke_ends_all_former_master_sessions_of_the_tenant(scene: Scene) -> None:
     before = scene.enter()
     blue = Identity(IdentityKind.TENANT, Role.READ, "blue", "one")
     other = scene.enter(scene.hello(scene.ticket(blue), tenant="blue"))
@@ -160,7 +160,7 @@ def test_with_any_credential_of_a_tenant_all_that_a_former_master_let_in_of_his_
     assert (before.closed, other.closed) == ("its credential was revoked", "")
 
 
-def test_a_node_obeys_a_master_in_each_partition_and_takes_the_tickets_of_all_of_them() -> None:
+def test_each_partition_has_its_own_master_and_tickets() -> None:
     scene = Scene()
     other = Issuer(ticket_ttl_s=TICKET_S, key_ttl_s=1e6, random_bytes=lambda size: next(scene.numbers).to_bytes(size, "little"))
     key = other.register(7, scene.now_ns)

@@ -48,7 +48,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("kind", ["slab", "slot"])
-def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_failed_export_leaves_no_transport_exporting(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     slot = pair.slot(b"a")
     export = pair.node.export
     shown: list[RemoteRegion] = []
@@ -66,7 +66,7 @@ def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monk
     assert pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
 
 
-def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
+def test_a_freed_slab_is_no_longer_exported(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(8)]
     slab, _ = pair.dram.locate(slots[0])
     kept = pair.client.imported(pair.regions.show_slab(pair.dram.locate(slots[7])[0], tenant="red"))
@@ -84,7 +84,7 @@ def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
     assert pair.client.read(kept, 0, 1) == b"a"
 
 
-def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(pair: Pair) -> None:
+def test_a_slab_freed_while_read_keeps_its_memory(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(4)]
     slab, _ = pair.dram.locate(slots[0])
     pair.regions.show_slab(slab, tenant="red")
@@ -102,7 +102,7 @@ def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(p
     assert pair.regions._closing == []
 
 
-def test_a_slot_is_written_by_whom_it_was_shown_to_and_no_byte_beside_it(pair: Pair) -> None:
+def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
     before, slot, behind = pair.slot(b"a"), pair.slot(b"b"), pair.slot(b"c")
     _grant, description = pair.regions.show_slot(slot)
     region = pair.client.imported(description)
@@ -121,7 +121,7 @@ def test_a_slot_is_written_by_whom_it_was_shown_to_and_no_byte_beside_it(pair: P
     assert bytes(pair.dram.view(behind)) == b"c" * SLOT_BYTES
 
 
-def test_a_description_that_leaked_is_worth_nothing_once_the_put_is_over(pair: Pair) -> None:
+def test_a_leaked_export_is_useless_after_the_put(pair: Pair) -> None:
     slot = pair.slot(b"a")
     grant, description = pair.regions.show_slot(slot)
     assert grant.revoke()

@@ -16,7 +16,7 @@ def block(number: int) -> Block:
     return made("red", b"%d" % number, 100, 1)
 
 
-def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobody_has_for_long() -> None:
+def test_hot_blocks_are_counted_only_while_polled() -> None:
     hot = HotBlocks()
     assert hot.hottest(0, S) == []
     assert not hot.is_counting
@@ -31,7 +31,7 @@ def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobod
     assert hot.hottest(5, 101 * S) == [], "it begins anew"
 
 
-def test_reads_from_other_hosts_are_told_besides_and_age_as_the_others() -> None:
+def test_hot_blocks_count_remote_reads_separately() -> None:
     hot, one = HotBlocks(), block(1)
     hot.hottest(1, 0)
     hot.read([one] * 60, is_far=False)
@@ -44,7 +44,7 @@ def test_reads_from_other_hosts_are_told_besides_and_age_as_the_others() -> None
     assert not hot._far
 
 
-def test_of_more_blocks_than_counters_the_frequent_ones_are_found_and_none_is_said_to_be_read_more_than_it_was() -> None:
+def test_hot_blocks_finds_frequent_blocks_and_never_overcounts() -> None:
     chosen, hot, true = random.Random(3), HotBlocks(), Counter[Block]()
     blocks = [block(number) for number in range(20_000)]
     hot.hottest(1, 0)

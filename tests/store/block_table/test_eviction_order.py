@@ -42,7 +42,7 @@ def order() -> EvictionOrder:
     return Visible(lambda: make_policy("lru"))
 
 
-def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrder) -> None:
+def test_victim_is_the_groups_coldest_evictable_block(order: EvictionOrder) -> None:
     old, new = block("old", 1), block("new", 2)
     order.insert(old, 0)
     order.insert(new, 0)
@@ -53,7 +53,7 @@ def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrde
     assert order.victim(0, anyone) is new
 
 
-def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: EvictionOrder) -> None:
+def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrder) -> None:
     told: list[tuple[str, bytes]] = []
 
     class Listening(LRU[bytes]):
@@ -96,7 +96,7 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
     assert len(told) == eviction.MAX_PENDING_TOUCHES
 
 
-def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
+def test_coldest_elsewhere_is_in_another_group(order: EvictionOrder) -> None:
     mine, cold, warm = block("mine", 1), block("cold", 2), block("warm", 3)
     for group, one in enumerate((mine, cold, warm)):
         order.insert(one, group)
@@ -106,9 +106,7 @@ def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order:
     assert order.coldest(anyone) is mine
 
 
-def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_none(
-    order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_some_of_many_groups_are_searched_round_robin(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 3)
     blocks = [block(str(number), last_access) for number, last_access in enumerate((9, 8, 7, 1, 2, 3, 4, 5, 6))]
     for group, one in enumerate(blocks):
@@ -121,7 +119,7 @@ def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_n
 
 @pytest.mark.parametrize("tenant", [None, "red", "blue"])
 @pytest.mark.parametrize("count", [1, 2, 9, 40, 1000])
-def test_the_next_coldest_are_those_that_come_one_after_the_other(order: EvictionOrder, tenant: str | None, count: int) -> None:
+def test_next_coldest_equals_repeated_coldest(order: EvictionOrder, tenant: str | None, count: int) -> None:
     rng = Random(count)
     blocks = [made(rng.choice(["red", "blue"]), b"%d" % number, 100, 1, last_access=rng.randrange(1000)) for number in range(100)]
     for number, one in enumerate(blocks):
@@ -141,7 +139,7 @@ def test_the_next_coldest_are_those_that_come_one_after_the_other(order: Evictio
     assert count < 1000 or len(found) == len(there)
 
 
-def test_next_victims_are_each_named_once() -> None:
+def test_next_victims_are_distinct() -> None:
     """SIEVE looks at its ring twice where it finds too few."""
     order = Visible(lambda: make_policy("sieve"))
     blocks = [block(str(number), number) for number in range(3)]
@@ -150,7 +148,7 @@ def test_next_victims_are_each_named_once() -> None:
     assert order.next_victims(0, anyone, 10) == blocks
 
 
-def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
+def test_rebalance_credit_pays_for_a_slab_priced_once(order: EvictionOrder) -> None:
     order.insert(block("mine", 1), 0)
     asked: list[int] = []
 
@@ -164,7 +162,7 @@ def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_s
     check(order)
 
 
-def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
+def test_a_block_stored_again_is_the_same_key_to_the_policy() -> None:
     """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
     order = Visible(lambda: make_policy("lhd"))
     order.insert(block("stays", 1), 0)
@@ -194,7 +192,7 @@ def remembered(order: EvictionOrder) -> list[int]:
     return [members.policy.remembered for _, members in sorted(order._groups.items())]
 
 
-def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_blocks_are_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
     order = Visible(lambda: make_policy("prefix"), 100)
     for group in range(2):
@@ -211,7 +209,7 @@ def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all
     check(order)
 
 
-def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: EvictionOrder) -> None:
+def test_take_victims_stops_at_the_first_refused_block(order: EvictionOrder) -> None:
     blocks = [block(str(number), number) for number in range(5)]
     for one in blocks:
         order.insert(one, 0)

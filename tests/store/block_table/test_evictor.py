@@ -28,7 +28,7 @@ def kinds(store: Store) -> list[tuple[int, str, int]]:
 # --- tiers ---
 
 
-def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_store: MakeStore) -> None:
+def test_a_put_without_a_free_slot_waits_for_a_demotion(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     first = store.put("a")
     store.put("b")
@@ -46,7 +46,7 @@ def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_sto
     assert [counts.demotions for _, _, counts, _ in store.table.levels()] == [1, 0]
 
 
-def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
+def test_no_block_is_dropped_while_nvme_has_space(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=5000)
     blocks = []
     for number in range(50):
@@ -60,7 +60,7 @@ def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
         assert store.bytes_of(block, tier) == value_of(block)
 
 
-def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStore) -> None:
+def test_a_put_that_may_drop_evicts_the_coldest_block(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     store.put("a")
     store.put("b")
@@ -75,7 +75,7 @@ def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStor
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1, 0]
 
 
-def test_many_that_may_drop_pass_by_what_is_on_its_way_down(make_store: MakeStore) -> None:
+def test_drops_skip_blocks_that_are_being_demoted(make_store: MakeStore) -> None:
     store = make_store(400, nvme_bytes=1000)
     for name in "abcd":
         store.put(name)
@@ -99,7 +99,7 @@ def test_a_put_that_may_drop_waits_for_its_tenants_quota(make_store: MakeStore) 
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
+def test_tenants_with_the_same_keys_are_separate_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
     store = make_store(300, nvme_bytes=1000, slab_bytes=100)
     blocks = [store.put("a", tenant=tenant) for tenant in ("red", "blue")]
     for block in blocks:
@@ -121,7 +121,7 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
     assert store.names() == "b"
 
 
-def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:
+def test_demotion_runs_from_the_high_to_the_low_watermark(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
     for number in range(8):
         store.put(str(number))
@@ -142,7 +142,7 @@ def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store:
 
 
 @pytest.mark.parametrize("is_over_quota", [False, True])
-def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
+def test_demotion_examines_few_candidates_per_iteration(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_over_quota: bool
 ) -> None:
     blocks, looked = 3000, 0
@@ -176,7 +176,7 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
     assert demoted == list(range(blocks * 8 // 10)), "the coldest, down to the low watermark"
 
 
-def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:
+def test_demotion_drops_no_block_that_cannot_be_demoted(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=300, high=0.5, low=0.2, slab_bytes=100)
     for number in range(5):
         store.put(str(number)).pinned = True
@@ -192,7 +192,7 @@ def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeSt
     assert store.tiers[NVME].used_bytes == 300
 
 
-def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: MakeStore) -> None:
+def test_a_full_nvme_drops_its_coldest_and_keeps_upper_tiers(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=200)
     for name in "abcdef":
         while store.try_put(name) is None:
@@ -202,7 +202,7 @@ def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: Mak
     assert nvme.evictions == 2
 
 
-def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store: MakeStore) -> None:
+def test_a_suspended_tier_gets_no_copies(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=1000, hbm_bytes=1000)
     store.table.evictor.suspend(NVME, is_suspended=True)
     store.table.evictor.suspend(HBM, is_suspended=True)
@@ -219,7 +219,7 @@ def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store
     assert store.names() == "b"
 
 
-def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
+def test_the_second_hit_below_dram_promotes_if_a_slot_is_free(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     for name in "abc":
         while store.try_put(name) is None:
@@ -248,7 +248,7 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     store.table.copies.release(block)
 
 
-def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store: MakeStore) -> None:
+def test_batch_evictions_need_no_demotion(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=10_000)
     first, second, third = (store.put(name) for name in "abc")
     ingest_tier = store.table._ingest_tier
@@ -267,7 +267,7 @@ def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store:
     assert len(store.table.slots.free_slots("red", 100, 3)) == 1
 
 
-def test_a_value_that_takes_the_room_of_many_waits_for_the_next_turns(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_value_evicts_over_several_iterations(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=200)
     for name in "abcdefghij":
@@ -284,7 +284,7 @@ def test_a_value_that_takes_the_room_of_many_waits_for_the_next_turns(make_store
 
 
 @pytest.mark.parametrize("is_lowered", [False, True])
-def test_nobody_waits_for_what_the_master_has_not_decided_about_where_others_can_leave(make_store: MakeStore, is_lowered: bool) -> None:
+def test_uncommitted_blocks_do_not_delay_other_evictions(make_store: MakeStore, is_lowered: bool) -> None:
     """Of the two slabs its one is the coldest; and it goes first, too, where its tenant has more than it may."""
     store = make_store(1000, nvme_bytes=10_000, slab_bytes=500)
     uncommitted = store.block("0", tenant="red")
@@ -325,7 +325,7 @@ def a_slab_each(make_store: MakeStore, *, nvme_bytes: int = 0) -> Store:
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("nvme_bytes", [0, 10_000])
-def test_anothers_slab_is_emptied_part_by_part_and_nobody_gets_what_is_free_of_it(make_store: MakeStore, nvme_bytes: int) -> None:
+def test_a_slab_of_another_group_is_emptied_in_parts(make_store: MakeStore, nvme_bytes: int) -> None:
     store = a_slab_each(make_store, nvme_bytes=nvme_bytes)
     left = []
     while store.open("g", 50, tenant="green") is None:

@@ -41,7 +41,7 @@ def opened(store: Store, owner: str, page: PageInMemory | None = None, *, size: 
     return 0 if ahead is None else ahead.number
 
 
-def test_slot_of_an_ended_connection_stays_while_its_writer_writes(store: Store) -> None:
+def test_slot_ahead_is_kept_while_its_disconnected_writer_writes(store: Store) -> None:
     page = PageInMemory()
     page.writing = opened(store, "one", page)
     assert store.table.may_write("one")
@@ -52,7 +52,7 @@ def test_slot_of_an_ended_connection_stays_while_its_writer_writes(store: Store)
     assert not store.table.may_write("never had one")
 
 
-def test_all_together_take_a_sixteenth_at_most(store: Store) -> None:
+def test_slots_ahead_take_at_most_a_sixteenth_of_dram(store: Store) -> None:
     assert all(opened(store, f"{number}") for number in range(4))
     assert not opened(store, "one more")
     assert opened(store, "0"), "in place of its own"

@@ -23,7 +23,7 @@ def dropped_for_quota(store: Store) -> list[int]:
     return [counts.quota_evictions for _, _, counts, _ in store.table.levels()]
 
 
-def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_quota_evicts_its_own_coldest_blocks(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     blue = store.put("z", tenant="blue")
     limit(store, dram_bytes=300)
@@ -38,7 +38,7 @@ def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_
     check(store.table)
 
 
-def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_quota_never_evicts_other_tenants(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200)
     store.put("z", tenant="blue")
@@ -55,7 +55,7 @@ def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_stor
     assert store.names() == "acz"
 
 
-def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
+def test_a_put_that_lacks_a_slab_reports_the_quota(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=1)
     store.put("a", 50).pinned = True
@@ -83,7 +83,7 @@ def test_open_puts_count(make_store: MakeStore) -> None:
     assert store.open("c") is not None
 
 
-def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: MakeStore) -> None:
+def test_a_value_larger_than_the_quota_is_refused(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200)
     store.table.check_size(200, "red")
@@ -95,7 +95,7 @@ def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: Ma
         store.table.check_size(1, "red")
 
 
-def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_block_quota_evicts_one_for_the_next(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     store.put("z", tenant="blue")
     limit(store, blocks=2)
@@ -116,7 +116,7 @@ def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(m
     assert "2 blocks (blocks)" in str(exceeded)
 
 
-def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_has_no_room_there(make_store: MakeStore) -> None:
+def test_quota_evictions_demote_unless_the_lower_quota_is_full(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     limit(store, dram_bytes=200, nvme_bytes=100)
     store.put("a")
@@ -140,7 +140,7 @@ def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_h
 
 
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
-def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+def test_a_lowered_quota_evicts_the_coldest_in_the_background(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
     for name in "abcd":
         store.put(name)
@@ -160,7 +160,7 @@ def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(ma
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
+def test_a_put_after_a_lowered_quota_evicts_in_bounded_steps(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_batch: bool
 ) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 2)
@@ -185,9 +185,7 @@ def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
     assert not store.table.evictor.next_turn()
 
 
-def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_was_lowered(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lowered_nvme_quota_drops_no_block_early(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 2)
     store = make_store(100, nvme_bytes=1000, slab_bytes=100)
     for name in "abcdefgh":
@@ -202,7 +200,7 @@ def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_wa
     assert store.names() == "hx"
 
 
-def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+def test_a_tenant_over_quota_is_evicted_first(make_store: MakeStore) -> None:
     store = make_store(400, slab_bytes=100)
     store.put("y", tenant="blue")
     store.put("z", tenant="blue")
@@ -213,7 +211,7 @@ def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: Ma
     assert store.names() == "bxyz"
 
 
-def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:
+def test_only_blocks_over_the_block_quota_are_evicted(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     store.put("z", tenant="blue")
     for name in "abcd":
@@ -229,7 +227,7 @@ def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_s
     assert store.table.slots.spare_slots("red", 100, 3) == []
 
 
-def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStore) -> None:
+def test_unevictable_blocks_keep_their_tenant_over_quota(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     for name in "ab":
         store.put(name).pinned = True
@@ -244,9 +242,7 @@ def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStor
     assert (len(store.names()), store.table.quotas.over_block_quota) == (1, set())
 
 
-def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn_and_waits(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_far_over_the_block_quota_evicts_in_bounded_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=100)
     for name in "abcdefg":

@@ -36,7 +36,7 @@ def tell(store: Store, group: int, spare: str, now_ns: int = 0) -> None:
     store.table.lowest.replicated_victims.set_answer(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
 
 
-def test_a_block_that_others_hold_leaves_before_colder_ones(full: Store) -> None:
+def test_a_replicated_block_is_evicted_before_colder_ones(full: Store) -> None:
     full.put("k", SIZE)
     assert full.names() == "bcdefghijk", "nothing is known yet"
     tell(full, group_of(full), "fh")
@@ -47,7 +47,7 @@ def test_a_block_that_others_hold_leaves_before_colder_ones(full: Store) -> None
     assert [block.key for kind, block, _ in full.events if kind == EVENT_GONE] == [b"a", b"f", b"h", b"b"]
 
 
-def test_what_is_read_used_or_gone_since_is_no_spare(full: Store) -> None:
+def test_a_block_read_since_the_query_is_no_preferred_victim(full: Store) -> None:
     full.put("k", SIZE)
     tell(full, group_of(full), "cdef")
     read, pinned, gone = (full.table.find("red", key) for key in (b"c", b"d", b"e"))
@@ -67,7 +67,7 @@ def block(name: str) -> Block:
     return made("red", name.encode(), SIZE, 1)
 
 
-def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_with_the_first_that_has() -> None:
+def test_victim_queries_back_off_while_no_replica_is_found() -> None:
     spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
 
     def evictions_until_due() -> int:
@@ -89,7 +89,7 @@ def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_w
     assert evictions_until_due() == MAX_ASK_EVERY
 
 
-def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_master() -> None:
+def test_victim_answers_expire_and_end_with_the_link() -> None:
     spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
     spares.next(7, lambda block: True)
     spares.expire(now_ns=5)

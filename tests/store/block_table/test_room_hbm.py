@@ -19,7 +19,7 @@ def warmed(store: Store, name: str) -> Block:
     return block
 
 
-def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: MakeStore) -> None:
+def test_a_block_read_twice_is_promoted_to_hbm(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=100)
     block = store.put("a")
     store.read("red", b"a", 0)
@@ -36,7 +36,7 @@ def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: 
     assert [(index, counts.promotions) for index, _, counts, _ in store.table.levels()] == [(HBM, 2), (DRAM, 0)]
 
 
-def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
+def test_a_read_of_an_hbm_block_copies_it_to_dram(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=100)
     block = warmed(store, "a")
     store.put("b")
@@ -55,7 +55,7 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
     assert dram.promotions == 1
 
 
-def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_store: MakeStore) -> None:
+def test_hbm_above_its_watermark_demotes_to_dram(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=200, nvme_bytes=1000, high=0.4, low=0.0)
     first = warmed(store, "a")
     store.table.copies.drop_copy(first, DRAM)

@@ -66,7 +66,7 @@ def test_a_block_is_what_it_was_made_as() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda rows: rows.make("red", b"x", 1, 1), lambda rows: many(rows, 1)[0]], ids=["one", "many"])
-def test_the_row_of_a_block_that_nobody_knows_is_the_next_ones_who_has_nothing_of_it(make: Callable[[BlockRows], Block]) -> None:
+def test_a_reused_row_keeps_nothing_of_its_former_block(make: Callable[[BlockRows], Block]) -> None:
     rows = BlockRows()
     former = used(many(rows, 1)[0])
     row = int(former)
@@ -97,7 +97,7 @@ def test_no_row_is_two_blocks(steps: list[tuple[bool, int]]) -> None:
         assert (block.key, block.dram) == (b"key %d" % key, Slot(key << 21, key + 1, 100, key % 3))
 
 
-def test_what_many_have_is_what_each_has() -> None:
+def test_batch_reads_of_columns_match_single_reads() -> None:
     blocks = many(BlockRows(), 40)[::-2]
     columns = blocks[0].columns
     assert keys_of(blocks) == [block.key for block in blocks]

@@ -101,7 +101,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60)
-def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
+def test_batch_operations_equal_single_operations(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
     at_once, each = Table(), Table()
     try:
         for step in steps:
@@ -129,7 +129,7 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
         each.close()
 
 
-def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[Table, Table]) -> None:
+def test_placed_values_evict_no_protected_blocks(two: tuple[Table, Table]) -> None:
     table, _ = two
     put_each(table, [block(b"%d" % number) for number in range(20)])
     look = table.local.look("0")
@@ -230,9 +230,7 @@ class Crowded(Store):
 
 @given(st.sampled_from(["lru", "leaf_lru", "lfu"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
 @settings(max_examples=80)
-def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
-    policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]
-) -> None:
+def test_batch_evictions_equal_single_evictions(policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]) -> None:
     """Under policies that a question does not change. SIEVE's hand passes each key that is refused, and one look for many victims asks once
     where single ones ask many times."""
     at_once, each = (Crowded(policy, hbm_bytes=hbm_bytes, at_once=at_once) for at_once in (True, False))
@@ -246,7 +244,7 @@ def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
         each.shut()
 
 
-def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hazard_set_after_the_victim_search_keeps_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks after the node has seen that nobody does, and before the block is hidden."""
     table = Crowded("lru", hbm_bytes=0, at_once=True)
     table.make_room("red", SIZE, 20)

@@ -42,7 +42,7 @@ def digest(value: bytes) -> int:
     return xxhash.xxh3_64_intdigest(value)
 
 
-def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encoded_anew(make_store: MakeStore) -> None:
+def test_a_promoted_lossy_block_is_not_encoded_again(make_store: MakeStore) -> None:
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="fp8-head")
     block = store.put_tensor("a", value)
@@ -56,7 +56,7 @@ def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encode
 
 
 @pytest.mark.parametrize("then", ["int8", "int4/16"])
-def test_a_block_that_was_encoded_once_never_changes_again(make_store: MakeStore, then: str) -> None:
+def test_an_encoded_block_never_changes_again(make_store: MakeStore, then: str) -> None:
     """Where encoding anew would change it, it is stored as it is: with the codec of another run, for one."""
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="int8")
@@ -80,7 +80,7 @@ def test_a_block_that_was_encoded_once_never_changes_again(make_store: MakeStore
     assert (nvme.used_bytes == nvme.slot_bytes(SIZE)) == (then != "int8")
 
 
-def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> None:
+def test_readers_get_the_exact_value_while_dram_has_it(make_store: MakeStore) -> None:
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
     block = store.put_tensor("a", value)
@@ -100,7 +100,7 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     assert not block.lossy
 
 
-def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(make_store: MakeStore) -> None:
+def test_values_that_the_codec_refuses_are_stored_raw(make_store: MakeStore) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int4/32")
     infinite = torch.zeros(SHAPE)
     infinite[0, 0, 0, 3, 4] = float("inf")
@@ -119,9 +119,7 @@ def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(mak
 
 
 @pytest.mark.parametrize("codec", ["fp8-head", "int2/16", "none"])
-def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_what_they_gave(
-    make_store: MakeStore, tmp_path: Path, codec: str
-) -> None:
+def test_encoded_blocks_survive_a_restart_with_any_codec(make_store: MakeStore, tmp_path: Path, codec: str) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int8")
     lossy = store.put_tensor("lossy", tensor_value(1, dtype="float16"))
     demote(store, lossy)

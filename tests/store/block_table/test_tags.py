@@ -28,7 +28,7 @@ def test_the_form_of_a_tag() -> None:
 
 
 @pytest.mark.parametrize("encoding", [Encoding(100, 60, 480), None], ids=["encoded", "came back from an encoded copy"])
-def test_a_block_whose_copy_gives_other_bytes_comes_back_as_what_was_put_with_what_its_copy_gives(encoding: Encoding | None) -> None:
+def test_the_tag_of_a_lossy_copy_restores_both_checksums(encoding: Encoding | None) -> None:
     block = made("red", b"key", 200 if encoding is not None else 100, 5, checksum=9)
     block.set_slot(NVME, SLOT)
     block.set_loss(NVME, Loss(77, encoding))

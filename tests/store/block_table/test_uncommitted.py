@@ -31,7 +31,7 @@ def decide(uncommitted: UncommittedBlocks, one: Block) -> None:
     check(uncommitted)
 
 
-def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_larger_than_a_message() -> None:
+def test_take_returns_one_group_in_put_order_up_to_the_limit() -> None:
     uncommitted = UncommittedBlocks(Partitioning())
     a, b, c = added(uncommitted, block(b"a"), block(b"b"), block(b"c"))
     other, blue = added(uncommitted, block(b"o", namespace="other"), block(b"a", tenant="blue"))
@@ -39,7 +39,7 @@ def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_
     assert len(uncommitted) == 5, "they are claimed, and not decided about"
 
 
-def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_nothing() -> None:
+def test_commits_in_flight_delay_no_other_tenant() -> None:
     uncommitted = UncommittedBlocks(Partitioning())
     red, blue = added(uncommitted, block(b"a"), block(b"a", tenant="blue"))
     uncommitted.begin([])
@@ -53,7 +53,7 @@ def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_noth
     assert uncommitted.commits_in_flight == 1
 
 
-def test_many_at_once_are_those_one_after_the_other() -> None:
+def test_uncommitted_batches_equal_single_operations() -> None:
     uncommitted = UncommittedBlocks(Partitioning())
     assert not uncommitted.has_unsent
     uncommitted.add_all([])
@@ -73,7 +73,7 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
     assert (uncommitted.has_unsent, uncommitted.commits_in_flight) == (False, 3)
 
 
-def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_one_came() -> None:
+def test_a_key_has_one_commit_request_at_a_time() -> None:
     uncommitted = UncommittedBlocks(Partitioning())
     [former] = added(uncommitted, block(b"a"))
     assert uncommitted.take(9) == [former]

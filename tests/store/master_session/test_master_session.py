@@ -72,14 +72,14 @@ def said_until_commits(master: socket.socket) -> set[int]:
             return found
 
 
-def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked) -> None:
+def test_victim_queries_use_the_newest_link(linked: Linked) -> None:
     with linked.begin(1), linked.begin(2) as master:
         linked.evict_and_ask()
         found = said_until_commits(master)
     assert {Publish.TYPE, QueryVictims.TYPE} <= found
 
 
-def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
+def test_a_heartbeat_without_a_connection_fails_at_once(linked: Linked) -> None:
     heard: list[HeartbeatResponse | KVStoreError] = []
 
     def beat() -> None:

@@ -30,7 +30,7 @@ def below(store: Store, name: str, size_bytes: int = 100) -> Block:
     return block
 
 
-def test_a_staged_copy_is_its_readers_and_its_slot_is_free_once_it_is_released(store: Store) -> None:
+def test_a_staged_copys_slot_is_freed_on_release(store: Store) -> None:
     block = below(store, "a")
     staged = stage(store.table, store.dram, block)
     assert staged is not None
@@ -44,7 +44,7 @@ def test_a_staged_copy_is_its_readers_and_its_slot_is_free_once_it_is_released(s
     check(store.table)
 
 
-def test_no_more_than_a_share_of_dram_is_staged(store: Store) -> None:
+def test_staging_is_bounded_by_a_share_of_dram(store: Store) -> None:
     first, second = below(store, "a"), below(store, "b")
     staged = stage(store.table, store.dram, first)
     assert staged is not None
@@ -53,7 +53,7 @@ def test_no_more_than_a_share_of_dram_is_staged(store: Store) -> None:
     assert stage(store.table, store.dram, second) is not None
 
 
-def test_what_only_dram_holds_does_not_leave_for_a_staged_copy(store: Store) -> None:
+def test_staging_evicts_no_block_that_is_only_in_dram(store: Store) -> None:
     cold = below(store, "cold")
     for number in range(STAGED_SHARE):
         store.put(f"hot {number}")

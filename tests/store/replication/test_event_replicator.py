@@ -130,7 +130,7 @@ def blocks(*names: str) -> list[Block]:
     return [made("red", name.encode(), 10, 0) for name in names]
 
 
-def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim_its_key() -> None:
+def test_evictions_are_sent_beyond_the_window_before_a_commit() -> None:
     node = Node(batch_events=1, max_in_flight=1)
     link = node.synced_link()
     for name in "abc":
@@ -148,7 +148,7 @@ def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim
     assert link.said() == [(PHASE_STREAM, "d")]
 
 
-def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_not_name_it_then() -> None:
+def test_an_eviction_is_sent_before_the_inventory_is_complete() -> None:
     node = Node(max_in_flight=2)
     for name in "abcdefg":
         node.commit(name)
@@ -163,7 +163,7 @@ def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_n
     assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
 
 
-def test_events_for_which_nobody_waits_wait_for_others() -> None:
+def test_events_without_waiters_are_batched() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()
     assert node.timers == [], "an inventory waits for nothing"
@@ -182,7 +182,7 @@ def test_events_for_which_nobody_waits_wait_for_others() -> None:
     assert len(node.timers) == 1
 
 
-def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> None:
+def test_awaited_events_and_earlier_ones_are_sent_at_once() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()
     node.commit("a")
@@ -199,7 +199,7 @@ def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> Non
     assert answers == [None]
 
 
-def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
+def test_event_columns_describe_their_block(node: Node) -> None:
     link = node.link_up(epoch=9)
     link.answer_all()
     first, second = node.commit("a"), node.commit("b", "blue", "other")
@@ -230,7 +230,7 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     assert second.event_seq == 2
 
 
-def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_then(node: Node) -> None:
+def test_moves_of_a_queued_block_are_coalesced(node: Node) -> None:
     """However long the master takes nothing: a node does not grow by each move."""
     link = node.link_up()
     link.answer_all()
@@ -250,7 +250,7 @@ def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_
     assert said.event_seq == 3
 
 
-def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its_end(node: Node) -> None:
+def test_waiters_of_new_events_do_not_wait_for_the_inventory(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
     link = node.link_up()
@@ -269,7 +269,7 @@ def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its
     assert node.replicator.backlog == 0
 
 
-def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node) -> None:
+def test_awaited_blocks_are_committed_first_on_the_next_link(node: Node) -> None:
     """A put that was under way when an owner vanished waited until its node of ten million blocks had been compared with the next one."""
     known, waited_for, gone = (node.commit(name) for name in "abc")
     told: list[tuple[str, KVStoreError | None]] = []
@@ -287,7 +287,7 @@ def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node)
     assert told == [("put", None), ("put of what is gone", None)]
 
 
-def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
+def test_waiters_are_notified_in_order_when_events_are_durable(node: Node) -> None:
     link = node.synced_link()
     node.commit("a")
     node.replicator.flush()
@@ -304,7 +304,7 @@ def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node:
     assert node.heard[-1] == "at once"
 
 
-def test_an_answer_ahead_of_its_predecessors_makes_nothing_durable(node: Node) -> None:
+def test_an_early_answer_makes_no_event_durable(node: Node) -> None:
     link = node.synced_link()
     node.commit("a")
     node.replicator.flush()
@@ -318,7 +318,7 @@ def test_an_answer_ahead_of_its_predecessors_makes_nothing_durable(node: Node) -
     assert node.heard == ["both"]
 
 
-def test_without_a_link_events_are_not_kept_and_who_waits_is_told_by_the_next_inventory(node: Node) -> None:
+def test_events_without_a_link_are_covered_by_the_inventory(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
     node.replicator.flush()
@@ -345,7 +345,7 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_however_often_the_link_breaks(seed: int) -> None:
+def test_a_model_master_converges_despite_broken_links(seed: int) -> None:
     choice = random.Random(seed)
     node = Node(batch_events=choice.randint(1, 4), max_in_flight=choice.randint(1, 3))
     link = node.link_up()
@@ -421,7 +421,7 @@ def announced(*span_ids: int) -> bytes:
     return b"".join(SampledCall(TraceParent(7, span_id)).frame for span_id in span_ids)
 
 
-def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> None:
+def test_a_message_carries_the_traces_of_its_waiters() -> None:
     node, spans, link = Node(batch_events=2, max_in_flight=9), Spans(), TracedLink()
     replicator = node.replicator
     replicator.link_up(link.send, 1, lambda: None)
@@ -471,7 +471,7 @@ class Compared:
             self.turns.pop(0)()
 
 
-def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named() -> None:
+def test_incremental_resync_sends_only_differences() -> None:
     found = Compared(80, FROM)
     assert found.link.said() == [(PHASE_SYNC_BEGIN, "")]
     found.run()
@@ -501,7 +501,7 @@ def test_events_do_not_wait_for_the_comparison() -> None:
     assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(33, 65))), (PHASE_SYNC_END, "")]
 
 
-def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_anew() -> None:
+def test_a_comparison_ends_with_its_link() -> None:
     broken, refused = Compared(80, 80), Compared(80, 80)
     broken.node.replicator.link_down()
     broken.run()
@@ -512,7 +512,7 @@ def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_ane
     assert not refused.node.replicator.has_sent_all
 
 
-def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends() -> None:
+def test_a_failed_comparison_sends_the_full_inventory() -> None:
     found = Compared(80, FROM)
     with patch.object(InventoryComparison, "_order_all", side_effect=MemoryError):
         found.run()
@@ -525,7 +525,7 @@ def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends()
     assert found.node.synced == 1
 
 
-def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_link_made_anew(node: Node) -> None:
+def test_an_unreadable_inventory_reconnects(node: Node) -> None:
     """The blocks that it had not come to would not be there any more."""
     read = node.parts
 
@@ -546,7 +546,7 @@ def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_li
 
 
 @pytest.mark.parametrize("is_commit_in_flight", [False, True])
-def test_events_for_which_there_was_no_memory_are_told_by_the_inventory_of_a_link_that_is_made_anew(is_commit_in_flight: bool) -> None:
+def test_events_lost_to_memory_errors_are_resynced(is_commit_in_flight: bool) -> None:
     """Else they would be said by nobody, and what comes after them would never be durable."""
     node = Node(max_in_flight=1)
     node.commit("a")
@@ -608,7 +608,7 @@ class Told:
         return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
 
 
-def test_each_master_hears_of_its_own_blocks_alone() -> None:
+def test_each_master_gets_its_own_partitions_events() -> None:
     told = Told()
     told.held = BLOCKS[:10]
     told.link_up()
@@ -623,7 +623,7 @@ def test_each_master_hears_of_its_own_blocks_alone() -> None:
     assert told.replicators.is_synced
 
 
-def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
+def test_moves_before_partitioning_are_sent_with_the_next_move() -> None:
     told = Told(moved_before=[made("red", b"recovered-%d" % number, 1, 1) for number in range(20)])
     told.link_up()
     for partition in range(COUNT):
@@ -635,7 +635,7 @@ def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again
     assert sorted(key for heard in told.heard for key in heard) == sorted(block.key for block in told.held)
 
 
-def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> None:
+def test_a_waiter_of_several_partitions_waits_for_all() -> None:
     told, results = Told(), list[KVStoreError | None]()
     told.link_up()
     for block in BLOCKS:
@@ -651,7 +651,7 @@ def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> N
     assert results == [None] * 3
 
 
-def test_who_waits_for_a_new_block_and_one_that_is_durable_does_not_wait_for_the_next_inventory() -> None:
+def test_a_waiter_skips_blocks_that_are_durable() -> None:
     told, results = Told(1), list[KVStoreError | None]()
     old, new = BLOCKS[:2]
     told.link_up()

@@ -42,7 +42,7 @@ def asking(make_store: Callable[..., Store]) -> Asking:
     return Asking(make_store(10 * SIZE, slab_bytes=10 * SIZE))
 
 
-def test_the_master_is_asked_once_about_the_coldest_and_its_answer_counts_for_a_while(asking: Asking) -> None:
+def test_the_coldest_blocks_are_queried_once_per_answer(asking: Asking) -> None:
     asking.link_up(5)
     asking.victim_queries.step()
     assert asking.asked == [], "nothing has left yet"
@@ -58,7 +58,7 @@ def test_the_master_is_asked_once_about_the_coldest_and_its_answer_counts_for_a_
     assert asking.spares == 0
 
 
-def test_an_answer_of_a_link_that_is_gone_is_not_believed(asking: Asking) -> None:
+def test_an_answer_of_a_lost_link_is_ignored(asking: Asking) -> None:
     asking.link_up(5)
     asking.store.put("k", SIZE)
     asking.victim_queries.step()
@@ -73,7 +73,7 @@ def test_an_answer_of_a_link_that_is_gone_is_not_believed(asking: Asking) -> Non
     assert [message.epoch for message, _ in asking.asked] == [6]
 
 
-def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_elsewhere(asking: Asking) -> None:
+def test_blocks_are_offered_until_another_node_has_them(asking: Asking) -> None:
     asking.victim_queries.run_due()
     asking.link_up(5, spill_at_share=0.1)
     asking.victim_queries.run_due()
@@ -92,7 +92,7 @@ def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_el
     assert len(asking.asked) == 2, "it is asked already"
 
 
-def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is_a_link(
+def test_each_master_is_queried_about_its_own_partition(
     make_store: Callable[..., Store],
 ) -> None:
     store, partitioning = make_store(10 * SIZE, slab_bytes=10 * SIZE), Partitioning()
@@ -149,7 +149,7 @@ def node(make_store: Callable[..., Store]) -> Node:
     return Node(make_store(BLOCKS * SIZE, slab_bytes=BLOCKS * SIZE))
 
 
-def test_nothing_is_offered_unless_the_master_wants_it_and_the_tier_is_nearly_full(node: Node) -> None:
+def test_blocks_are_offered_only_when_the_tier_is_nearly_full(node: Node) -> None:
     assert not node.is_due()
     node.spilling.begin(0.05)
     assert not node.is_due(), "a twentieth is free"
@@ -163,14 +163,14 @@ def test_nothing_is_offered_unless_the_master_wants_it_and_the_tier_is_nearly_fu
     assert not node.is_due()
 
 
-def test_a_guest_is_not_offered_again(node: Node) -> None:
+def test_a_spilled_block_is_not_offered_again(node: Node) -> None:
     node.spilling.begin(0.1)
     coldest = list(node.store.table.blocks())[:3]
     coldest[1].is_spilled = True
     assert node.spilling.offered(coldest) == b"\1\0\1"
 
 
-def test_questions_become_rare_where_answers_say_nothing_new(node: Node) -> None:
+def test_queries_back_off_while_answers_do_not_change(node: Node) -> None:
     node.spilling.begin(0.1)
     assert node.is_due()
     node.now_ns += MIN_PAUSE_NS

@@ -69,7 +69,7 @@ def digests(*names: str) -> list[int]:
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["this host", "another host"])
-def test_values_come_as_they_are_over_either_socket(node: Served, host: str | None) -> None:
+def test_fetch_works_over_either_socket(node: Served, host: str | None) -> None:
     """Over the one that is right: the other one is none."""
     source = source_of(node, tcp=NOWHERE) if host is None else source_of(node, unix="/nowhere", host=host)
     room = Room(*VALUES)
@@ -78,7 +78,7 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
     assert not node.call(lambda: len(node.leases))
 
 
-def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
+def test_fetch_ignores_a_socket_of_another_node(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
         other.authenticator.node_id = 6
@@ -89,7 +89,7 @@ def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, t
             fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
 
 
-def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_one(node: Served) -> None:
+def test_fetch_reports_errors_per_block(node: Served) -> None:
 
     def drop() -> None:
         block = node.store.table.find("red", b"c")
@@ -102,12 +102,12 @@ def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_on
     assert bytes(wanted[1].destination) == VALUES["b"]
 
 
-def test_a_value_of_another_size_than_its_room_is_not_read(node: Served) -> None:
+def test_fetch_refuses_a_value_of_another_size(node: Served) -> None:
     with pytest.raises(ProtocolError, match="node 5 has 1000 bytes for a block of 999"):
         fetch(source_of(node), HELLO, Room("a", size_bytes=999).wanted, Deadline(TIMEOUT_S))
 
 
-def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order(tmp_path: Path) -> None:
+def test_fetch_presents_the_pass_of_the_order(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         client = node.connect(ticket=node.ticket())
         client.put(VALUES)
@@ -173,7 +173,7 @@ def _blocks(status: int, count: int = 1) -> ReadBlocksReply:
     ],
     ids=["too many", "mapped", "unknown", "too few bytes", "hangs up within the value", "silent"],
 )
-def test_a_source_that_answers_nonsense_or_not_at_all_is_an_error_in_time(
+def test_fetch_fails_in_time_for_a_bad_or_silent_source(
     answer: ReadBlocksReply | None, payload_bytes: int, error: type[KVStoreError]
 ) -> None:
     liar = Liar(answer, payload_bytes)
@@ -220,7 +220,7 @@ def by_engine(node: Served, transfer: bytes, engine: TransferEngine) -> None:
     until(node, lambda: not len(node.leases))
 
 
-def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
+def test_large_batches_are_fetched_by_the_engine(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
     node, engine = far
     whole = sum(map(len, LARGE.values()))
     by_engine(node, engine.describe(), near)
@@ -237,7 +237,7 @@ def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Se
 
 
 @pytest.mark.parametrize("transfer", [b"of a later release", "gone"], ids=["nonsense", "unreachable"])
-def test_where_the_engine_cannot_be_used_all_comes_by_message(
+def test_fetch_falls_back_to_messages(
     far: tuple[Served, TransferEngine], near: TransferEngine, transfer: bytes | str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node, engine = far

@@ -166,7 +166,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp"])
-def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pair, client: Client, way: str) -> None:
+def test_replicas_are_copied_in_batches_with_their_generation(pair: Pair, client: Client, way: str) -> None:
     names = list(VALUES)
     assert pair.copy(*names, tcp=pair.source.tcp if way == "tcp" else "") == [1] * len(names)
     _, found = client.read(*names, generations=[1] * len(names))
@@ -179,7 +179,7 @@ def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pai
     assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
 
 
-def test_nothing_is_seen_before_the_master_has_said_so(pair: Pair, client: Client) -> None:
+def test_a_replica_is_invisible_until_the_master_confirms(pair: Pair, client: Client) -> None:
     pair.ruler.is_silent = True
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
     pair.until(lambda: bool(pair.ruler.waiting))
@@ -191,7 +191,7 @@ def test_nothing_is_seen_before_the_master_has_said_so(pair: Pair, client: Clien
     assert client.read("k0")[1] == [VALUES["k0"]]
 
 
-def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_taken_on(pair: Pair, client: Client) -> None:
+def test_present_blocks_and_a_full_queue_are_refused(pair: Pair, client: Client) -> None:
     client.put({"k0": b"mine"}, generation=7)
     client.open({"k1": 10})
     assert pair.copy("k0", "k1", "k2") == [0, 0, 1]
@@ -205,7 +205,7 @@ def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_t
     pair.target.call(pair.ruler.decide)
 
 
-def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
+def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0"])
     order.guests = 1
     assert pair.send(order) == [1]
@@ -229,7 +229,7 @@ def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Cl
 # --- what may happen meanwhile ---
 
 
-def test_a_block_removed_or_replaced_meanwhile_is_forgotten(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_replica_removed_meanwhile_is_dropped(pair: Pair, lines: Callable[[], list[str]]) -> None:
     pair.ruler.refuses = {b"k1"}
     pair.copy("k0", "k1", "k2")
     assert set(pair.blocks()) == {"k0", "k2"}
@@ -237,7 +237,7 @@ def test_a_block_removed_or_replaced_meanwhile_is_forgotten(pair: Pair, lines: C
     assert lines() == ["dropped 1 of 3 blocks copied from node 5: removed or replaced meanwhile"]
 
 
-def test_bytes_that_arrive_damaged_are_not_kept(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_damaged_replica_is_dropped(pair: Pair, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0", "k1"])
     order.checksums = [digest(VALUES["k0"]), 7]
     pair.send(order)
@@ -248,7 +248,7 @@ def test_bytes_that_arrive_damaged_are_not_kept(pair: Pair, lines: Callable[[], 
     ]
 
 
-def test_a_source_that_is_dead_costs_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_dead_source_fails_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
     assert pair.copy("k0", "k1", tcp="127.0.0.1:1") == [1, 1]
     assert pair.arrived() == {b"k0": 0, b"k1": 0}
     assert pair.counters() == (0, 0, 2)
@@ -271,7 +271,7 @@ def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: 
     assert noted == [(5, measured)]
 
 
-def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_refused_or_malformed_confirmation_drops_the_replicas(pair: Pair, lines: Callable[[], list[str]]) -> None:
     pair.ruler.failure = StaleEpoch("registration 9 is over")
     pair.copy("k0")
     pair.ruler.failure = None
@@ -288,7 +288,7 @@ def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pai
     ]
 
 
-def test_orders_end_with_the_link_by_which_they_came(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
+def test_orders_end_with_their_link(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
     """Those that wait at once, the one under way when it has arrived; the next link begins anew."""
     gate = Gate(monkeypatch)
     pair.send(pair.order(["k0"]))
@@ -331,9 +331,7 @@ class Gate:
         self._open.set()
 
 
-def test_a_fetch_that_outlasts_its_puts_writes_into_nobodys_slot(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
-) -> None:
+def test_a_late_fetch_writes_into_no_reused_slot(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
     gate = Gate(monkeypatch)
     pair.send(pair.order(["k0"]))
     gate.await_fetch()
@@ -345,7 +343,7 @@ def test_a_fetch_that_outlasts_its_puts_writes_into_nobodys_slot(
     assert lines() == ["1 of 1 blocks not copied from node 5: StaleHandle: its slot expired before it arrived (put_ttl_s)"]
 
 
-def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) -> None:
+def test_a_replica_that_expires_before_its_grant_is_retracted(pair: Pair) -> None:
     pair.ruler.is_silent = True
     pair.send(pair.order(["k0"]))
     pair.until(lambda: bool(pair.ruler.waiting))
@@ -365,7 +363,7 @@ def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) ->
 # --- room ---
 
 
-def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too_in_their_turn(
+def test_orders_without_a_free_slot_are_given_up_in_turn(
     pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setattr(copies, "ROOM_WAIT_NS", 1 << 62)
@@ -388,7 +386,7 @@ def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too
     assert lines() == ["2 of 2 blocks not copied from node 5: Full: no slot became free within 0 s"]
 
 
-def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, client: Client) -> None:
+def test_waiting_puts_of_another_tenant_delay_no_order(pair: Pair, client: Client) -> None:
     other = pair.target.connect(tenant="blue")
     opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
     assert set(opened.statuses) == {0}
@@ -404,7 +402,7 @@ def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, 
 
 
 @pytest.mark.parametrize("place", ["store.table.commit_granted", "replica_queue._sort_out"])
-def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
+def test_an_internal_error_ends_only_its_batch(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     def fail(*_: object) -> bool:
@@ -421,7 +419,7 @@ def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
     assert set(pair.blocks()) == {"k2"}
 
 
-def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
+def test_waiting_puts_precede_replicas(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}
     other = pair.target.connect()
@@ -450,7 +448,7 @@ def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
     return pair.target.call(put)
 
 
-def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_have_another_version(pair: Pair) -> None:
+def test_a_replica_of_an_uncommitted_key_waits_for_its_commit(pair: Pair) -> None:
     ours = put_undecided(pair, "k1", b"mine")
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1], "else the master takes the node for a full one"
     pair.until(lambda: pair.target.replica_queue.copied_blocks == 1)
@@ -460,9 +458,7 @@ def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_
     assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
 
 
-def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantized_replica_keeps_the_blocks_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = tensor_value(1)
     monkeypatch.setitem(VALUES, "tensor", value)
     (tmp_path / "s").mkdir()
@@ -490,7 +486,7 @@ def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_t
         pair.master.close()
 
 
-def test_the_batches_of_a_traced_order_are_below_it_and_so_is_what_they_ask_for_and_of_others_nothing_is(pair: Pair) -> None:
+def test_batches_of_a_traced_order_have_child_spans(pair: Pair) -> None:
     spans = Spans()
     pair.source.server.tracer = spans
     assert pair.copy("k1") == [1]

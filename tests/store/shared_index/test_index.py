@@ -65,7 +65,7 @@ def wide() -> Iterator[SharedIndexTable]:
     index.close()
 
 
-def test_keys_of_all_lengths_are_told_apart(wide: SharedIndexTable) -> None:
+def test_keys_of_all_lengths_are_distinguished(wide: SharedIndexTable) -> None:
     index = wide
     keys = [b"\0" * length for length in range(1, MAX_KEY_BYTES + 1)]
     view = view_of(index)
@@ -81,7 +81,7 @@ def test_keys_of_all_lengths_are_told_apart(wide: SharedIndexTable) -> None:
         index.hide(shown)
 
 
-def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: SharedIndexTable) -> None:
+def test_a_removed_entry_is_not_found_and_fails_validation(index: SharedIndexTable) -> None:
     shown = block(b"key")
     index.show(shown, 0, 0, 0)
     view = view_of(index)
@@ -99,7 +99,7 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Shar
     assert not view.still_batch(batch).any()
 
 
-def test_many_are_hidden_at_once_as_one_by_one(index: SharedIndexTable) -> None:
+def test_remove_all_equals_single_removals(index: SharedIndexTable) -> None:
     one_by_one = SharedIndexTable(index.sets, is_ordered=False)
     blocks = [[block(b"key-%d" % number) for number in range(40)] for _ in range(2)]
     for which, of_index in zip((index, one_by_one), blocks, strict=True):
@@ -118,7 +118,7 @@ def test_many_are_hidden_at_once_as_one_by_one(index: SharedIndexTable) -> None:
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("key_bytes", [1, 5, 16, MAX_KEY_BYTES])
-def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) -> None:
+def test_add_all_equals_single_additions(key_bytes: int, is_ordered: bool) -> None:
     at_once, each = (SharedIndexTable(16 * SETS, key_words=key_words_for(key_bytes), number=3, is_ordered=is_ordered) for _ in range(2))
     views = [view_of(at_once), view_of(each)] if not is_ordered else []
     for turn in range(3):
@@ -147,7 +147,7 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
     each.close()
 
 
-def test_keys_of_one_hash_are_not_taken_for_one_another(index: SharedIndexTable) -> None:
+def test_keys_with_equal_hashes_are_distinguished(index: SharedIndexTable) -> None:
     """Multilinear hashes collide where one wants them to."""
     low, high = _FACTORS[:2]
     step = low * pow(high, -1, 1 << 64)
@@ -163,7 +163,7 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: SharedIndexTable)
     assert [found and found.offset for found in (find(view, key) for key in keys)] == [0, None, None]
 
 
-def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: SharedIndexTable) -> None:
+def test_a_key_in_two_entries_is_found_correctly(index: SharedIndexTable) -> None:
     moving, present, absent = b"m" * 16, b"p" * 16, b"a" * 16
     for slot, key in enumerate((moving, present)):
         index.show(block(key), 64 * slot, 0, slot)
@@ -176,7 +176,7 @@ def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidat
     index._tag_column[free] = 0
 
 
-def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: SharedIndexTable) -> None:
+def test_stale_or_invalid_access_words_are_ignored(index: SharedIndexTable) -> None:
     shown = block(b"key")
     index.show(shown, 0, 0, 0)
     view = view_of(index)
@@ -188,7 +188,7 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Shar
     assert index.accessed(word) is None
 
 
-def test_nobody_can_write_what_a_reader_is_given(index: SharedIndexTable) -> None:
+def test_the_exported_index_is_read_only(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(OSError, match=r"not permitted|denied|Bad file"):
@@ -199,7 +199,7 @@ def test_nobody_can_write_what_a_reader_is_given(index: SharedIndexTable) -> Non
         os.close(fd)
 
 
-def test_another_form_is_refused(index: SharedIndexTable) -> None:
+def test_a_malformed_index_is_refused(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(Broken, match="form"):
@@ -308,7 +308,7 @@ TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 
 @pytest.mark.parametrize("stores", range(8))
-def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: int) -> None:
+def test_a_writer_that_died_mid_update_leaves_no_wrong_entry(stores: int) -> None:
     """Its last stores never came: the entry has an odd sequence, some of its body, or no tag."""
     index = SharedIndexTable(1, is_ordered=False)
     view = view_of(index)

@@ -42,7 +42,7 @@ def old() -> Iterator[SharedIndexTable]:
     index.close()
 
 
-def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it_is_emptied(old: SharedIndexTable) -> None:
+def test_growth_copies_the_index_then_empties_the_old_one(old: SharedIndexTable) -> None:
     blocks = filled(old, 5000)
     reader = view_of(old)
     before = [of_block(reader, one) for one in blocks]
@@ -73,7 +73,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_keys_that_are_longer_are_shown_in_the_wider_one(old: SharedIndexTable, is_full: bool) -> None:
+def test_longer_keys_are_added_to_the_wider_index(old: SharedIndexTable, is_full: bool) -> None:
     blocks = filled(old, old.entries * 6 // 10 if is_full else 1000)
     growth = IndexGrowth(old, KEY_WORDS[-1])
     assert growth.max_key_bytes == MAX_KEY_BYTES

@@ -31,7 +31,7 @@ def store() -> Iterator[Store]:
     store.close()
 
 
-def test_a_client_finds_what_was_there_before_it_came_and_what_comes(store: Store) -> None:
+def test_a_client_finds_earlier_and_later_blocks(store: Store) -> None:
     before = store.put("before")
     client = store.client()
     after = store.put("after")
@@ -45,7 +45,7 @@ def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     assert blue.find("key") is None
 
 
-def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
+def test_a_grown_index_keeps_the_clients_reader_slots(store: Store) -> None:
     client = store.client()
     count = 0
     while not client.index.is_over:
@@ -65,7 +65,7 @@ def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_des
     assert store.shared_index.is_protected("red", slot_of(store, "b0").index)
 
 
-def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store: Store) -> None:
+def test_clients_find_exactly_the_blocks_during_growth(store: Store) -> None:
     client = store.client()
     there: dict[str, Block] = {}
     indexes = {id(client.index): client.index}
@@ -106,7 +106,7 @@ def put_batch(store: Store, names: list[str], size_bytes: int = 16) -> list[Bloc
 
 
 @pytest.mark.parametrize("count", [1, MIN_BATCH, MIN_BATCH_LIMIT + 3, 4 * MIN_BATCH_LIMIT])
-def test_a_batch_is_shown_whatever_its_size_and_while_the_index_grows(store: Store, count: int) -> None:
+def test_batches_of_any_size_are_added_during_growth(store: Store, count: int) -> None:
     client = store.client()
     for turn in range(3):
         names = [f"{turn}-{number:05d}" for number in range(count)]
@@ -128,7 +128,7 @@ def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
     return slot
 
 
-def test_what_is_read_unasked_is_an_access(store: Store) -> None:
+def test_local_reads_are_accesses(store: Store) -> None:
     client = store.client()
     block = store.put("key")
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_what_is_read_unasked_is_an_access(store: Store) -> None:
     assert block.hits == 3
 
 
-def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
+def test_local_reads_are_recorded_with_lost_ones_counted(store: Store) -> None:
     client, asker = store.client(), object()
     store.put("a")
     store.put("b")
@@ -164,7 +164,7 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     assert hits == ACCESSES + 9
 
 
-def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
+def test_a_protected_block_is_not_evicted() -> None:
     store = Store(300)
     client = store.client()
     for name in ("a", "b", "c"):
@@ -179,7 +179,7 @@ def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
     store.close()
 
 
-def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazards_are_read_a_few_times_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(100 * 100)
     client = store.client()
     for number in range(100):
@@ -202,7 +202,7 @@ def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.M
     store.close()
 
 
-def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
+def test_a_protected_slot_keeps_its_bytes_until_released() -> None:
     store = Store(300)
     client = store.client()
     block = store.put("a")
@@ -222,7 +222,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     store.close()
 
 
-def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
+def test_a_client_with_a_stalled_hazard_is_disconnected() -> None:
     store = Store(300)
     stopped, other = store.client(owner="stopped"), store.client(owner="other")
     looks = []
@@ -241,7 +241,7 @@ def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> N
     store.close()
 
 
-def test_looks_that_follow_one_another_are_no_long_one() -> None:
+def test_successive_hazards_are_not_one_stalled_hazard() -> None:
     store = Store(100)
     client = store.client()
     store.put("a")
@@ -256,7 +256,7 @@ def test_looks_that_follow_one_another_are_no_long_one() -> None:
     store.close()
 
 
-def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
+def test_a_closed_connection_protects_nothing(store: Store) -> None:
     client = store.client(owner="one")
     block = store.put("a")
     look = client.look("a")
@@ -269,7 +269,7 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     assert client.desk.is_over
 
 
-def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
+def test_attach_returns_two_descriptors_owned_by_the_caller(store: Store) -> None:
     before = len(os.listdir("/proc/self/fd"))
     sizes, fds = store.shared_index.attach("one", "red", list)
     views = SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1])
@@ -280,7 +280,7 @@ def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
+def test_a_victim_search_applies_recorded_holds_first() -> None:
     store = Store(10 * SIZE, slab_bytes=SIZE)
     client = store.client()
     for number in range(10):
@@ -295,7 +295,7 @@ def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
     store.close()
 
 
-def test_holds_of_an_index_that_grows_are_known_and_one_is_over_with_its_time() -> None:
+def test_holds_recorded_during_growth_are_applied() -> None:
     store = Store(1 << 20)
     client = store.client()
     first = store.put("a0", 16)

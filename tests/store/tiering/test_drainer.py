@@ -44,7 +44,7 @@ def ending(make_store: MakeStore) -> Ending:
     return Ending(make_store(1000, nvme_bytes=10_000))
 
 
-def test_it_ends_once_all_is_written_and_says_so(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
+def test_drain_ends_once_all_is_written(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ending.store.put("a")
     ending.drainer.end(10, ending.then)
@@ -60,7 +60,7 @@ def test_it_ends_once_all_is_written_and_says_so(ending: Ending, caplog: pytest.
     assert "1 blocks (100 B) were written to NVMe in 0.0 s; 0 blocks (0 B) are lost" in caplog.text
 
 
-def test_it_ends_when_the_time_is_over_and_says_what_is_lost(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
+def test_drain_ends_at_its_deadline_and_logs_lost_blocks(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
     ending.store.put("a")
     ending.drainer.end(10, ending.then)
     ending.now_ns += 10 * S - 1
@@ -74,7 +74,7 @@ def test_it_ends_when_the_time_is_over_and_says_what_is_lost(ending: Ending, cap
 
 
 @pytest.mark.parametrize(("has_nvme", "drain_s"), [(False, 10), (True, 0)])
-def test_it_ends_at_once_where_nothing_could_be_written(make_store: MakeStore, has_nvme: bool, drain_s: float) -> None:
+def test_drain_ends_at_once_without_nvme(make_store: MakeStore, has_nvme: bool, drain_s: float) -> None:
     ending = Ending(make_store(1000, nvme_bytes=10_000 if has_nvme else 0), has_nvme=has_nvme)
     ending.store.put("a")
     ending.drainer.end(drain_s, ending.then)
@@ -96,7 +96,7 @@ def run(store: Store, saver: NvmeSaver, *, now_ns: int = 0) -> None:
         saver.run_due(now_ns=now_ns)
 
 
-def test_all_that_only_dram_holds_is_written_down_and_stays_in_dram(make_store: MakeStore) -> None:
+def test_drain_writes_dram_blocks_and_keeps_them(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     blocks = [store.put(str(number)) for number in range(5)]
     saver = saver_of(store, batch_bytes=150)
@@ -114,7 +114,7 @@ def test_all_that_only_dram_holds_is_written_down_and_stays_in_dram(make_store: 
     assert (saver.is_done, saver.saved_blocks) == (True, 0), "what is there is not written again"
 
 
-def test_what_only_hbm_holds_is_written_down_too(make_store: MakeStore) -> None:
+def test_drain_writes_hbm_blocks(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=300, nvme_bytes=10_000, slab_bytes=100)
     block = store.put("a")
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_what_only_hbm_holds_is_written_down_too(make_store: MakeStore) -> None:
     assert store.bytes_of(block, NVME) == value_of(block)
 
 
-def test_what_was_read_last_is_written_first_a_batch_at_a_time(make_store: MakeStore) -> None:
+def test_drain_writes_recently_read_blocks_first(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcde":
         store.put(name)
@@ -146,7 +146,7 @@ def test_what_was_read_last_is_written_first_a_batch_at_a_time(make_store: MakeS
     assert not saver.is_done
 
 
-def test_no_more_is_written_than_fits_and_what_was_written_first_stays(make_store: MakeStore) -> None:
+def test_drain_writes_no_more_than_fits(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=300)
     blocks = [store.put(str(number)) for number in range(5)]
     saver = saver_of(store)
@@ -171,7 +171,7 @@ def uncommitted(store: Store, name: str) -> Block:
     return store.table.store_uncommitted(put, 1)
 
 
-def test_what_the_master_has_not_decided_about_is_waited_for_while_there_is_one(make_store: MakeStore) -> None:
+def test_drain_waits_for_uncommitted_blocks_while_linked(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     block = uncommitted(store, "a")
     saver = saver_of(store)
@@ -183,7 +183,7 @@ def test_what_the_master_has_not_decided_about_is_waited_for_while_there_is_one(
     assert (saver.is_done, saver.saved_blocks) == (True, 1)
 
 
-def test_an_open_put_is_waited_for_and_the_table_is_seldom_walked_meanwhile(make_store: MakeStore) -> None:
+def test_drain_waits_for_open_puts(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     put = store.open("a")
     assert isinstance(put, OpenPut)
@@ -200,7 +200,7 @@ def test_an_open_put_is_waited_for_and_the_table_is_seldom_walked_meanwhile(make
     assert (saver.is_done, saver.saved_blocks) == (True, 2)
 
 
-def test_a_device_that_refuses_ends_it_and_nothing_is_counted_as_saved(make_store: MakeStore) -> None:
+def test_drain_ends_if_the_device_refuses_writes(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     store.put("a")
     nvme = store.tiers[NVME]

@@ -91,7 +91,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def test_planned_copies_are_made_in_batches_and_each_says_that_there_is_room(node: Node) -> None:
+def test_moves_are_executed_in_batches(node: Node) -> None:
     blocks = node.fill()
     node.demote_all()
     assert [block.tier_mask() for block in blocks] == [4, 4, 4]
@@ -115,7 +115,7 @@ def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest
     node.close()
 
 
-def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
+def test_waiting_requests_are_retried_in_the_next_iteration(node: Node) -> None:
     room = node.store.table.evictor
     assert room.may_take(MAX_EXTRA_EVICTIONS)
     assert not room.may_take(1)
@@ -127,9 +127,7 @@ def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this
 
 
 @pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
-def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
-    node: Node, failure: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tier_that_refuses_a_write_is_suspended(node: Node, failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     blocks = node.fill()
     node.nvme.write_failure = failure
     with caplog.at_level(logging.WARNING):
@@ -142,7 +140,7 @@ def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
     assert node.store.names() == "12new", "while it rests, blocks leave for good"
 
 
-def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> None:
+def test_a_suspended_tier_is_tried_again_later(tmp_path: Path) -> None:
     node = Node(tmp_path, retry_s=0.0)
     blocks = node.fill()
     node.nvme.write_failure = TierFull("no room")
@@ -154,7 +152,7 @@ def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> No
     node.close()
 
 
-def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
+def test_an_unreadable_source_is_dropped_and_others_are_moved(tmp_path: Path) -> None:
     node = Node(tmp_path, hbm_bytes=300)
     blocks = node.fill(2)
     for block in blocks:
@@ -186,7 +184,7 @@ def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
     assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
 
 
-def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mover_threads_are_started_in_the_constructor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
     blocks, let_go = node.fill(), threading.Event()
 
@@ -204,7 +202,7 @@ def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node:
 
 
 @pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])
-def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, failure: Exception | None) -> None:
+def test_flush_reports_deletions_that_are_not_durable(node: Node, failure: Exception | None) -> None:
     node.nvme.flush_failure = failure
     done: list[KVStoreError | None] = []
     node.mover.flush(done.append)
@@ -215,7 +213,7 @@ def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, fa
 
 
 @pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
-def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
+def test_a_raising_move_stops_no_other(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
     """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
     blocks = node.fill()
     for block in blocks:
@@ -232,7 +230,7 @@ def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.
     assert node.store.try_put("new") is not None, "and there is room"
 
 
-def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raising_plan_keeps_planned_moves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("a bug")
 

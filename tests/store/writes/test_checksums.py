@@ -66,7 +66,7 @@ def is_waiting(node: Served) -> bool:
     return node._verifier._threads._work_queue.qsize() > 0
 
 
-def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Served, client: Client) -> None:
+def test_a_damaged_large_value_is_refused(node: Served, client: Client) -> None:
     free = node.call(lambda: node.store.dram.free_bytes)
     with pytest.raises(ChecksumMismatch):
         client.put({"large": LARGE}, checksums=[1])
@@ -76,7 +76,7 @@ def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Ser
 
 
 @pytest.mark.parametrize("checksums", [(), (1,)], ids=["right", "damaged"])
-def test_a_writer_that_leaves_while_its_value_is_checked_leaves_nothing(node: Served, client: Client, checksums: tuple[int, ...]) -> None:
+def test_a_disconnect_during_verification_frees_the_slot(node: Served, client: Client, checksums: tuple[int, ...]) -> None:
     free = node.call(lambda: free_bytes(node))
     with held(node._verifier):
         writer, _ = in_background(lambda: client.put({"large": LARGE}, checksums=checksums))
@@ -91,7 +91,7 @@ def test_a_writer_that_leaves_while_its_value_is_checked_leaves_nothing(node: Se
     other.close()
 
 
-def test_a_put_that_expires_while_its_value_is_checked_is_to_be_sent_again(node: Served, client: Client) -> None:
+def test_a_put_that_expires_during_verification_is_retried(node: Served, client: Client) -> None:
     with held(node._verifier):
         writer, flags = in_background(lambda: client.put({"large": LARGE}))
         until(node, lambda: is_waiting(node))
@@ -101,7 +101,7 @@ def test_a_put_that_expires_while_its_value_is_checked_is_to_be_sent_again(node:
     assert client.put({"large": LARGE}) == [STORED]
 
 
-def test_what_the_engine_wrote_is_checked_aside_too(node: Served, client: Client) -> None:
+def test_large_engine_writes_are_verified_in_threads(node: Served, client: Client) -> None:
     assert node.regions is not None
     far = FarClient(node.regions._engine)
     opened = client.open({"right": len(LARGE), "damaged": len(LARGE)}, engine=1)

@@ -89,9 +89,7 @@ def heard(node: Served) -> list[tuple[int, bytes, int]]:
     return events
 
 
-def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_generation(
-    node: Served, master: Master, client: Client
-) -> None:
+def test_an_uncommitted_put_is_readable_then_gets_its_generation(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     assert put(client, {"a": b"aaa", "b": b"b"}) == [STORED, STORED]
     assert client.read("a", "b")[1] == [b"aaa", b"b"]
@@ -103,7 +101,7 @@ def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_gen
     assert (events, node.call(lambda: len(node.store.table.uncommitted))) == ([], 0), "the master knows from the claim"
 
 
-def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: Served, master: Master, client: Client) -> None:
+def test_puts_during_commits_in_flight_share_a_message(node: Served, master: Master, client: Client) -> None:
     for number in range(commit_batcher.MAX_IN_FLIGHT):
         put(client, {f"first-{number}": b"x"})
     until(node, lambda: len(master.asked) == commit_batcher.MAX_IN_FLIGHT)
@@ -115,7 +113,7 @@ def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: S
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
-def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path) -> None:
+def test_puts_within_the_interval_share_a_commit_request(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         for names, generations in (("abc", (1, 2, 3)), ("d", (4,))):
@@ -128,7 +126,7 @@ def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path
         client.close()
 
 
-def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_after_all_of_it(tmp_path: Path) -> None:
+def test_a_single_block_waits_half_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
@@ -147,7 +145,7 @@ def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_a
         client.close()
 
 
-def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) -> None:
+def test_commit_waiters_do_not_wait_for_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
@@ -165,7 +163,7 @@ def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) 
         client.close()
 
 
-def test_the_same_bytes_become_a_replica_and_other_bytes_leave(node: Served, master: Master, client: Client) -> None:
+def test_equal_bytes_become_a_replica_and_others_are_dropped(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     put(client, {"same": b"1", "other": b"2"})
     master.decide((PRESENT, 42), (PRESENT, 0))
@@ -174,7 +172,7 @@ def test_the_same_bytes_become_a_replica_and_other_bytes_leave(node: Served, mas
     assert node.call(lambda: node.store.dram.used_bytes) == 1
 
 
-def test_what_another_writer_is_at_is_claimed_again(node: Served, master: Master, client: Client) -> None:
+def test_a_busy_key_is_committed_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1", "b": b"2"})
     master.decide((BUSY, 0), (GRANTED, 42))
     assert generation_of(node, "a") == 0
@@ -185,9 +183,7 @@ def test_what_another_writer_is_at_is_claimed_again(node: Served, master: Master
 
 
 @pytest.mark.parametrize("failure", [CatalogUnavailable("etcd is away"), None])
-def test_what_the_master_fails_to_decide_is_claimed_again(
-    node: Served, master: Master, client: Client, failure: KVStoreError | None
-) -> None:
+def test_a_failed_commit_is_retried(node: Served, master: Master, client: Client, failure: KVStoreError | None) -> None:
     put(client, {"a": b"1"})
     master.decide(failure) if failure else master.decide((GRANTED, 42), (GRANTED, 43))
     assert client.read("a")[1] == [b"1"]
@@ -195,7 +191,7 @@ def test_what_the_master_fails_to_decide_is_claimed_again(
     assert generation_of(node, "a") == 44
 
 
-def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(node: Served, master: Master, client: Client) -> None:
+def test_a_block_evicted_before_its_grant_is_retracted(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1", "b": b"2", "c": b"3"})
     master.claims("a", "b", "c")
     events = heard(node)
@@ -207,9 +203,7 @@ def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(nod
     assert node.call(lambda: len(node.store.table.uncommitted)) == 0
 
 
-def test_a_key_put_again_is_claimed_once_what_was_granted_to_the_block_before_it_is_given_back(
-    node: Served, master: Master, client: Client
-) -> None:
+def test_a_rewritten_key_commits_after_the_former_is_retracted(node: Served, master: Master, client: Client) -> None:
     """In the other order the master would believe the node without the block that it has."""
     put(client, {"a": b"1"})
     master.claims("a")
@@ -224,7 +218,7 @@ def test_a_key_put_again_is_claimed_once_what_was_granted_to_the_block_before_it
     assert generation_of(node, "a") == 43
 
 
-def test_over_a_new_link_whatever_is_undecided_is_claimed(node: Served, master: Master, client: Client) -> None:
+def test_a_new_link_commits_all_uncommitted_blocks(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     master.claims("a")
     [(_claim, answer)] = master.asked
@@ -238,7 +232,7 @@ def test_over_a_new_link_whatever_is_undecided_is_claimed(node: Served, master: 
     assert generation_of(node, "a") != 0
 
 
-def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Master, client: Client) -> None:
+def test_a_commit_request_follows_earlier_events(node: Served, master: Master, client: Client) -> None:
     """Otherwise the master would enter the node as a holder of a block, and then hear that it is gone."""
     node.acknowledges = False
     writers = [node.connect() for _ in range(6)]  # more than the publisher has in flight
@@ -257,7 +251,7 @@ def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Mast
         writer.close()
 
 
-def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served, master: Master, client: Client) -> None:
+def test_wait_committed_waits_for_all_present_blocks(node: Served, master: Master, client: Client) -> None:
     assert client.ask(WaitCommitted(), Flags).flags == b"", "there was nothing"
     put(client, {"a": b"1", "b": b"2"})
     other = node.connect()
@@ -274,7 +268,7 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
     other.close()
 
 
-def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
+def test_wait_committed_ends_at_its_deadline(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     thread, results = in_background(lambda: client.ask(WaitCommitted(), Flags))
     until(node, lambda: len(node.commit_waits) == 1)
@@ -284,9 +278,7 @@ def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(nod
     assert client.read("a")[1] == [b"1"]
 
 
-def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks_again(
-    node: Served, master: Master, client: Client
-) -> None:
+def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     assert put(client, {"a": b"1"}) == [ALREADY_THERE]
     assert client.put({"a": b"1"}, generation=9) == [ASK_AGAIN], "already there is said once all can read it"
@@ -295,7 +287,7 @@ def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks
     assert client.put({"a": b"1"}, generation=9) == [ALREADY_THERE]
 
 
-def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided(tmp_path: Path) -> None:
+def test_uncommitted_blocks_are_demoted_after_their_commit(tmp_path: Path) -> None:
     """What NVMe holds comes back with the next process, and must not do so without a generation."""
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20) as node:
         master, client = Master(node), node.connect()
@@ -317,7 +309,7 @@ def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided
             one.close()
 
 
-def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of_another_link(node: Served, client: Client) -> None:
+def test_each_partition_commits_over_its_own_link(node: Served, client: Client) -> None:
     asked: dict[int, list[tuple[CommitBlocks, Answer]]] = {0: [], 1: []}
 
     def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:

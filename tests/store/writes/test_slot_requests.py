@@ -89,7 +89,7 @@ BATCHES = st.tuples(
 
 @given(st.lists(BATCHES, max_size=6))
 @settings(max_examples=80)
-def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tuple[list[int], int, int, str, bool]]) -> None:
+def test_opening_a_whole_batch_equals_single_opens(batches: list[tuple[list[int], int, int, str, bool]]) -> None:
     with nodes() as (whole, each):
         for keys, size, generation, then, may_open in batches:
             found = [node.open(message(keys, size, generation), may_open=may_open) for node in (whole, each)]
@@ -111,7 +111,7 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             assert whole.state() == each.state()
 
 
-def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
+def test_puts_of_an_unsent_reply_are_aborted() -> None:
     class Unlucky(SlotRequest):
         def opened(self, opening: OpenResult) -> None:
             assert opening.batch is not None
@@ -128,7 +128,7 @@ def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
 
 
 @pytest.mark.parametrize("generation", [UNCOMMITTED, 7])
-def test_a_key_about_which_the_master_is_deciding_is_only_for_who_need_not_ask_it(generation: int) -> None:
+def test_a_key_with_a_commit_in_flight_is_busy_for_cluster_puts(generation: int) -> None:
     with nodes() as (whole, each):
         for node in (whole, each):
             opening = node.open(message([1]))

@@ -61,7 +61,7 @@ def shown(node: Served) -> Shown:
     return Shown(node)
 
 
-def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Client, shown: Shown) -> None:
+def test_an_inline_put_is_stored_and_visible(node: Served, client: Client, shown: Shown) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     assert put(client, "a", b"x" * 5000) == STORED
     assert put(client, "a", b"y" * 5000) == ALREADY_THERE
@@ -75,7 +75,7 @@ def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Clie
     node.call(lambda: check(node.store.table))
 
 
-def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_whose_answer_fails_is_still_stored(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody finds it, and nobody would ever claim it, nor could it leave."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
@@ -88,9 +88,7 @@ def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client
     other.close()
 
 
-def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_else_runs(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_inline_put_is_readable_when_its_answer_is_sent(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, int]] = []
     send_now = Session.send_now
 
@@ -116,7 +114,7 @@ def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_e
         Put("ns", [b"a", b"b"], [2, 3], [0, 0], [digest(b"va"), digest(b"lue")], [b"", b""], ACK_NODE),
     ],
 )
-def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
+def test_other_puts_take_the_general_path(node: Served, other: Put) -> None:
     """Several blocks, what was reserved, what is wrong."""
     data = memoryview(frame(other, 7, b"value"))
     assert not node.call(lambda: node.socket_puts.inline.frame(session_of(node), "red", data))
@@ -146,7 +144,7 @@ class Master:
         self.node.call(lambda: self.asked.pop(0)[1](ReserveReply(bytes((GRANTED,)), [5], [generation])))
 
 
-def test_one_that_the_master_answers_is_counted_until_then(node: Served, client: Client, shown: Shown) -> None:
+def test_an_inline_put_with_a_commit_counts_as_in_flight(node: Served, client: Client, shown: Shown) -> None:
     master = Master(node)
     thread, results = in_background(lambda: put(client, "a", b"value", ACK_CLUSTER))
     until(node, lambda: bool(master.asked))
@@ -162,9 +160,7 @@ def test_one_that_the_master_answers_is_counted_until_then(node: Served, client:
     assert node.call(lambda: node.socket_puts.in_bytes) == 5
 
 
-def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_value_is_retracted_when_granted(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master is asked before the value is in its slot."""
     master = Master(node)
 
@@ -184,9 +180,7 @@ def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted
 
 
 @pytest.mark.parametrize("is_commit_in_flight", [False, True])
-def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
-    node: Served, client: Client, shown: Shown, is_commit_in_flight: bool
-) -> None:
+def test_a_present_or_in_flight_key_takes_the_general_path(node: Served, client: Client, shown: Shown, is_commit_in_flight: bool) -> None:
     Master(node)
     if is_commit_in_flight:
         node.call(lambda: node.store.table.uncommitted.begin([made("red", b"a", 5, 0)]))
@@ -198,7 +192,7 @@ def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
         node.call(lambda: node.store.table.uncommitted.end([made("red", b"a", 5, 0)]))
 
 
-def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
+def test_a_key_with_an_open_put_takes_the_general_path(node: Served, client: Client, shown: Shown) -> None:
     other = node.connect()
     other.open({"a": 5})
     assert put(client, "a", b"value") == ASK_AGAIN
@@ -206,7 +200,7 @@ def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client
     other.close()
 
 
-def test_without_room_nothing_is_served_at_once(node: Served, client: Client, shown: Shown) -> None:
+def test_without_a_free_slot_no_put_is_inline(node: Served, client: Client, shown: Shown) -> None:
     writer = node.connect()
     opened = writer.open({"held": 16 * KIB})
     with pytest.raises(DeadlineExceeded):
@@ -216,7 +210,7 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
     writer.close()
 
 
-def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
+def test_an_inline_ack_put_is_refused_without_a_free_slot(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})
     assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
@@ -232,7 +226,7 @@ def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client
     waiter.close()
 
 
-def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
+def test_a_draining_node_takes_no_inline_puts(node: Served, client: Client, shown: Shown) -> None:
     node.call(lambda: node.drainer.drain(DRAIN_SAVE))
     with pytest.raises(Draining):
         put(client, "a", b"value")
@@ -241,7 +235,7 @@ def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: 
     assert put(client, "a", b"value") == STORED
 
 
-def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
+def test_a_read_only_caller_has_no_inline_puts(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
             client = node.connect(ticket=node.ticket(role=role))
@@ -251,7 +245,7 @@ def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> None:
+def test_a_put_is_the_same_however_it_arrives(node: Served, is_whole: bool) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sent = frame(message("a", b"value"), payload=b"value")
@@ -264,7 +258,7 @@ def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> 
     sock.close()
 
 
-def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served) -> None:
+def test_several_puts_in_one_segment_are_all_answered(node: Served) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(b"".join(frame(message(name, b"value"), number, b"value") for number, name in enumerate("abca", 1)))
@@ -285,7 +279,7 @@ def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served
         (message("a", b"value", size=6, ack=ACK_CLUSTER), ProtocolError),
     ],
 )
-def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
+def test_an_invalid_put_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
     with pytest.raises(error):
         client.ask(wrong, Flags, payload=[b"value"])
     assert is_empty(node)
