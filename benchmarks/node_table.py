@@ -112,7 +112,7 @@ class Filling:
         block = table.rows.make("bench", key, VALUE_BYTES, UNCOMMITTED, "", b"", generation)
         slot = table.place(block)
         assert slot is not None
-        table.copies.show_placed(block, self._dram.locate(slot))
+        table.copies.make_placed_visible(block, self._dram.locate(slot))
         table.enter_placed(block)
         table.uncommitted.end(table.uncommitted.take(BATCH))
         table.mark_committed(block, generation)

@@ -130,7 +130,7 @@ class NodeSettings(ServerTlsSettings):
     reconnect_max_interval_s: float = constant(5.0)
     """Longest pause between searches for a master."""
     refused_s: float = constant(15.0)
-    """How long a refused first registration is retried: the name of a dead node is free after `node_ttl_s`."""
+    """Time for which a refused first registration is retried: the name of a dead node is free after `node_ttl_s`."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection without a Hello after this time is closed."""
     max_strangers: int = constant(MAX_STRANGERS)

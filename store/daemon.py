@@ -68,14 +68,14 @@ def main(config: str | None, **flags: Any) -> None:
     except KVStoreError as error:
         click.echo(f"kvstore-node: error: {error}", err=True)
         sys.exit(2)
-    places = node.start()
-    came = stop_on_signals(node.reactor, node.end)
+    addresses = node.start()
+    signals = stop_on_signals(node.reactor, node.end)
     on_hangup(node.reread_certificates)
     facts = {
-        "name": places.name,
-        "listen": places.tcp,
-        "unix": places.unix,
-        "http": places.http,
+        "name": addresses.name,
+        "listen": addresses.tcp,
+        "unix": addresses.unix,
+        "http": addresses.http,
         "pid": os.getpid(),
         "stop_s": settings.drain_s + SHUTDOWN_TIMEOUT_S,
     }
@@ -83,7 +83,7 @@ def main(config: str | None, **flags: Any) -> None:
     node.prefault(lambda: is_done("memory"))
     try:
         serve(node.reactor)
-        why = " ".join(came) or node.refusal
+        why = " ".join(signals) or node.refusal
         log.info("node stops: %s", why, extra=named("daemon_stops", why=why))
     finally:
         node.close()

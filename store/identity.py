@@ -36,8 +36,8 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a node reports of itself. `instance` differs in every process. `host_id` is the `rpc.address.socket_id` of
-    `unix`. `http` is "" for none."""
+    """Identity reported to masters and clients. `instance` differs in every process. `host_id` is the
+    `rpc.address.socket_id` of `unix`. `http` is "" for none."""
 
     name: str
     version: str

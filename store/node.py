@@ -177,7 +177,7 @@ class Node:
             clock_ns=self.reactor.now_ns,
             grace_s=self._settings.ticket_grace_s,
             is_revoked=tls.names_revoked if tls is not None else lambda _fingerprint: False,
-            on_revoked=regions.hide if regions is not None else lambda _tenant: None,
+            on_revoked=regions.close_exports if regions is not None else lambda _tenant: None,
         )
 
     def _find_masters(self) -> None:
@@ -260,8 +260,8 @@ class Node:
 
     def end(self) -> None:
         """Stop the reactor once memory is drained to NVMe, at most after `drain_s`."""
-        self._storage.drainer.end(self._settings.drain_s, lambda: self._links.stopping(self.reactor.stop, STOPPING_S))
-        self._links.beat()  # masters send new blocks elsewhere
+        self._storage.drainer.end(self._settings.drain_s, lambda: self._links.announce_stop(self.reactor.stop, STOPPING_S))
+        self._links.send_heartbeats()  # masters send new blocks elsewhere
 
     def reread_certificates(self) -> None:
         """Reload the TLS files with the next connection. Thread-safe and signal-safe."""

@@ -280,7 +280,7 @@ class NodeService:
             raise InvalidArgument(f"MapSlabs needs a Unix socket and at most {MAX_SLABS} slabs; got {len(message.slabs)}")
         if len(message.held) > MAX_BATCH:
             raise InvalidArgument(f"at most {MAX_BATCH} held slabs per MapSlabs; got {len(message.held)}")
-        peer.forget_gone(self._dram.has_slab)
+        peer.forget_freed(self._dram.has_slab)
         fds: list[int] = []
         try:
             sizes = [self._export(peer, slab, bool(message.writable), fds) for slab in message.slabs]
@@ -299,12 +299,12 @@ class NodeService:
 
     def _export_slabs(self, session: Session, header: FrameHeader, message: ExportSlabs) -> None:
         peer = peer_of(session)
-        peer.forget_gone(self._dram.has_slab)
+        peer.forget_freed(self._dram.has_slab)
         if peer.blocks is not None and not peer.pointed_at.issuperset(message.slabs):
             raise Denied("the pass of this node does not cover blocks in these slabs")
         if self._regions is None or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"ExportSlabs needs a transfer engine and at most {MAX_SLABS} slabs; got {len(message.slabs)}")
-        session.reply(header.request_id, ExportSlabsReply([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
+        session.reply(header.request_id, ExportSlabsReply([self._regions.export_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
     def _export(self, peer: Caller, slab: int, writable: bool, fds: list[int]) -> int:
         """Append a descriptor of the slab and return its size; 0 if the tenant has no such slab."""
@@ -436,7 +436,7 @@ class NodeService:
         self._check_epoch(session, message.epoch)
         ended = self._authenticator.revoke(message.tenant, set(message.credentials))
         if self._regions is not None:
-            self._regions.hide(message.tenant)
+            self._regions.close_exports(message.tenant)
         session.reply(header.request_id, Count(ended))
 
 

@@ -89,4 +89,4 @@ class NodePeriodicTasks:
     def _forget_peers(self) -> None:
         engine = self._storage.engine
         if engine is not None and engine.peers():
-            self._storage.mover.do_aside(engine.forget_idle)
+            self._storage.mover.run_in_reader(engine.forget_idle)

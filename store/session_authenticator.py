@@ -90,7 +90,7 @@ class Caller:
     def __post_init__(self) -> None:
         self.allowed = allowed(NODE_FRAMES, self.identity)
 
-    def forget_gone(self, has_slab: Callable[[int], bool]) -> None:
+    def forget_freed(self, has_slab: Callable[[int], bool]) -> None:
         """Drop slabs that were freed. Slab numbers are unique, and a connection may last for months. Called when it
         requests more."""
         if len(self.exported) + len(self.pointed_at) > self.most_slabs:

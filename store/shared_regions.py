@@ -34,7 +34,7 @@ class SharedRegions:
         """By exported slab."""
         self._closing: list[Region] = []
 
-    def show_slab(self, slab: int, *, tenant: str) -> bytes:
+    def export_slab(self, slab: int, *, tenant: str) -> bytes:
         """Return the slab's read-only export; b"" if it was freed or is another tenant's."""
         try:
             memory = self._dram.slab_memory(slab, tenant=tenant)
@@ -45,7 +45,7 @@ class SharedRegions:
             self._tenants[slab] = tenant
         return self._slabs[slab][1]
 
-    def show_slot(self, slot: Slot) -> tuple[RegionWritePermission, bytes]:
+    def export_slot(self, slot: Slot) -> tuple[RegionWritePermission, bytes]:
         """Return a write permission for a slot, and its export."""
         region, description = self._export(self._dram.view(slot), writable=True)
         return RegionWritePermission(region), description
@@ -59,15 +59,15 @@ class SharedRegions:
             _close(region)
             raise
 
-    def hide(self, tenant: str) -> None:
+    def close_exports(self, tenant: str) -> None:
         """Close the tenant's exported slabs. Later requests get new keys; the old ones are refused."""
-        self._hide(slab for slab, whose in self._tenants.items() if whose == tenant)
+        self._close_slabs(slab for slab, owner in self._tenants.items() if owner == tenant)
 
     def close_stale(self) -> None:
         """Close exports of freed slabs. Their memory is kept while it is being read."""
-        self._hide(slab for slab in self._slabs if not self._dram.has_slab(slab))
+        self._close_slabs(slab for slab in self._slabs if not self._dram.has_slab(slab))
 
-    def _hide(self, slabs: Iterable[int]) -> None:
+    def _close_slabs(self, slabs: Iterable[int]) -> None:
         for slab in list(slabs):
             self._closing.append(self._slabs.pop(slab)[0])
             del self._tenants[slab]

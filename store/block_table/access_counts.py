@@ -179,7 +179,7 @@ class HotBlocks:
             return []
         self._counted_s += elapsed_s
         self._counted_to_ns = now_ns
-        here = ((count, block) for block, count in self._counts.items() if not block.is_gone)
+        here = ((count, block) for block, count in self._counts.items() if not block.is_dropped)
         found = [
             BlockReads(block, count / self._counted_s, self._far.get(block, 0.0) / self._counted_s)
             for count, block in heapq.nlargest(most, here, key=lambda one: one[0])
@@ -208,4 +208,4 @@ def _counted(counts: dict[Block, float], blocks: Iterable[Block]) -> dict[Block,
 
 
 def _aged(counts: dict[Block, float], share: float) -> dict[Block, float]:
-    return {block: count * share for block, count in counts.items() if not block.is_gone}
+    return {block: count * share for block, count in counts.items() if not block.is_dropped}

@@ -15,9 +15,9 @@ from kvstore.protocol.message import TIER_BITS
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import Encoding
 
-NOT_SHOWN: Final = -1
+NOT_INDEXED: Final = -1
 
-GONE: Final = 1
+DROPPED: Final = 1
 
 PINNED: Final = 2
 
@@ -78,7 +78,7 @@ class RareFields:
 
     hbm: Slot | None = None
     lossy: tuple[Loss | None, ...] = ()
-    leaving: int | None = None
+    demoted_from: int | None = None
 
 
 class BlockColumns:
@@ -99,6 +99,7 @@ class BlockColumns:
         "groups",
         "held",
         "hits",
+        "index_entries",
         "keys",
         "last_accesses",
         "namespace",
@@ -107,7 +108,6 @@ class BlockColumns:
         "parents",
         "policy_states",
         "readers",
-        "shown",
         "sizes",
         "slot_generations",
         "slot_indexes",
@@ -120,7 +120,7 @@ class BlockColumns:
         self.sizes, self.generations, self.checksums = array("Q"), array("Q"), array("Q")
         self.last_accesses, self.event_seqs = array("Q"), array("Q")
         self.slot_indexes, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
-        self.shown, self.readers, self.hits = array("i"), array("I"), array("I")
+        self.index_entries, self.readers, self.hits = array("i"), array("I"), array("I")
         self.held, self.states = bytearray(), bytearray()
         self.keys: list[bytes] = []
         self.parents: list[bytes] = []
@@ -147,7 +147,7 @@ class BlockColumns:
             self.slot_generations,
         ):
             wide.frombytes(bytes(8 * count))
-        for narrow in (self.groups, self.shown, self.readers, self.hits):
+        for narrow in (self.groups, self.index_entries, self.readers, self.hits):
             narrow.frombytes(bytes(4 * count))
         for byte in (self.held, self.states):
             byte.extend(bytes(count))
@@ -171,11 +171,11 @@ class Block(int):
 
     - `hbm`, `dram`, `nvme`, or `slots[tier]`: complete copies, or None
     - `readers`: leases and copies in progress; while above zero no slot is reused
-    - `moving`: a copy to another tier is in progress; `leaving`: the tier that it is to free
+    - `moving`: a copy to another tier is in progress; `demoted_from`: the tier that it is to free
     - `event_seq`: newest event about the block
     - `size_bytes`, `checksum`: of the value that was put; the block's identity at the master
     - `lossy`: empty, or by tier the Loss of copies that give other bytes, the same bytes in all
-    - `shown`: its entry in the shared-memory index
+    - `index_entry`: its entry in the shared-memory index
     - `stays_raw`: the codec has refused it
     - `is_spilled`: another node has spilled it here; it is not spilled again
     """
@@ -193,7 +193,7 @@ class Block(int):
     readers: int
     last_access: int
     event_seq: int
-    shown: int
+    index_entry: int
 
     def __del__(self) -> None:
         # Any thread: the append that frees a row is atomic, as is the pop.
@@ -277,7 +277,7 @@ class Block(int):
 
     def tier_mask(self) -> int:
         """TIER_BITS of the tiers with a copy; 0 for a dropped block."""
-        return 0 if self.is_gone else TIER_MASKS[self.columns.held[self]]
+        return 0 if self.is_dropped else TIER_MASKS[self.columns.held[self]]
 
     # --- users ---
 
@@ -307,23 +307,23 @@ class Block(int):
         self.columns.states[self] = self.columns.states[self] & ~_ANY_HOLD | bits
 
     @property
-    def leaving(self) -> int | None:
-        return self._known_others().leaving
+    def demoted_from(self) -> int | None:
+        return self._known_others().demoted_from
 
-    @leaving.setter
-    def leaving(self, tier: int | None) -> None:
-        self._others().leaving = tier
+    @demoted_from.setter
+    def demoted_from(self, tier: int | None) -> None:
+        self._others().demoted_from = tier
 
     @property
-    def is_gone(self) -> bool:
-        return bool(self.columns.states[self] & GONE)
+    def is_dropped(self) -> bool:
+        return bool(self.columns.states[self] & DROPPED)
 
-    @is_gone.setter
-    def is_gone(self, is_gone: bool) -> None:
-        if is_gone:  # inlined: called per eviction
-            self.columns.states[self] |= GONE
+    @is_dropped.setter
+    def is_dropped(self, is_dropped: bool) -> None:
+        if is_dropped:  # inlined: called per eviction
+            self.columns.states[self] |= DROPPED
         else:
-            self.columns.states[self] &= ~GONE
+            self.columns.states[self] &= ~DROPPED
 
     @property
     def hits(self) -> int:
@@ -398,7 +398,7 @@ def block_type(columns: BlockColumns) -> type[Block]:
         "readers": columns.readers,
         "last_access": columns.last_accesses,
         "event_seq": columns.event_seqs,
-        "shown": columns.shown,
+        "index_entry": columns.index_entries,
     }
     properties = {name: property(column.__getitem__, column.__setitem__) for name, column in fields.items()}
     names = {"columns": columns, "tenant": columns.tenant, "namespace": columns.namespace}

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.block_table.block import DRAM, GONE, HELD, MOVING, Block
+from kvstore.store.block_table.block import DRAM, DROPPED, HELD, MOVING, Block
 from kvstore.store.block_table.event_log import BlockEventLog
-from kvstore.store.block_table.rows import have_gone, have_left, read, rows_of, slots_of
+from kvstore.store.block_table.rows import clear_copies, mark_dropped, read, rows_of, slots_of
 from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.tiers.tier import Slot
 
-Place = tuple[int, int]
+DramLocation = tuple[int, int]
 """Location of a DRAM copy: (slab id, offset in bytes)."""
 
 IsProtected = Callable[[int], bool]
@@ -29,16 +29,16 @@ Emit = Callable[[int, Block], None]
 class SharedIndex(Protocol):
     """Interface of the shared-memory index, implemented by `SharedIndexWriter`."""
 
-    def show(self, block: Block, place: Place | None = None) -> None:
-        """Add a block whose DRAM copy is complete. `place` is its location if known."""
+    def add(self, block: Block, location: DramLocation | None = None) -> None:
+        """Add a block whose DRAM copy is complete. `location` is its location if known."""
 
-    def show_all(self, blocks: Sequence[Block]) -> None:
+    def add_all(self, blocks: Sequence[Block]) -> None:
         """Add blocks of one tenant."""
 
-    def hide(self, block: Block) -> None:
+    def remove(self, block: Block) -> None:
         """Remove a block before its DRAM copy is freed. No-op if it is not indexed."""
 
-    def hide_all(self, blocks: Sequence[Block]) -> None:
+    def remove_all(self, blocks: Sequence[Block]) -> None:
         """Remove blocks of one tenant."""
 
     def is_protected(self, tenant: str, index: int) -> bool:
@@ -77,39 +77,39 @@ class BlockCopies:
 
     # --- adding copies ---
 
-    def show(self, block: Block, level: TierView) -> None:
+    def make_visible(self, block: Block, level: TierView) -> None:
         """Make a block visible whose only copy is in `level`."""
         self._visible.add(block)
         level.add(block)
         if level.index == DRAM:
-            self._shared_index.show(block)
+            self._shared_index.add(block)
 
-    def show_placed(self, block: Block, place: Place | None = None) -> None:
+    def make_placed_visible(self, block: Block, location: DramLocation | None = None) -> None:
         """Make a DRAM block visible; the caller adds it to its tier view afterwards."""
         self._visible.add(block)
-        self._shared_index.show(block, place)
+        self._shared_index.add(block, location)
 
-    def show_all(self, blocks: Sequence[Block]) -> None:
+    def make_all_visible(self, blocks: Sequence[Block]) -> None:
         """Make DRAM blocks of one tenant visible."""
         if not blocks:
             return
         rows = rows_of(blocks)
         self._visible.add_all(blocks, rows)
         self._levels[DRAM].add_all(blocks, rows)
-        self._shared_index.show_all(blocks)
+        self._shared_index.add_all(blocks)
 
     def add(self, block: Block, index: int, slot: Slot) -> None:
         """Add a copy of a visible block."""
         block.set_slot(index, slot)
         self._levels[index].add(block)
         if index == DRAM:
-            self._shared_index.show(block)
+            self._shared_index.add(block)
 
     def stage(self, copy: Block, slot: Slot) -> None:
         """Give the invisible `copy` a DRAM slot for one reader. It is acquired; its slot is freed on release. It is in
         no eviction order or index."""
         copy.set_slot(DRAM, slot)
-        copy.is_gone, copy.readers = True, 1
+        copy.is_dropped, copy.readers = True, 1
         self._levels[DRAM].tier.quarantine(slot)
 
     # --- readers ---
@@ -121,7 +121,7 @@ class BlockCopies:
     def release(self, block: Block) -> None:
         """Remove a reader. The last reader of a dropped block frees its slots."""
         block.readers -= 1
-        if block.is_gone:
+        if block.is_dropped:
             self.free_unused(block)
 
     def is_protected(self, block: Block) -> bool:
@@ -134,10 +134,10 @@ class BlockCopies:
     def drop(self, block: Block) -> None:
         """Make the block invisible and free its slots, or quarantine them until readers and moves are done."""
         columns = block.columns
-        columns.states[block] |= GONE
-        self._shared_index.hide(block)
+        columns.states[block] |= DROPPED
+        self._shared_index.remove(block)
         if columns.others:
-            self.stop_leaving(block)
+            self.end_demotion(block)
         is_used = _is_used(block)
         for index in block.tiers():
             level, slot = self._levels[index], block.slot_in(index)
@@ -174,8 +174,8 @@ class BlockCopies:
             return
         level, columns, rows = self._levels[DRAM], blocks[0].columns, rows_of(blocks)
         self._visible.remove_all(blocks)
-        have_gone(columns, rows)
-        self._shared_index.hide_all(blocks)
+        mark_dropped(columns, rows)
+        self._shared_index.remove_all(blocks)
         level.remove_all(blocks, rows)
         is_protected = self._shared_index.protection_of(columns.tenant)
         if is_protected is None:
@@ -187,7 +187,7 @@ class BlockCopies:
                     level.tier.quarantine(slot)
                     self._shared_index.keep(columns.tenant, slot)
             level.tier.free_batch([slot for slot in slots if not is_protected(slot.index)])
-        have_left(columns, rows, DRAM)
+        clear_copies(columns, rows, DRAM)
         generations: list[int] = read(columns.generations, rows).tolist()
         is_recording = self._events.is_recording
         for block, generation in zip(blocks, generations, strict=True):
@@ -202,13 +202,13 @@ class BlockCopies:
         """Drop one tier's copy, such as a damaged one; the block goes with its last copy. The copy must have no
         readers, unless its tier never reuses slots (NVMe)."""
         slot = block.slot_in(index)
-        if block.is_gone or slot is None:
+        if block.is_dropped or slot is None:
             return
         if not block.is_also_outside(index):
             self.drop(block)
             return
         if index == DRAM:
-            self._shared_index.hide(block)
+            self._shared_index.remove(block)
         self._levels[index].remove(block)
         if block.lossy:
             block.set_loss(index, None)
@@ -216,11 +216,11 @@ class BlockCopies:
         self._let_go(block, index, slot)
         self._emit(EVENT_MOVED, block)
 
-    def stop_leaving(self, block: Block) -> None:
+    def end_demotion(self, block: Block) -> None:
         """Clear the mark of a demotion that ended or no longer matters."""
-        if block.leaving is not None:
-            self._levels[block.leaving].count_leaving(block, -1)
-            block.leaving = None
+        if block.demoted_from is not None:
+            self._levels[block.demoted_from].count_demotion(block, -1)
+            block.demoted_from = None
 
     def free_unused(self, block: Block) -> None:
         """Free the slots of a dropped block that is no longer used."""

@@ -1,6 +1,6 @@
 """Eviction order of one tier: a policy per slot group, and the rebalancing of slabs between groups.
 
-A freed slot is of no use to another group (tenant and size class) until its whole slab is free, so the victim is
+A group is a tenant and a size class. Other groups can use a freed slot only once its whole slab is free, so a victim is
 usually of the new block's own group. If the coldest block of all is in another group, its slab is taken
 - at once if all of it is colder than the victim;
 - else when the group has collected rebalance credit for a whole slab, by its own evictions.
@@ -24,11 +24,11 @@ MAX_PENDING_TOUCHES: Final = 64
 """Reads not yet passed to the policies. One at a time takes three times as long, and a reader waits."""
 MAX_FORGOTTEN: Final = 64
 """Remembered blocks that are forgotten at once; bounds the time of an eviction."""
-MAX_GROUPS_ASKED: Final = 256
+MAX_GROUPS_SEARCHED: Final = 256
 """Groups searched per eviction, round robin, a few us each. Thousands of small tenants would stop the loop."""
 
 
-MAX_RETIRED_ASKED: Final = 256
+MAX_RETIRED_EXAMINED: Final = 256
 """Retired blocks of a group examined per victim. Those in use are examined last the next time."""
 
 
@@ -49,8 +49,8 @@ class _OrderGroup:
 class EvictionOrder:
     """Readable blocks of one tier in eviction order. Not thread-safe: called from the node's loop.
 
-    A group's policy exists while the group has blocks, so that former tenants and sizes cost searches nothing. What it
-    remembers of evicted blocks ends with the group's last block.
+    A group's policy exists while the group has blocks, so that former tenants and sizes cost searches nothing. The
+    policy's memory of evicted blocks ends with the group's last block.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class EvictionOrder:
 
     def _forget(self, policy: EvictionPolicy[bytes], share: int) -> None:
         """Make a policy forget blocks: this one if it remembers more than `share`, else another that does."""
-        for _ in range(min(len(self._groups), MAX_GROUPS_ASKED)):
+        for _ in range(min(len(self._groups), MAX_GROUPS_SEARCHED)):
             if policy.remembered > share:
                 break
             other, members = next(iter(self._groups.items()))
@@ -238,7 +238,7 @@ class EvictionOrder:
         """Return an evictable retired block of the group. Blocks whose namespace is used again are unmarked; blocks in
         use are examined last the next time."""
         retired, is_retired = members.retired, self.is_retired
-        for _ in range(min(len(retired), MAX_RETIRED_ASKED)):
+        for _ in range(min(len(retired), MAX_RETIRED_EXAMINED)):
             key = next(reversed(retired))
             block = self._blocks_of(members.tenant)[key]
             if is_retired is not None and is_retired(block):
@@ -291,7 +291,7 @@ class EvictionOrder:
     ) -> Block | None:
         self.flush_touches()
         found: list[Block] = []
-        for group in _in_turn(groups, found):
+        for group in _round_robin(groups, found):
             if group != besides and (block := self._victim(self._groups[group], evictable)) is not None:
                 found.append(block)  # noqa: PERF401 - `found` ends the iteration
         return min(found, key=rank, default=None)
@@ -308,9 +308,9 @@ class EvictionOrder:
         """
         self.flush_touches()
         groups: OrderedDict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, OrderedDict())
-        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_ASKED)))
+        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_SEARCHED)))
         found: list[list[Block]] = []
-        for group in _in_turn(groups, found):
+        for group in _round_robin(groups, found):
             if blocks := self.next_victims(group, evictable, share):
                 found.append(blocks)  # noqa: PERF401 - `found` ends the iteration
         rank: Callable[[Block], Any] = _last_access if tenant is None else self._coldness
@@ -330,9 +330,9 @@ class EvictionOrder:
         return coldest
 
     @property
-    def asks_all(self) -> bool:
+    def searches_all(self) -> bool:
         """True if `coldest_elsewhere` searches all groups, so that its result stays valid until another group changes."""
-        return len(self._groups) <= MAX_GROUPS_ASKED
+        return len(self._groups) <= MAX_GROUPS_SEARCHED
 
     def add_rebalance_credit(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
         """Credit the group for evicting a block of `size_bytes` although another group has a colder one. Return True if
@@ -356,10 +356,10 @@ def _last_access(block: Block) -> int:
     return block.last_access
 
 
-def _in_turn(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
+def _round_robin(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
     """Iterate over groups round robin: MAX_GROUPS_ASKED, and more until `found` is not empty."""
     for asked in range(len(groups)):
-        if asked >= MAX_GROUPS_ASKED and len(found):
+        if asked >= MAX_GROUPS_SEARCHED and len(found):
             return
         group = next(iter(groups))
         groups.move_to_end(group)

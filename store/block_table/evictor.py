@@ -30,7 +30,7 @@ MAX_EXTRA_EVICTIONS = 1024
 """Evictions per loop iteration beyond one per new block, for a lowered quota or a large value: about 20 ms. The rest
 follows in later iterations. A slab's part is evicted whole."""
 
-MAX_LEAVING = 512
+MAX_DEMOTIONS = 512
 """Blocks of a tier that are being demoted at once. They stay first in the eviction order, and every victim search skips
 them: 4,000, planned one by one, stopped the loop for seconds."""
 
@@ -103,8 +103,8 @@ class Evictor:
                     continue
                 return None
             # If enough is being demoted, another demotion frees space no sooner; each retry would plan one more.
-            leaving_bytes = level.limits.leaving_bytes(tenant) if is_over else level.leaving_bytes
-            is_patient = not may_wait or leaving_bytes >= size_bytes
+            demoting_bytes = level.limits.demoting_bytes(tenant) if is_over else level.demoting_bytes
+            is_patient = not may_wait or demoting_bytes >= size_bytes
             is_dropped = may_drop and not is_over and len(victims) == 1
             if is_patient and not is_dropped and not all(self._can_leave_now(block, level) for block in victims):
                 return None
@@ -118,7 +118,7 @@ class Evictor:
     def yield_holds(self, level: TierView, tenant: str | None) -> bool:
         """End holds for a new block if nothing else is evictable. Return True if a new search is worthwhile. No-op
         while demotions are in progress."""
-        return not level.leaving_blocks and self._holds.yield_oldest(level.index, tenant)
+        return not level.demoting_blocks and self._holds.yield_oldest(level.index, tenant)
 
     def may_take(self, count: int) -> bool:
         """Count evictions beyond one per new block. Return False if this iteration permits no more."""
@@ -128,7 +128,7 @@ class Evictor:
         self._extra_left -= count
         return True
 
-    def next_turn(self) -> bool:
+    def begin_iteration(self) -> bool:
         """Start a new loop iteration. Return True if the last one was cut short and its requests should be retried."""
         is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, MAX_EXTRA_EVICTIONS
         return is_cut_short
@@ -219,7 +219,7 @@ class Evictor:
                 self._evict_over_quota(level)
             if level.slab_limits.over_quota:
                 self._evict_over_quota_slabs(level)
-            if level.tier.used_bytes - level.leaving_bytes > (level.low_bytes if level.is_demoting else level.high_bytes):
+            if level.tier.used_bytes - level.demoting_bytes > (level.low_bytes if level.is_demoting else level.high_bytes):
                 self._demote_to_low_watermark(level)
             else:
                 level.is_demoting = False
@@ -259,14 +259,14 @@ class Evictor:
         return moves
 
     def _demote_to_low_watermark(self, level: TierView) -> None:
-        if level.leaving_blocks >= MAX_LEAVING:
+        if level.demoting_blocks >= MAX_DEMOTIONS:
             return
         level.is_demoting = False
         if self._lower(level.index) is None and not any(len(other) for other in self._levels.values() if other is not level):
             return  # no lower tier, and no second copies
 
         def is_too_full() -> bool:
-            return level.tier.used_bytes - level.leaving_bytes > level.low_bytes
+            return level.tier.used_bytes - level.demoting_bytes > level.low_bytes
 
         for block in self._next_to_leave(level, is_too_full):
             if block.is_also_outside(level.index):
@@ -292,9 +292,9 @@ class Evictor:
             looked += 1
             return block.generation != UNCOMMITTED and is_unused(block)
 
-        while what not in self._failed_searches and is_wanted() and looked < MAX_CANDIDATES and level.leaving_blocks < MAX_LEAVING:
-            is_unused = level.may_leave_now()
-            blocks = level.order.next_coldest(may_leave, min(count, MAX_LEAVING - level.leaving_blocks), tenant)
+        while what not in self._failed_searches and is_wanted() and looked < MAX_CANDIDATES and level.demoting_blocks < MAX_DEMOTIONS:
+            is_unused = level.evictable_now()
+            blocks = level.order.next_coldest(may_leave, min(count, MAX_DEMOTIONS - level.demoting_blocks), tenant)
             if not blocks:
                 self._failed_searches.add(what)
                 return
@@ -324,7 +324,7 @@ class Evictor:
         limits, left = level.slab_limits, MAX_QUOTA_EVICTIONS
         for tenant in list(limits.over_quota):
             what = (level.index, tenant, True)
-            while left > 0 and what not in self._failed_searches and limits.is_above(tenant) and not level.limits.leaving_bytes(tenant):
+            while left > 0 and what not in self._failed_searches and limits.is_above(tenant) and not level.limits.demoting_bytes(tenant):
                 slab = level.own_slab(tenant)
                 if not slab:
                     self._failed_searches.add(what)
@@ -356,8 +356,8 @@ class Evictor:
         block.moving = True
         self.under_way += 1
         if is_demotion and not stays:
-            block.leaving = source.index
-            source.count_leaving(block, 1)
+            block.demoted_from = source.index
+            source.count_demotion(block, 1)
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
 
@@ -372,4 +372,4 @@ class Evictor:
 
 def _is_over_quota(level: TierView, tenant: str) -> bool:
     """Return True if the tenant is over quota there, not counting demotions in progress."""
-    return -(level.limits.left(tenant) or 0) > level.limits.leaving_bytes(tenant)
+    return -(level.limits.left(tenant) or 0) > level.limits.demoting_bytes(tenant)

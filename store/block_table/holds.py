@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
-from kvstore.store.block_table.block import FASTEST, GONE, ON_HOLD, TIERS, Block
+from kvstore.store.block_table.block import DROPPED, FASTEST, ON_HOLD, TIERS, Block
 
 SHARE: Final = 10
 """1/SHARE of a tier, or of a tenant's quota, may be held."""
@@ -160,7 +160,7 @@ class Holds:
                 continue
             columns = block.columns
             known = held.get(block)
-            if entries_left <= 0 or columns.states[block] & GONE:
+            if entries_left <= 0 or columns.states[block] & DROPPED:
                 flags.append(False)
                 continue
             if known is None:

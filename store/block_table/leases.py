@@ -40,7 +40,7 @@ class Leases:
         return lease.lease_id
 
     def release(self, owner: object, lease_id: int) -> None:
-        """End a lease. One of another owner, or unknown, is ignored: a release races with expiry."""
+        """End a lease. Unknown leases and those of other owners are ignored: a release races with expiry."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.owner is owner:
             self._end(lease)

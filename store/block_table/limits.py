@@ -46,22 +46,22 @@ class TierLimits(_Limits):
     def __init__(self, tier: Tier) -> None:
         super().__init__()
         self._tier = tier
-        self._leaving_bytes: dict[str, int] = {}
+        self._demoting_bytes: dict[str, int] = {}
 
     def held(self) -> Mapping[str, int]:
         return self._tier.tenant_bytes
 
-    def leaving_bytes(self, tenant: str) -> int:
+    def demoting_bytes(self, tenant: str) -> int:
         """Bytes of the tenant's blocks that are being demoted."""
-        return self._leaving_bytes.get(tenant, 0)
+        return self._demoting_bytes.get(tenant, 0)
 
-    def count_leaving(self, block: Block, times: int) -> None:
+    def count_demotion(self, block: Block, times: int) -> None:
         """Count the start (1) or end (-1) of a block's demotion."""
-        left_bytes = self._leaving_bytes.get(block.tenant, 0) + times * block.size_bytes
+        left_bytes = self._demoting_bytes.get(block.tenant, 0) + times * block.size_bytes
         if left_bytes:
-            self._leaving_bytes[block.tenant] = left_bytes
+            self._demoting_bytes[block.tenant] = left_bytes
         else:
-            self._leaving_bytes.pop(block.tenant, None)
+            self._demoting_bytes.pop(block.tenant, None)
 
 
 class SlabLimits(_Limits):

@@ -50,7 +50,7 @@ class OpenPut:
 
     @property
     def slot(self) -> Slot:
-        """Where the value goes."""
+        """Slot of the value."""
         slot = self.block.dram
         assert slot is not None
         return slot

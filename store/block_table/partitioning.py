@@ -23,8 +23,7 @@ class Partitioning:
         if self._is_known:
             if count != self.count:
                 raise ConfigError(
-                    f"the cluster's key space has {count} partitions, and that of the one that this node was in had {self.count}: start "
-                    "the node anew"
+                    f"the cluster has {count} partitions, but had {self.count} at this node's first registration: restart the node"
                 )
             return False
         self.count, self._is_known = count, True

@@ -162,14 +162,14 @@ class BlockLimit:
         left = self._quotas.blocks_left(tenant)
         return count if left is None else min(count, left)
 
-    def may_know_one_more(self, tenant: str) -> bool:
+    def make_space_for_one(self, tenant: str) -> bool:
         """Evict until one more block of the tenant is permitted: its own at its quota. Return False if none is
         evictable, or the tenant is over quota and this iteration's evictions are used up."""
         while (left := self._quotas.blocks_left(tenant)) is not None and left <= 0:
             if (left < 0 and not self._evictor.may_take(1)) or not self._evict_of(tenant):
                 return False
         while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
-            has_left = self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False)
+            has_left = self._evict(lambda level: level.order.coldest(level.evictable_now()), for_quota=False)
             if not (has_left or any(self._evictor.yield_holds(level, None) for level in self._lowest_first)):
                 return False
         return True
@@ -190,7 +190,7 @@ class BlockLimit:
         self._failed_searches.clear()
 
     def _evict_of(self, tenant: str) -> bool:
-        return self._evict(lambda level: level.order.coldest_of(tenant, level.may_leave_now()), for_quota=True)
+        return self._evict(lambda level: level.order.coldest_of(tenant, level.evictable_now()), for_quota=True)
 
     def _evict(self, coldest: Callable[[TierView], Block | None], *, for_quota: bool) -> bool:
         """Evict the block that `coldest` returns for the lowest tier with one. Return False if there is none."""

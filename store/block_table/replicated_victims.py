@@ -15,9 +15,9 @@ from kvstore.store.block_table.block import Block
 
 LOOK_AHEAD: Final = 64
 """Coldest blocks of a group per query. A replicated block is evicted at most this much earlier than its order."""
-ASK_EVERY: Final = 16
+QUERY_INTERVAL: Final = 16
 """Evictions of a group between queries while answers find replicas: a quarter of the queried blocks."""
-MAX_ASK_EVERY: Final = 4096
+MAX_QUERY_INTERVAL: Final = 4096
 """Upper bound of that interval, which doubles with each answer that finds none."""
 MAX_AGE_NS: Final = 10_000_000_000
 """Validity of an answer: the other replica may have been evicted since."""
@@ -30,7 +30,7 @@ class _VictimGroup:
 
     victims: deque[tuple[Block, int]] = field(default_factory=deque)
     due_in: int = 1
-    every: int = ASK_EVERY
+    every: int = QUERY_INTERVAL
     is_queried: bool = False
     until_ns: int = 0
 
@@ -53,12 +53,12 @@ class ReplicatedVictims:
         state = self._leaving(group, 1)
         while state.victims:
             block, access = state.victims[0]
-            if block.is_in(self._index) and not block.is_gone and block.last_access == access and may_leave(block):
+            if block.is_in(self._index) and not block.is_dropped and block.last_access == access and may_leave(block):
                 return block
             state.victims.popleft()
         return None
 
-    def have_left(self, group: int, count: int) -> None:
+    def clear_copies(self, group: int, count: int) -> None:
         """Count evictions of the group that were not preferred victims."""
         if count:
             self._leaving(group, count)
@@ -100,7 +100,7 @@ class ReplicatedVictims:
         if state is None:
             return  # forgotten when the link broke
         state.victims = deque(pair for pair, flag in zip(blocks, flags, strict=True) if flag)
-        state.every = ASK_EVERY if state.victims else min(2 * state.every, MAX_ASK_EVERY)
+        state.every = QUERY_INTERVAL if state.victims else min(2 * state.every, MAX_QUERY_INTERVAL)
         state.due_in, state.is_queried, state.until_ns = state.every, False, now_ns + MAX_AGE_NS
 
     def forget(self) -> None:

@@ -55,6 +55,6 @@ class RetiredBlocks:
 
     def _mark(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if not block.is_gone and self.holds(block):
+            if not block.is_dropped and self.holds(block):
                 for index in block.tiers():
                     self._levels[index].order.retire(block, block.group_in(index))

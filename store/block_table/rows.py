@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, BlockColumns, block_type
+from kvstore.store.block_table.block import DRAM, DROPPED, HELD, NOT_INDEXED, TIER_MASKS, Block, BlockColumns, block_type
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.tiers.slabs import new_slot
 from kvstore.tiers.tier import Slot
@@ -52,7 +52,7 @@ class BlockRows:
         row = columns.free.pop() if columns.free else self._new_row()
         columns.sizes[row], columns.generations[row], columns.checksums[row] = size_bytes, generation, checksum
         columns.event_seqs[row] = columns.readers[row] = columns.held[row] = columns.states[row] = columns.hits[row] = 0
-        columns.shown[row] = NOT_SHOWN
+        columns.index_entries[row] = NOT_INDEXED
         columns.keys[row], columns.parents[row] = key, parent
         if columns.others:
             columns.others.pop(row, None)
@@ -85,7 +85,7 @@ class BlockRows:
         np.frombuffer(columns.groups, np.uint32)[rows] = array("I", groups)
         np.frombuffer(columns.readers, np.uint32)[rows] = 0
         np.frombuffer(columns.hits, np.uint32)[rows] = 0
-        np.frombuffer(columns.shown, np.int32)[rows] = NOT_SHOWN
+        np.frombuffer(columns.index_entries, np.int32)[rows] = NOT_INDEXED
         np.frombuffer(columns.held, np.uint8)[rows] = HELD[DRAM]
         np.frombuffer(columns.states, np.uint8)[rows] = 0
         if (np.diff(rows) == 1).all():
@@ -176,8 +176,8 @@ def groups_in(columns: BlockColumns, rows: Numbers) -> npt.NDArray[np.uint32]:
 
 def tier_masks(columns: BlockColumns, rows: Numbers) -> npt.NDArray[np.uint8]:
     """Return `tier_mask` of each block; 0 for dropped ones."""
-    is_gone = np.frombuffer(columns.states, np.uint8)[rows] & GONE != 0
-    return np.where(is_gone, np.uint8(0), _TIER_MASKS[np.frombuffer(columns.held, np.uint8)[rows]])
+    is_dropped = np.frombuffer(columns.states, np.uint8)[rows] & DROPPED != 0
+    return np.where(is_dropped, np.uint8(0), _TIER_MASKS[np.frombuffer(columns.held, np.uint8)[rows]])
 
 
 def decided(blocks: Sequence[Block]) -> list[Block]:
@@ -191,17 +191,17 @@ def is_in(columns: BlockColumns, rows: Numbers, tier: int) -> npt.NDArray[np.boo
     return found
 
 
-def are_any_gone(blocks: Sequence[Block]) -> bool:
+def are_any_dropped(blocks: Sequence[Block]) -> bool:
     """Return True if one of the blocks was dropped; at least one block."""
     states = np.frombuffer(blocks[0].columns.states, np.uint8)[rows_of(blocks)]
-    return bool((states & GONE).any())
+    return bool((states & DROPPED).any())
 
 
-def have_gone(columns: BlockColumns, rows: Numbers) -> None:
+def mark_dropped(columns: BlockColumns, rows: Numbers) -> None:
     """Mark all as dropped."""
-    np.frombuffer(columns.states, np.uint8)[rows] |= GONE
+    np.frombuffer(columns.states, np.uint8)[rows] |= DROPPED
 
 
-def have_left(columns: BlockColumns, rows: Numbers, tier: int) -> None:
+def clear_copies(columns: BlockColumns, rows: Numbers, tier: int) -> None:
     """Clear all copies in that tier."""
     np.frombuffer(columns.held, np.uint8)[rows] &= ~HELD[tier] & 0xFF

@@ -2,9 +2,9 @@
 never blocks.
 
 It owns every slot of every tier and all Block objects:
-- visible blocks (visible_blocks.py) and their copies (copies.py)
-- open and ended puts (open_puts.py)
-- eviction and planned moves (evictor.py)
+- visible blocks (visible_blocks.py) and their copies (copies.py);
+- open and ended puts (open_puts.py);
+- eviction and planned moves (evictor.py).
 
 The mover executes planned moves in a thread and reports them (`finish_move`). `now_ns` is passed in. Called from the
 node's loop.
@@ -32,7 +32,7 @@ from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
-from kvstore.store.block_table.tier_view import EncodedTotals, MayLeave, TierView, evictable_in
+from kvstore.store.block_table.tier_view import EncodedTotals, IsEvictable, TierView, evictable_in
 from kvstore.store.block_table.uncommitted import UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -98,8 +98,8 @@ class BlockTable:
                 tier,
                 EvictionOrder(rules.make_policy, self._visible.by_key, max_remembered=max_remembered, is_of_dram=index == DRAM),
                 watermarks=(rules.high_watermark, rules.low_watermark),
-                may_leave_now=self._may_leave_dram_now if index == DRAM else partial(_same, evictable[index]),
-                may_leave_of=self._may_leave_dram_of if index == DRAM else None,
+                evictable_now=self._evictable_in_dram_now if index == DRAM else partial(_same, evictable[index]),
+                evictable_of=self._evictable_in_dram_of if index == DRAM else None,
                 has_lower_tier=partial(self._has_lower_tier, index) if index < max(tiers) else None,
             )
             for index, tier in sorted(tiers.items())
@@ -140,7 +140,7 @@ class BlockTable:
         """Give `block` a DRAM slot and open a put; the key must be neither visible nor open.
 
         Returns None if no slot is free now. Evictions may have been planned (see `Evictor.make`, also for `may_drop`):
-        retry after a move, or in the next loop iteration (`Evictor.next_turn`). Raises InvalidArgument for a size that
+        retry after a move, or in the next loop iteration (`Evictor.begin_iteration`). Raises InvalidArgument for a size that
         DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self.puts.of_key(block.tenant, block.key) is None
@@ -149,11 +149,11 @@ class BlockTable:
     def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a DRAM slot for a value that has arrived, without an open put.
 
-        `BlockCopies.show_placed` must follow once the slot holds the value, then `enter_placed`, before any other call.
+        `BlockCopies.make_placed_visible` must follow once the slot holds the value, then `enter_placed`, before any other call.
         Returns None and raises as `open`; None also while the key has an open put.
         """
         tenant = block.tenant
-        if self.puts.of_key(tenant, block.key) is not None or not self._block_limit.may_know_one_more(tenant):
+        if self.puts.of_key(tenant, block.key) is not None or not self._block_limit.make_space_for_one(tenant):
             return None
         slot = self.evictor.make(self._ingest_tier, block.size_bytes, tenant, may_drop=may_drop)
         block.set_slot(DRAM, slot)
@@ -161,7 +161,7 @@ class BlockTable:
 
     def place_at(self, block: Block, slot: Slot) -> bool:
         """As `place`, with a slot opened ahead. Return False if the key has an open put or the block limit is reached."""
-        if self.puts.of_key(block.tenant, block.key) is not None or not self._block_limit.may_know_one_more(block.tenant):
+        if self.puts.of_key(block.tenant, block.key) is not None or not self._block_limit.make_space_for_one(block.tenant):
             return False
         block.set_slot(DRAM, slot)
         return True
@@ -186,7 +186,7 @@ class BlockTable:
         self.puts.close(put)
         block = put.block
         block.checksum = checksum
-        self.copies.show(block, self._ingest_tier)
+        self.copies.make_visible(block, self._ingest_tier)
         self._emit(EVENT_COMMIT, block)
         return block
 
@@ -194,7 +194,7 @@ class BlockTable:
         """Make an open put's block visible, uncommitted: a commit request follows instead of an event."""
         self.puts.close(put)
         put.block.checksum = checksum
-        self.copies.show(put.block, self._ingest_tier)
+        self.copies.make_visible(put.block, self._ingest_tier)
         self.uncommitted.add(put.block)
         return put.block
 
@@ -212,7 +212,7 @@ class BlockTable:
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
         """Make blocks of one tenant visible, uncommitted. Their slots hold the values."""
         write(blocks[0].columns.checksums, rows_of(blocks), checksums)
-        self.copies.show_all(blocks)
+        self.copies.make_all_visible(blocks)
         self.uncommitted.add_all(blocks)
 
     def mark_committed(self, block: Block, generation: int) -> None:
@@ -230,7 +230,7 @@ class BlockTable:
         `enter_granted` must follow before other work of the loop."""
         self.puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
-        self.copies.show_placed(put.block)
+        self.copies.make_placed_visible(put.block)
 
     def enter_granted(self, block: Block) -> None:
         """Complete the bookkeeping of a granted block."""
@@ -239,7 +239,7 @@ class BlockTable:
     def retract(self, block: Block, generation: int) -> None:
         """Report as evicted a block that the master committed under `generation` and that no longer exists here."""
         assert self.find(block.tenant, block.key) is not block, "a visible block is dropped, not disowned"
-        block.generation, block.is_gone = generation, True
+        block.generation, block.is_dropped = generation, True
         self._emit(EVENT_GONE, block)
 
     def abort(self, put: OpenPut) -> None:
@@ -323,11 +323,11 @@ class BlockTable:
 
     # --- evictions ---
 
-    def _may_leave_dram_now(self) -> MayLeave:
+    def _evictable_in_dram_now(self) -> IsEvictable:
         self._protection_tenant = None
-        return self._may_leave_dram
+        return self._is_evictable_in_dram
 
-    def _may_leave_dram(self, block: Block) -> bool:
+    def _is_evictable_in_dram(self, block: Block) -> bool:
         columns = block.columns
         tenant = columns.tenant
         if tenant != self._protection_tenant:  # who begins to look meanwhile is seen when the block is hidden: its slot is kept then
@@ -340,8 +340,10 @@ class BlockTable:
         is_protected = self._is_protected
         return is_protected is None or not is_protected(columns.slot_indexes[block])
 
-    def _may_leave_dram_of(self, tenant: str) -> MayLeave:
-        return self._may_leave_dram_now() if self._shared_index.protection_of(tenant) is not None else self._evictable_in_dram  # usual case
+    def _evictable_in_dram_of(self, tenant: str) -> IsEvictable:
+        return (
+            self._evictable_in_dram_now() if self._shared_index.protection_of(tenant) is not None else self._evictable_in_dram
+        )  # usual case
 
     def _has_lower_tier(self, index: int) -> bool:
         return self.evictor.has_lower_tier(index)
@@ -359,20 +361,20 @@ class BlockTable:
 
         `loss`: the copy differs from the value that was put.
         """
-        was_leaving = block.leaving is not None
-        self.copies.stop_leaving(block)
+        was_demotion = block.demoted_from is not None
+        self.copies.end_demotion(block)
         block.moving = False
         self.evictor.under_way -= 1
-        if block.is_gone or not is_done:
+        if block.is_dropped or not is_done:
             self._levels[target].tier.free(slot)
-            if block.is_gone:
+            if block.is_dropped:
                 self.copies.free_unused(block)
             return
         if loss is not None or block.lossy:
             block.set_loss(target, loss)
         block.hits = 0
         self.copies.add(block, target, slot)
-        if not was_leaving:
+        if not was_demotion:
             self._levels[target].counts.promotions += target != NVME
         else:
             self._levels[source].counts.demotions += 1
@@ -395,10 +397,10 @@ class BlockTable:
                 continue
             if old is not None:
                 self.copies.drop(old)
-            self._block_limit.may_know_one_more("")
+            self._block_limit.make_space_for_one("")
             # The tier cannot know the tenant of what it found.
             block.set_slot(NVME, level.tier.adopt(slot, tenant=block.tenant))
-            self.copies.show(block, level)
+            self.copies.make_visible(block, level)
         return len(self._visible)
 
     def blocks(self) -> Iterator[Block]:
@@ -440,6 +442,6 @@ class BlockTable:
         self.quotas.check(tenant, size_bytes)
 
 
-def _same(may_leave: MayLeave) -> MayLeave:
+def _same(may_leave: IsEvictable) -> IsEvictable:
     """Protection check of a tier without local clients."""
     return may_leave

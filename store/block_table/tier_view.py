@@ -25,7 +25,7 @@ pinned block at the end of each of 256 slabs stopped the node for 0.5 s, at each
 MAX_PART: Final = 1024
 """Blocks of a slab evicted at once: about 20 ms. A slab of small blocks has tens of thousands."""
 
-MayLeave = Callable[[Block], bool]
+IsEvictable = Callable[[Block], bool]
 
 
 @dataclass(slots=True)
@@ -67,16 +67,16 @@ class TierView:
         order: EvictionOrder,
         *,
         watermarks: tuple[float, float],
-        may_leave_now: Callable[[], MayLeave],
-        may_leave_of: Callable[[str], MayLeave] | None = None,
+        evictable_now: Callable[[], IsEvictable],
+        evictable_of: Callable[[str], IsEvictable] | None = None,
         has_lower_tier: Callable[[], bool] | None = None,
     ) -> None:
-        """`watermarks` are the high and the low one, as shares of the capacity. `may_leave_now` returns a predicate for
-        one search: True if a block's copy here is not in use. `may_leave_of` does so for one tenant. `goes_down`
+        """`watermarks` are the high and the low one, as shares of the capacity. `evictable_now` returns a predicate for
+        one search: True if a block's copy here is not in use. `evictable_of` does so for one tenant. `goes_down`
         returns True if victims are demoted first; None: there is no lower tier."""
         self.index = index
-        self.may_leave_now = may_leave_now
-        self._may_leave_of = may_leave_of or (lambda tenant: may_leave_now())
+        self.evictable_now = evictable_now
+        self._evictable_of = evictable_of or (lambda tenant: evictable_now())
         self._has_lower_tier = has_lower_tier
         self.tier = tier
         self.high_bytes, self.low_bytes = (tier.capacity_bytes * share for share in watermarks)
@@ -84,9 +84,9 @@ class TierView:
         self.order = order
         self.replicated_victims = ReplicatedVictims(index)
         """Used in the lowest tier only: evictions from others do not drop a block from the node."""
-        self.leaving_bytes = 0
+        self.demoting_bytes = 0
         """Bytes of blocks that are being demoted."""
-        self.leaving_blocks = 0
+        self.demoting_blocks = 0
         self.is_demoting = False
         """The high watermark was exceeded; blocks are demoted until the low one."""
         self.limits = TierLimits(tier)
@@ -110,7 +110,7 @@ class TierView:
         self.order.insert(block, columns.groups[block] if self.index == DRAM else block.group_in(self.index))
         self._count += 1
         if self._slabs is not None:
-            self._by_slot.add(columns.slot_indexes[block] if self.index == DRAM else self._place(block), block)
+            self._by_slot.add(columns.slot_indexes[block] if self.index == DRAM else self._slot_index(block), block)
         if columns.others:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
@@ -133,7 +133,7 @@ class TierView:
         self.order.remove(block, columns.groups[block] if self.index == DRAM else block.group_in(self.index))
         self._count -= 1
         if self._slabs is not None:
-            self._by_slot.remove(columns.slot_indexes[block] if self.index == DRAM else self._place(block))
+            self._by_slot.remove(columns.slot_indexes[block] if self.index == DRAM else self._slot_index(block))
 
     def take_coldest(self, group: int, tenant: str, count: int) -> list[Block]:
         """Remove from the order and return up to `count` victims for new blocks of the tenant, as `victims` would
@@ -141,9 +141,9 @@ class TierView:
 
         Stops at the first that is not the coldest of its own group, or that has another copy. `remove_all` must follow.
         """
-        if self.limits.over_quota or self.slab_limits.over_quota or self.replicated_victims.has_any(group) or not self.order.asks_all:
+        if self.limits.over_quota or self.slab_limits.over_quota or self.replicated_victims.has_any(group) or not self.order.searches_all:
             return []
-        colder = self.order.coldest_elsewhere(group, self.may_leave_now())
+        colder = self.order.coldest_elsewhere(group, self.evictable_now())
         colder_access = colder.last_access if colder is not None else None
         elsewhere, is_retired = ~HELD[self.index], self.order.is_retired
 
@@ -154,8 +154,8 @@ class TierView:
             )
             return is_coldest and not columns.held[block] & elsewhere
 
-        found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_go)
-        self.replicated_victims.have_left(group, len(found))
+        found = self.order.take_victims(group, count, self._evictable_of(tenant), may_go)
+        self.replicated_victims.clear_copies(group, len(found))
         return found
 
     def remove_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
@@ -190,11 +190,11 @@ class TierView:
         left_bytes = self.limits.left(tenant) if self.limits.are_any else None
         return count if left_bytes is None else min(count, left_bytes // self.tier.slot_bytes(size_bytes, tenant=tenant))
 
-    def count_leaving(self, block: Block, times: int) -> None:
+    def count_demotion(self, block: Block, times: int) -> None:
         """Count the start (1) or end (-1) of a block's demotion."""
-        self.leaving_bytes += times * block.size_bytes
-        self.leaving_blocks += times
-        self.limits.count_leaving(block, times)
+        self.demoting_bytes += times * block.size_bytes
+        self.demoting_blocks += times
+        self.limits.count_demotion(block, times)
 
     def own_victims(self, size_bytes: int, tenant: str) -> list[Block]:
         """Victims for a new block of a tenant at its quota, out of its own blocks.
@@ -202,7 +202,7 @@ class TierView:
         Usually its coldest block. If the tenant lacks a slab and that block is of another size class: all blocks of its
         coldest slab that can be emptied, else the coldest of this size class.
         """
-        may_leave = self._may_make_room()
+        may_leave = self._evictable_for_put()
         coldest = self.order.coldest_of(tenant, may_leave)
         if coldest is None:
             return []
@@ -223,10 +223,11 @@ class TierView:
 
     def victims(self, group: int) -> list[Block]:
         """Victims for a new block of `group`. Empty while earlier ones are being demoted. In this order:
-        - a slab of a tenant over its quota
-        - a block of the group whose namespace is retired
-        - the group's coldest block
-        - a slab of another group whose blocks are colder, paid by rebalance credit
+
+        - a slab of a tenant over its quota;
+        - a block of the group whose namespace is retired;
+        - the group's coldest block;
+        - a slab of another group with colder blocks, paid by rebalance credit.
 
         A slab's blocks are returned at most MAX_PART at a time.
         """
@@ -236,12 +237,12 @@ class TierView:
             for tenant in limits.over_quota:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
                     return found
-        may_leave = self._may_make_room()
+        may_leave = self._evictable_for_put()
         if (retired := self.order.retired_victim(group, may_leave)) is not None:
             return [retired]
         own = self.replicated_victims.next(group, may_leave) or self.order.victim(group, may_leave)
         if own is None and self._has_lower_tier is not None:
-            own = self.order.victim(group, self.may_leave_now())  # wait for it instead of taking another group's memory
+            own = self.order.victim(group, self.evictable_now())  # wait for it instead of taking another group's memory
         if own is not None:
             colder = self.order.coldest_elsewhere(group, may_leave)
             if colder is None or colder.last_access >= own.last_access:
@@ -250,17 +251,17 @@ class TierView:
                 return [own]
         return self._coldest_whole_slab(group, functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
 
-    def _may_make_room(self) -> MayLeave:
-        """As `may_leave_now`, but exclude uncommitted blocks if this tier demotes: they cannot be demoted yet, and the
+    def _evictable_for_put(self) -> IsEvictable:
+        """As `evictable_now`, but exclude uncommitted blocks if this tier demotes: they cannot be demoted yet, and the
         put would wait although others could be."""
-        may_leave = self.may_leave_now()
+        may_leave = self.evictable_now()
         if self._has_lower_tier is None or not self._has_lower_tier():
             return may_leave
         return lambda block: block.generation != UNCOMMITTED and may_leave(block)
 
     def coldest(self, group: int, count: int = LOOK_AHEAD) -> list[Block]:
         """Return the group's next committed victims, at most `count`."""
-        may_leave = self.may_leave_now()
+        may_leave = self.evictable_now()
         return self.order.next_victims(group, lambda block: block.generation != UNCOMMITTED and may_leave(block), count)
 
     def coldest_of_all(self, group: int, count: int) -> list[Block]:
@@ -268,13 +269,13 @@ class TierView:
         over quota. One search finds them all; a search for each would skip all that are being demoted."""
         if self.limits.over_quota or self.slab_limits.over_quota:
             return []
-        colder = self.order.coldest_elsewhere(group, self.may_leave_now())
+        colder = self.order.coldest_elsewhere(group, self.evictable_now())
         blocks = self.coldest(group, count)
         return blocks if colder is None else list(takewhile(lambda block: block.last_access <= colder.last_access, blocks))
 
     def coldest_group(self) -> int | None:
         """Return the group whose next victim was read longest ago; None if nothing is evictable."""
-        block = self.order.coldest(self.may_leave_now())
+        block = self.order.coldest(self.evictable_now())
         return block.group_in(self.index) if block is not None else None
 
     def _rebalance_price(self, colder: Block, own: Block) -> int:
@@ -289,7 +290,7 @@ class TierView:
         """Return the blocks in the block's slab, including itself."""
         if self._slabs is None:
             return [block]
-        return [mate for mate in self._by_slot.mates(self._place(block)) if mate is not None]
+        return [mate for mate in self._by_slot.mates(self._slot_index(block)) if mate is not None]
 
     def retry_failed_searches(self) -> None:
         """Reopen slabs whose emptying is no longer requested. Called periodically."""
@@ -308,15 +309,15 @@ class TierView:
         while left and not self._is_in_slab(left[0], emptying.slab):
             left.popleft()
         part = [block for block in islice(left, MAX_PART) if self._is_in_slab(block, emptying.slab)]
-        if any(block.leaving == self.index for block in part):
+        if any(block.demoted_from == self.index for block in part):
             return []
-        if not part or not all(map(self._may_make_room(), part)):
+        if not part or not all(map(self._evictable_for_put(), part)):
             self._stop_emptying(key)
             return None
         return part
 
     def _is_in_slab(self, block: Block, number: int) -> bool:
-        return not block.is_gone and block.is_in(self.index) and self._place(block) >> POSITION_BITS == number
+        return not block.is_dropped and block.is_in(self.index) and self._slot_index(block) >> POSITION_BITS == number
 
     def _stop_emptying(self, key: int | str) -> None:
         assert self._slabs is not None, "elsewhere a block leaves alone"
@@ -326,7 +327,7 @@ class TierView:
         """Return the first part of a slab's blocks; `_next_part` returns the others."""
         if len(blocks) <= MAX_PART or self._slabs is None:
             return blocks
-        number = self._place(blocks[0]) >> POSITION_BITS
+        number = self._slot_index(blocks[0]) >> POSITION_BITS
         self._slabs.close_slab(number)
         self._emptying[key] = _Emptying(number, deque(blocks))
         return blocks[:MAX_PART]
@@ -339,11 +340,11 @@ class TierView:
         parts. Slabs that cannot be emptied are skipped: evicting their blocks would free no slab.
         """
         known: dict[int, bool] = {}
-        walked, may_leave = 0, self._may_make_room()
+        walked, may_leave = 0, self._evictable_for_put()
 
         def can_go_with_its_slab(block: Block) -> bool:
             nonlocal walked
-            place = self._place(block) if self._slabs is None else self._place(block) >> POSITION_BITS
+            place = self._slot_index(block) if self._slabs is None else self._slot_index(block) >> POSITION_BITS
             if place not in known:
                 known[place], seen = self._can_be_emptied(block, may_leave) if walked < MAX_WALKED else (False, 0)
                 walked += seen
@@ -352,7 +353,7 @@ class TierView:
         coldest = find(can_go_with_its_slab)
         return self._in_parts(key, self._mates(coldest)) if coldest is not None else []
 
-    def _can_be_emptied(self, block: Block, may_leave: MayLeave) -> tuple[bool, int]:
+    def _can_be_emptied(self, block: Block, may_leave: IsEvictable) -> tuple[bool, int]:
         """Return whether all blocks in the block's slab are evictable, and the number of slots examined."""
         slot = self._slot(block)
         if self._slabs is None:
@@ -368,7 +369,7 @@ class TierView:
         assert slot is not None
         return slot
 
-    def _place(self, block: Block) -> int:
+    def _slot_index(self, block: Block) -> int:
         """Index of the block's slot here."""
         return block.columns.slot_indexes[block] if self.index == DRAM else self._slot(block).index
 
@@ -377,7 +378,7 @@ class TierView:
         return self._count
 
 
-def evictable_in(tier: int) -> MayLeave:
+def evictable_in(tier: int) -> IsEvictable:
     """Return a predicate: True if a block's copy in that tier is neither in use nor held."""
     in_use = IN_USE[tier]
 

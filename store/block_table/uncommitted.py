@@ -236,7 +236,7 @@ class UncommittedBlocks:
 
     def defer(self, blocks: Iterable[Block]) -> None:
         """Keep blocks that were not committed for `retry_deferred`. Evicted ones are dropped."""
-        self._deferred.update((block, None) for block in blocks if not block.is_gone)
+        self._deferred.update((block, None) for block in blocks if not block.is_dropped)
 
     def retry_deferred(self) -> None:
         """Make deferred blocks unsent again."""

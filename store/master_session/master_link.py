@@ -96,7 +96,7 @@ class MasterConnection(Protocol):
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         """Take over a registered connection's socket. `takes_traces`: the master accepts Trace messages."""
 
-    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
+    def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat; `answered` is called once."""
 
 
@@ -129,7 +129,7 @@ class MasterLink:
         self._partition = partition
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()
         """gRPC metadata of the present registration."""
-        self._hot_asked = 0
+        self._hot_requested = 0
         """Number of hot blocks that the last reply requested."""
         self._slow_version = 0
         """Version of the slow requests that the master has; 0: none."""
@@ -230,10 +230,12 @@ class MasterLink:
     def _run_session(self, owner: Channel | None) -> Channel | None:
         """Register and send heartbeats until the link is lost. `owner` is a connection to the owner, if known. Return
         that of the next owner, if known."""
-        channel, place = self._search.nearest(owner or self._search.find())
+        channel, control_address = self._search.prefer_unix(owner or self._search.find())
         try:
             with contextlib.ExitStack() as calls:
-                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._settings.peer_timeout_s))))  # type: ignore[no-untyped-call]
+                stub = ControlStub(
+                    calls.enter_context(open_channel(control_address, self._tls, grpc_options(self._settings.peer_timeout_s)))
+                )  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
                 if self._node.node_id(self._partition) != self._registered_id:
@@ -322,14 +324,14 @@ class MasterLink:
     def _heartbeat(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
         future: Future[pb.HeartbeatReply] = Future()
 
-        def answered(heard: HeartbeatResponse | KVStoreError) -> None:
-            if isinstance(heard, KVStoreError):
-                future.set_exception(heard)
+        def answered(reply: HeartbeatResponse | KVStoreError) -> None:
+            if isinstance(reply, KVStoreError):
+                future.set_exception(reply)
             else:
-                future.set_result(pb.HeartbeatReply.FromString(heard.said))
+                future.set_result(pb.HeartbeatReply.FromString(reply.said))
 
-        said = request.SerializeToString()
-        self._reactor.call(lambda: self._connection.beat(said, answered, self._timeout_s), deadline_s=self._timeout_s)
+        request_bytes = request.SerializeToString()
+        self._reactor.call(lambda: self._connection.send_heartbeat(request_bytes, answered, self._timeout_s), deadline_s=self._timeout_s)
         return future
 
     def _send_heartbeats(self, registration: pb.RegisterReply) -> Channel | None:
@@ -342,8 +344,8 @@ class MasterLink:
             self._wake.clear()
             if self._is_over():
                 return None
-            report = self._reactor.call(lambda: self._node.report(self._hot_asked, self._slow_version), deadline_s=self._timeout_s)
-            self._hot_asked = 0
+            report = self._reactor.call(lambda: self._node.report(self._hot_requested, self._slow_version), deadline_s=self._timeout_s)
+            self._hot_requested = 0
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
@@ -374,7 +376,7 @@ class MasterLink:
             else:
                 self._sent_description, self._slow_version, self._complaint = described, report.slow_version, ""
             if isinstance(answer, pb.HeartbeatReply):
-                self._hot_asked = answer.hot_blocks
+                self._hot_requested = answer.hot_blocks
                 self._apply(answer)
             elif answer is not None:
                 log.warning("the catalog has another owner: %s", answer.address)

@@ -101,8 +101,8 @@ class MasterSession:
         self._replica_queue.link_up(link.report, registration.registration_epoch, partition)
         self._victim_queries.link_down(partition)
         share = registration.spill_at_share
-        self._victim_queries.link_up(link.coldest, registration.registration_epoch, partition, spill_at_share=share)
-        self._commit_requests.link_up(link.claim, registration.registration_epoch, partition)
+        self._victim_queries.link_up(link.query_victims, registration.registration_epoch, partition, spill_at_share=share)
+        self._commit_requests.link_up(link.commit, registration.registration_epoch, partition)
         self._replicator.link_up(
             link.publish,
             registration.registration_epoch,
@@ -110,19 +110,19 @@ class MasterSession:
             compare=link.compare,
             known_blocks=registration.known_blocks,
         )
-        self._commit_batcher.link_up(link.claim, registration.registration_epoch, partition)
+        self._commit_batcher.link_up(link.commit, registration.registration_epoch, partition)
 
-    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
+    def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat; `answered` is called once."""
         if self._session is None:
             answered(Unavailable("no link to the master"))
         else:
             request_master(self._session, Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
 
-    def stopping(self, answered: Callable[[], None], deadline_s: float) -> None:
+    def announce_stop(self, answered: Callable[[], None], deadline_s: float) -> None:
         """Announce the end of this process; `answered` is called once, even if the master is unreachable."""
         request = pb.HeartbeatRequest(node_id=self._node_id, registration_epoch=self._registration_epoch, stopped=True)
-        self.beat(request.SerializeToString(), lambda _answer: answered(), deadline_s)
+        self.send_heartbeat(request.SerializeToString(), lambda _answer: answered(), deadline_s)
 
     def _synced(self) -> None:
         self._service.synced(self._partition)
@@ -170,10 +170,10 @@ class _PartitionConnection:
 
         request_master(self._session, message, Flags, on_reply)
 
-    def claim(self, message: CommitBlocks, decided: Callable[[ReserveReply | KVStoreError], None]) -> None:
+    def commit(self, message: CommitBlocks, decided: Callable[[ReserveReply | KVStoreError], None]) -> None:
         request_master(self._session, message, ReserveReply, decided)
 
-    def coldest(self, message: QueryVictims, answered: Callable[[Flags | KVStoreError], None]) -> None:
+    def query_victims(self, message: QueryVictims, answered: Callable[[Flags | KVStoreError], None]) -> None:
         request_master(self._session, message, Flags, answered)
 
     def report(self, message: CopyResult, decided: Callable[[Flags | KVStoreError], None]) -> None:
@@ -225,7 +225,7 @@ class MasterConnections:
             for link in self._links:
                 link.describe(topology=topology, transfer=transfer)
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         """Send a heartbeat to every master at once."""
         for link in self._links:
             link.describe()
@@ -255,7 +255,7 @@ class MasterConnections:
         """Reconnect after the loss of a partition's session."""
         self._links[partition].lost(registration_epoch)
 
-    def stopping(self, then: Callable[[], None], deadline_s: float) -> None:
+    def announce_stop(self, then: Callable[[], None], deadline_s: float) -> None:
         """Announce the end of this process to every master; call `then` once all have answered, at most after
         `deadline_s`."""
         waiting = len(self._sessions)
@@ -267,7 +267,7 @@ class MasterConnections:
                 then()
 
         for session in list(self._sessions):
-            session.stopping(answered, deadline_s)
+            session.announce_stop(answered, deadline_s)
 
     def stop(self) -> None:
         """Stop all links."""

@@ -45,32 +45,32 @@ class OwnerSearch:
         doubtful, self._doubtful = self._doubtful, None
         if doubtful is not None:
             with contextlib.suppress(KVStoreError):
-                return self._ask_masters(besides=doubtful)
-        return self._ask_masters()
+                return self._query_masters(besides=doubtful)
+        return self._query_masters()
 
     def another(self) -> Channel | None:
         """Return a connection to an owner other than the last one found, or None."""
         if not self._masters.are_several:
             return None
         try:
-            return self._ask_masters(besides=self._masters.owner)
+            return self._query_masters(besides=self._masters.owner)
         except KVStoreError:
             return None
 
-    def nearest(self, channel: Channel) -> tuple[Channel, str]:
+    def prefer_unix(self, channel: Channel) -> tuple[Channel, str]:
         """Return the connection, replaced by one to the owner's Unix socket if that is possible without a certificate,
         and the control plane's address as reported over TCP: the peer of a socket file need not share our loopback. The
         owner is doubtful until `confirm_owner`."""
-        place = channel.welcome.control
-        found = channel if channel.address.unix else self._nearer(channel)
+        control_address = channel.welcome.control
+        found = channel if channel.address.unix else self._over_unix(channel)
         self._doubtful = self._masters.owner
-        return found, place
+        return found, control_address
 
     def confirm_owner(self) -> None:
         """The owner has accepted the registration."""
         self._doubtful = None
 
-    def _ask_masters(self, *, besides: Address | None = None) -> Channel:
+    def _query_masters(self, *, besides: Address | None = None) -> Channel:
         """Query all masters once."""
         masters = self._masters
         attempt_s = min(self._timeout_s, self._patience_s) if masters.are_several else self._timeout_s
@@ -79,7 +79,7 @@ class OwnerSearch:
             masters, self._hello(), deadline, attempt_s=attempt_s, max_attempt_s=self._timeout_s, besides=besides, tls=self._tls
         )
 
-    def _nearer(self, channel: Channel) -> Channel:
+    def _over_unix(self, channel: Channel) -> Channel:
         """The same master through its Unix socket, where that is to be had; else the channel as it is: with TLS, too, for a Unix socket
         shows no certificate."""
         there = channel.welcome

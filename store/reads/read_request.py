@@ -24,12 +24,12 @@ from kvstore.tiers.tier import Slot
 
 
 class Staged(NamedTuple):
-    """Staged copy of a block. `copy` is acquired; its release frees the slot. `memory` is the slot's, writable; `place`
+    """Staged copy of a block. `copy` is acquired; its release frees the slot. `memory` is the slot's, writable; `location`
     is its slab and offset."""
 
     copy: Block
     memory: memoryview
-    place: tuple[int, int]
+    location: tuple[int, int]
 
 
 def stage(table: BlockTable, dram: DramTier, block: Block) -> Staged | None:
@@ -37,10 +37,10 @@ def stage(table: BlockTable, dram: DramTier, block: Block) -> Staged | None:
     slot = table.staging_slot(block)
     if slot is None:
         return None
-    memory, place = dram.view(slot), dram.locate(slot)
+    memory, location = dram.view(slot), dram.locate(slot)
     copy = table.rows.make(block.tenant, block.key, block.size_bytes, block.generation, block.namespace)
     table.copies.stage(copy, slot)
-    return Staged(copy, memory, place)
+    return Staged(copy, memory, location)
 
 
 class SlowEntry(NamedTuple):
@@ -101,12 +101,12 @@ class ReadRequest:
         """True if no value fits now."""
         return self.is_cut and not (self.mapped or self.sent or self.slow)
 
-    def point_at(self, index: int, block: Block, place: tuple[int, int], *, held: Block | None = None) -> None:
+    def point_at(self, index: int, block: Block, location: tuple[int, int], *, held: Block | None = None) -> None:
         """Report the value's slab and offset. The lease is on `held`, a staged copy, if given."""
         self._fill(index, MAPPED, block, DRAM)
-        self.slabs[index], self.offsets[index] = place
+        self.slabs[index], self.offsets[index] = location
         if self.caller.blocks is not None:
-            self.caller.pointed_at.add(place[0])
+            self.caller.pointed_at.add(location[0])
         self.mapped.append(block if held is None else held)
 
     def send(self, index: int, block: Block, tier: int, value: memoryview) -> None:

@@ -206,7 +206,7 @@ class ReadService:
             self._table.corrupt_reads += 1
             self._table.copies.drop_copy(block, read.tier)
         # A block removed meanwhile has its bytes in a freed slot: a miss, like a failed read.
-        if result is not None or (slot is not None and block.is_gone):
+        if result is not None or (slot is not None and block.is_dropped):
             self._table.misses += 1
             self._table.copies.release(block)
             if staged is not None:
@@ -215,7 +215,7 @@ class ReadService:
             if staged is None:
                 request.send(index, block, read.tier, read.buffer())
             else:
-                request.point_at(index, block, staged.place, held=staged.copy)
+                request.point_at(index, block, staged.location, held=staged.copy)
                 request.tiers[index] = TIER_BITS[TIERS[read.tier]]
                 self._table.copies.release(block)
             request.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
@@ -273,7 +273,7 @@ class ReadService:
     def trim_memory(self) -> None:
         """Return heap memory to the system after a peak of reads. Called once a second."""
         if self._limiter.is_over():
-            self._mover.do_aside(trim_heap)
+            self._mover.run_in_reader(trim_heap)
 
     def release(self, session: Session, message: ReleaseLeases) -> None:
         """End these leases. Unknown ones and those of other connections are ignored."""

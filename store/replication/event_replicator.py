@@ -123,14 +123,14 @@ class EventReplicator:
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
         """The inventory covers all events up to this one."""
-        self._is_inventorys_turn = False
+        self._is_inventory_next = False
         self._is_synced = False
         self._in_flight: deque[_Sent] = deque()
         self._on_synced: Callable[[], None] = lambda: None
         self._waiters: list[_Waiter] = []
         self._max_waiters = FORGET_EVERY
         self._next_waiter = 0
-        self._unsent_gone: dict[tuple[str, bytes], int] = {}
+        self._unsent_evictions: dict[tuple[str, bytes], int] = {}
         """Newest queued EVENT_GONE by tenant and key."""
         self._causes: list[tuple[int, TraceSpan]] = []
         """Traced requests that wait for unsent events, with the event."""
@@ -168,7 +168,7 @@ class EventReplicator:
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
             if kind == EVENT_GONE:
-                self._unsent_gone[block.tenant, block.key] = self._seq
+                self._unsent_evictions[block.tenant, block.key] = self._seq
 
     def is_published(self, newest: int, oldest: int) -> bool:
         """Return True if these events, and all between them, are durable at the master."""
@@ -216,7 +216,7 @@ class EventReplicator:
         parts = self._parts()
         self._inventory = chain.from_iterable(parts)
         self._inventory_seq = self._streamed_seq = self._seq
-        self._is_inventorys_turn = False
+        self._is_inventory_next = False
         self._send_message(PHASE_SYNC_BEGIN, [], 0)
         self._recommit_awaited()
         if self._compare_from_blocks <= known_blocks and compare is not None and self._soon is not None and self._send is not None:
@@ -230,7 +230,7 @@ class EventReplicator:
         self._forget_over()
         waiters, self._waiters, before = self._waiters, [], self._seq
         for waiter in waiters:
-            there = [block for block in waiter.blocks if not block.is_gone]
+            there = [block for block in waiter.blocks if not block.is_dropped]
             for block in there:
                 if block.event_seq <= before:  # else an earlier waiter has emitted it
                     self.emit(EVENT_COMMIT, block)
@@ -269,7 +269,7 @@ class EventReplicator:
             self._comparison = None
         self._in_flight.clear()
         self._queue.clear()
-        self._unsent_gone.clear()
+        self._unsent_evictions.clear()
         self._causes.clear()
         self._inventory = None
         self._streamed_seq = 0
@@ -281,7 +281,7 @@ class EventReplicator:
         if self._may_wait():
             if not self._is_timed and self._later is not None:
                 self._is_timed = True
-                self._later(self._come_due)
+                self._later(self._become_due)
         else:
             self.flush_now()
 
@@ -290,7 +290,7 @@ class EventReplicator:
         is_urgent = self._is_due or self._has_parts or bool(self._waiters) or len(self._queue) >= self._batch_events
         return self._later is not None and not is_urgent and bool(self._queue)
 
-    def _come_due(self) -> None:
+    def _become_due(self) -> None:
         self._is_timed = False
         self._is_due = True
 
@@ -301,20 +301,20 @@ class EventReplicator:
     def flush_now(self) -> None:
         """Send queued events and inventory parts in turn, as far as the window allows."""
         while self._send is not None and len(self._in_flight) < self._max_in_flight:
-            if self._has_parts and (self._is_inventorys_turn or not self._queue):
+            if self._has_parts and (self._is_inventory_next or not self._queue):
                 self._send_or_reconnect(self._send_inventory_part)
-                self._is_inventorys_turn = False
+                self._is_inventory_next = False
             elif self._queue:
                 self._send_or_reconnect(self._send_events)
-                self._is_inventorys_turn = True
+                self._is_inventory_next = True
             else:
                 self._is_due = False
                 return
 
-    def send_gone(self, blocks: Sequence[Block]) -> None:
+    def send_evictions(self, blocks: Sequence[Block]) -> None:
         """Send everything that the window allows; send an unsent EVENT_GONE of these keys regardless of the window."""
         self.flush_now()
-        while self._unsent_gone and not self._unsent_gone.keys().isdisjoint((block.tenant, block.key) for block in blocks):
+        while self._unsent_evictions and not self._unsent_evictions.keys().isdisjoint((block.tenant, block.key) for block in blocks):
             self._send_or_reconnect(self._send_events)
 
     def _send_or_reconnect(self, say: Callable[[], None]) -> None:
@@ -328,16 +328,16 @@ class EventReplicator:
     def _send_events(self) -> None:
         first = self._seq - len(self._queue) + 1
         events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
-        for seq, (kind, block, _tier_mask) in enumerate(events if self._unsent_gone else (), first):
-            if kind == EVENT_GONE and self._unsent_gone[block.tenant, block.key] == seq:
-                del self._unsent_gone[block.tenant, block.key]
+        for seq, (kind, block, _tier_mask) in enumerate(events if self._unsent_evictions else (), first):
+            if kind == EVENT_GONE and self._unsent_evictions[block.tenant, block.key] == seq:
+                del self._unsent_evictions[block.tenant, block.key]
         self._send_message(PHASE_STREAM, events, self._seq - len(self._queue))
 
     def _send_inventory_part(self) -> None:
         assert self._inventory is not None
         found = list(islice(self._inventory, self._batch_events))
         if found:
-            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
+            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_dropped]
             self._send_message(PHASE_SYNC, events, 0)
         else:
             self._inventory = None

@@ -116,7 +116,7 @@ class LastReplicaQueries:
         for group in self._lowest.replicated_victims.take_due():
             blocks = self._lowest.coldest(group)
             if blocks:
-                self._ask_about(group, blocks)
+                self._query(group, blocks)
             else:
                 self._lowest.replicated_victims.set_answer(group, (), b"", now_ns=self._clock_ns())
 
@@ -128,17 +128,17 @@ class LastReplicaQueries:
             return
         blocks = self._lowest.coldest(group, self._spilling.ahead)
         if blocks and self._lowest.replicated_victims.begin_query(group):
-            self._ask_about(group, blocks, then=self._spilling.answered)
+            self._query(group, blocks, then=self._spilling.answered)
 
-    def _ask_about(self, group: int, blocks: list[Block], then: Callable[[bytes], None] = lambda _flags: None) -> None:
+    def _query(self, group: int, blocks: list[Block], then: Callable[[bytes], None] = lambda _flags: None) -> None:
         """Query the master of each partition about its keys. Blocks of a partition without a link count as last
         replicas."""
         asked, current = [(block, block.last_access) for block in blocks], self._round
         offered, flags = self._spilling.offered(blocks), bytearray(len(blocks))
-        places: dict[int, list[int]] = {}
+        by_partition: dict[int, list[int]] = {}
         for at, block in enumerate(blocks):
-            places.setdefault(self._partitioning.of(block.key), []).append(at)
-        links = {partition: self._links[partition] for partition in places if partition in self._links}
+            by_partition.setdefault(self._partitioning.of(block.key), []).append(at)
+        links = {partition: self._links[partition] for partition in by_partition if partition in self._links}
         left = len(links)
 
         def answered(of: list[int], reply: Flags | KVStoreError) -> None:
@@ -157,7 +157,7 @@ class LastReplicaQueries:
             then(bytes(flags))
 
         for partition, (ask, epoch) in links.items():
-            of = places[partition]
+            of = by_partition[partition]
             spill = bytes(offered[at] for at in of) if offered else b""
             ask(QueryVictims(epoch, blocks[0].tenant, [blocks[at].key for at in of], spill), partial(answered, of))
         if not links:

@@ -81,7 +81,7 @@ class ReplicaBlock(NamedTuple):
 def fetch(
     source: SourceNode,
     hello: Hello,
-    wanted: Sequence[ReplicaBlock],
+    requested: Sequence[ReplicaBlock],
     deadline: Deadline,
     engine: TransferEngine | None = None,
     tls: Certificates | None = None,
@@ -95,14 +95,14 @@ def fetch(
     fetched.
     """
     channel = _open(source, hello, deadline, tls)
-    said = [(LATER, 0)] * len(wanted)
+    replies = [(LATER, 0)] * len(requested)
     """Status and checksum of each block, as sent by the source."""
-    is_worth_it = sum(len(one.destination) for one in wanted) >= ENGINE_MIN_BYTES
+    is_worth_it = sum(len(one.destination) for one in requested) >= ENGINE_MIN_BYTES
     by_engine = engine if is_worth_it and source.transfer and not channel.address.unix else None
     try:
-        while left := [index for index, (status, _) in enumerate(said) if status == LATER]:
-            part = [wanted[index] for index in left]
-            blocks = _ask(channel, source, part, deadline, by_engine=by_engine is not None)
+        while left := [index for index, (status, _) in enumerate(replies) if status == LATER]:
+            part = [requested[index] for index in left]
+            blocks = _read(channel, source, part, deadline, by_engine=by_engine is not None)
             statuses = bytes(blocks.statuses)
             if blocks.lease and by_engine is not None:
                 try:
@@ -114,22 +114,24 @@ def fetch(
                     by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([LATER]))
                 channel.post(ReleaseLeases([blocks.lease]))
             for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
-                said[index] = status, served
+                replies[index] = status, served
     finally:
         channel.close()
-    return [_verdict(source, one, status, served) for one, (status, served) in zip(wanted, said, strict=True)]
+    return [_verdict(source, one, status, served) for one, (status, served) in zip(requested, replies, strict=True)]
 
 
-def _ask(channel: Channel, source: SourceNode, wanted: Sequence[ReplicaBlock], deadline: Deadline, *, by_engine: bool) -> ReadBlocksReply:
+def _read(
+    channel: Channel, source: SourceNode, requested: Sequence[ReplicaBlock], deadline: Deadline, *, by_engine: bool
+) -> ReadBlocksReply:
     """Send one ReadBlocks and receive the values of its reply."""
-    keys, generations = [one.key for one in wanted], [one.generation for one in wanted]
+    keys, generations = [one.key for one in requested], [one.generation for one in requested]
     if by_engine:
         message = ReadBlocks(keys, generations, 0, int(deadline.left_s() * 1000) + 1, 1)
     else:
         message = ReadBlocks(keys, generations, MAX_VALUE_BYTES, 0)
     blocks = channel.call(message, ReadBlocksReply, deadline)
-    _check(source, blocks, wanted, by_engine=by_engine)
-    channel.read_into([one.destination for one, status in zip(wanted, blocks.statuses, strict=True) if status == INLINE], deadline)
+    _check(source, blocks, requested, by_engine=by_engine)
+    channel.read_into([one.destination for one, status in zip(requested, blocks.statuses, strict=True) if status == INLINE], deadline)
     return blocks
 
 
@@ -137,14 +139,14 @@ def _move(
     channel: Channel,
     source: SourceNode,
     blocks: ReadBlocksReply,
-    wanted: Sequence[ReplicaBlock],
+    requested: Sequence[ReplicaBlock],
     deadline: Deadline,
     engine: TransferEngine,
 ) -> None:
     """Transfer the values of the reply by the engine. Raises as TransferEngine.connect, import_region and transfer, and
     StaleHandle for a freed slab."""
-    places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
-    slabs = list(dict.fromkeys(blocks.slabs[place] for place in places))
+    indexes = [index for index, status in enumerate(blocks.statuses) if status == MAPPED]
+    slabs = list(dict.fromkeys(blocks.slabs[index] for index in indexes))
     peer, regions = engine.connect(source.transfer), dict[int, PeerRegion]()
     for start in range(0, len(slabs), MAX_REGIONS):
         part = slabs[start : start + MAX_REGIONS]
@@ -153,7 +155,7 @@ def _move(
             raise StaleHandle(f"node {source.node_id} reported a slab that it no longer has")
         regions.update((slab, engine.import_region(peer, region)) for slab, region in zip(part, shown, strict=True))
     copies: list[Copy] = [
-        (Span(regions[blocks.slabs[place]], blocks.offsets[place]), wanted[place].destination, blocks.sizes[place]) for place in places
+        (Span(regions[blocks.slabs[index]], blocks.offsets[index]), requested[index].destination, blocks.sizes[index]) for index in indexes
     ]
     engine.transfer(copies, deadline_s=deadline.left_s(), priority=Priority.BACKGROUND)
 
@@ -176,12 +178,12 @@ def _open_at(address: Address, source: SourceNode, hello: Hello, deadline: Deadl
     return channel
 
 
-def _check(source: SourceNode, blocks: ReadBlocksReply, wanted: Sequence[ReplicaBlock], *, by_engine: bool) -> None:
+def _check(source: SourceNode, blocks: ReadBlocksReply, requested: Sequence[ReplicaBlock], *, by_engine: bool) -> None:
     """Raises ProtocolError unless the values have the requested sizes, because they are received into that memory."""
     expected = {INLINE, MISS, LATER, MAPPED} if by_engine else {INLINE, MISS, LATER}
-    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= expected:
-        raise ProtocolError(f"node {source.node_id} did not answer for the {len(wanted)} requested blocks")
-    for one, status, size_bytes in zip(wanted, blocks.statuses, blocks.sizes, strict=True):
+    if len(blocks.statuses) != len(requested) or not set(blocks.statuses) <= expected:
+        raise ProtocolError(f"node {source.node_id} did not answer for the {len(requested)} requested blocks")
+    for one, status, size_bytes in zip(requested, blocks.statuses, blocks.sizes, strict=True):
         if status in (INLINE, MAPPED) and size_bytes != len(one.destination):
             raise ProtocolError(f"node {source.node_id} has {size_bytes} bytes for a block of {len(one.destination)} bytes")
 

@@ -35,7 +35,7 @@ from kvstore.transfer.paths.path_chooser import MeasuredRate
 BATCH_BLOCKS: Final = 1024
 """Blocks per batch: opening them takes some milliseconds of the loop."""
 ROOM_WAIT_NS: Final = 1_000_000_000
-"""How long an order waits for a free slot."""
+"""Time for which an order waits for a free slot."""
 
 Ask = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None]
 """Sends a CopyResult to the master and calls back once."""
@@ -178,11 +178,11 @@ class ReplicaQueue:
         flags, uncommitted = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
             block = self._table.find(message.tenant, key)
-            is_undecided = block is not None and block.generation == UNCOMMITTED
+            is_uncommitted = block is not None and block.generation == UNCOMMITTED
             has_room = len(self._queue) + self._deferred + len(uncommitted) < self._queue_blocks
-            is_taken = has_room and (is_undecided or self._is_absent(message.tenant, key))
+            is_taken = has_room and (is_uncommitted or self._is_absent(message.tenant, key))
             if is_taken:
-                (uncommitted if is_undecided else self._queue).append(_Item(order, key, size, checksum, generation, parent))
+                (uncommitted if is_uncommitted else self._queue).append(_Item(order, key, size, checksum, generation, parent))
             flags.append(is_taken)
         if uncommitted:
             self._deferred += len(uncommitted)
@@ -357,7 +357,7 @@ class ReplicaQueue:
         on_behalf(batch.spans, ask, message, lambda reply: self._decided(batch, reply))
 
     def _decided(self, batch: _CopyBatch, reply: Flags | KVStoreError) -> None:
-        """Apply the master's reply, and begin the next batch whatever happens."""
+        """Apply the master's reply. The next batch begins even after an exception."""
         try:
             self._settle(batch, reply)
         finally:

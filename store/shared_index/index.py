@@ -51,7 +51,7 @@ from kvstore.protocol.shared_index import (
     tags_of,
     words_of,
 )
-from kvstore.store.block_table.block import NOT_SHOWN, Block
+from kvstore.store.block_table.block import NOT_INDEXED, Block
 from kvstore.store.block_table.rows import keys_of, read, rows_of
 from kvstore.store.shared_memory import make_shared_memory
 from kvstore.transfer.memory.mapping import give_back_pages
@@ -99,7 +99,7 @@ class SharedIndexTable:
         self._rows: Words = np.frombuffer(self._memory, np.uint64)[self._entries :].reshape(-1, self._entry_words)
         self._positions = np.empty(self.entries, np.uint32)
         """By entry: position of its tag and number. Memory is used for used entries only."""
-        self._shown: list[list[Block | None] | None] = [None] * (-(-self.entries // PAGE_ENTRIES))
+        self._blocks: list[list[Block | None] | None] = [None] * (-(-self.entries // PAGE_ENTRIES))
         """By entry: its block, in pages made on demand. One list for all entries would stop the loop while it is made."""
         self.used = 0
         """Entries from here on are new."""
@@ -122,14 +122,14 @@ class SharedIndexTable:
         """Return a new read-only descriptor, owned by the caller."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
-    def show(self, block: Block, offset: int, checksum: int, slot: int) -> None:
+    def add(self, block: Block, offset: int, checksum: int, slot: int) -> None:
         """Add a block that is not indexed. A key that is too long is left out."""
         if len(block.key) <= self.max_key_bytes:
-            block.shown, left = self.put(block, offset, checksum, slot)
+            block.index_entry, left = self.put(block, offset, checksum, slot)
             if left is not None:
-                left.shown = NOT_SHOWN
+                left.index_entry = NOT_INDEXED
 
-    def show_all(self, blocks: Sequence[Block], offsets: IntColumn, slots: IntColumn) -> list[int]:
+    def add_all(self, blocks: Sequence[Block], offsets: IntColumn, slots: IntColumn) -> list[int]:
         """Add blocks with exact copies and keys of one permitted length. Return the numbers of those whose sets are
         full."""
         key_bytes = len(blocks[0].key)
@@ -167,8 +167,8 @@ class SharedIndexTable:
         self._number_column[positions] = entries
         self._tag_column[positions] = tags_of(hashes)
         self._positions[entries] = positions
-        np.frombuffer(blocks[0].columns.shown, np.int32)[rows_of(blocks)] = entries
-        pages, page_of, place_in = self._shown, (entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist()
+        np.frombuffer(blocks[0].columns.index_entries, np.int32)[rows_of(blocks)] = entries
+        pages, page_of, place_in = self._blocks, (entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist()
         for number in set(page_of):
             self._page(number * PAGE_ENTRIES)
         for block, number, position in zip(blocks, page_of, place_in, strict=True):
@@ -186,28 +186,28 @@ class SharedIndexTable:
         self.used += count - again
         return entries
 
-    def hide(self, block: Block) -> None:
+    def remove(self, block: Block) -> None:
         """Remove an indexed block. New readers do not find it; a copy in progress fails its validation."""
-        entry, block.shown = block.shown, NOT_SHOWN
+        entry, block.index_entry = block.index_entry, NOT_INDEXED
         self.clear(entry)
 
-    def hide_all(self, blocks: Sequence[Block]) -> None:
+    def remove_all(self, blocks: Sequence[Block]) -> None:
         """Remove indexed blocks."""
-        shown, rows = blocks[0].columns.shown, rows_of(blocks)
+        shown, rows = blocks[0].columns.index_entries, rows_of(blocks)
         entries = np.frombuffer(shown, np.int32)[rows].astype(np.int64)
         self._rows[entries, SEQUENCE] += np.uint64(1)
         self._tag_column[self._positions[entries]] = 0
-        pages = self._shown
+        pages = self._blocks
         for number, position in zip((entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist(), strict=True):
             page = pages[number]
             assert page is not None, "it shows something"
             page[position] = None
-        np.frombuffer(shown, np.int32)[rows] = NOT_SHOWN
+        np.frombuffer(shown, np.int32)[rows] = NOT_INDEXED
         self._free.frombytes(entries.astype(np.uint32).tobytes())
         self.count -= len(blocks)
 
     def put(self, block: Block, offset: int, checksum: int, slot: int) -> tuple[int, Block | None]:
-        """As `show`, without changing the blocks. Return the entry, and the block whose entry was replaced; readers get
+        """As `add`, without changing the blocks. Return the entry, and the block whose entry was replaced; readers get
         that one from the node."""
         key = block.key
         hashed = hash_of(key)
@@ -259,15 +259,15 @@ class SharedIndexTable:
 
     def block_at(self, entry: int) -> Block | None:
         """Return the entry's block; None also for an invalid entry."""
-        page = self._shown[entry // PAGE_ENTRIES] if 0 <= entry < self.entries else None
+        page = self._blocks[entry // PAGE_ENTRIES] if 0 <= entry < self.entries else None
         return None if page is None else page[entry % PAGE_ENTRIES]
 
     def shows(self, blocks: Sequence[Block]) -> list[bool]:
-        """Return for each block whether its `shown` entry in this index is its own."""
-        pages, entries = self._shown, self.entries
+        """Return for each block whether its `index_entry` in this index is its own."""
+        pages, entries = self._blocks, self.entries
         found = []
         for block in blocks:
-            entry = block.shown
+            entry = block.index_entry
             page = pages[entry // PAGE_ENTRIES] if 0 <= entry < entries else None
             found.append(page is not None and page[entry % PAGE_ENTRIES] is block)
         return found
@@ -278,13 +278,13 @@ class SharedIndexTable:
         first = (hashed >> self._shift) * WAYS
         ways = np.flatnonzero(self._tag_column[first : first + WAYS] == tag_of(hashed))
         entries: list[int] = self._number_column[first + ways].tolist()
-        return next((entry for entry in entries if self.block_at(entry) is block), NOT_SHOWN)
+        return next((entry for entry in entries if self.block_at(entry) is block), NOT_INDEXED)
 
     def _page(self, entry: int) -> "list[Block | None]":
         number = entry // PAGE_ENTRIES
-        page = self._shown[number]
+        page = self._blocks[number]
         if page is None:
-            page = self._shown[number] = [None] * PAGE_ENTRIES
+            page = self._blocks[number] = [None] * PAGE_ENTRIES
         return page
 
     def part(self, begin: int, end: int) -> "tuple[list[Block], Words]":
@@ -294,12 +294,12 @@ class SharedIndexTable:
 
     def _between(self, begin: int, end: int) -> "tuple[list[Block], Numbers]":
         """Return the blocks between two entries of one page, and their entries."""
-        page, start = self._shown[begin // PAGE_ENTRIES], begin % PAGE_ENTRIES
+        page, start = self._blocks[begin // PAGE_ENTRIES], begin % PAGE_ENTRIES
         part = page[start : start + end - begin] if page is not None else ()
         entries = [entry for entry, block in enumerate(part, begin) if block is not None]
         return [block for block in part if block is not None], np.array(entries, np.int64)
 
-    def add(self, blocks: "list[Block]", rows: Words) -> None:
+    def add_rows(self, blocks: "list[Block]", rows: Words) -> None:
         """Copy blocks with their raw entries from another index. Those whose sets are full are skipped. No reader may
         use this index yet."""
         wide = np.zeros((len(rows), self._entry_words), np.uint64)
@@ -372,7 +372,7 @@ class SharedIndexTable:
         """Write the heartbeat."""
         self._words[AT_HEARTBEAT] = now_ns
 
-    def set_slabs_gone(self, count: int) -> None:
+    def set_freed_slabs(self, count: int) -> None:
         """Write the number of slabs freed since the node started. Clients check their mappings when it changes."""
         self._words[AT_SLABS_GONE] = count
 
@@ -390,7 +390,7 @@ class SharedIndexTable:
         if self.fd < 0:
             return
         self.mark_superseded()
-        for number, page in enumerate(self._shown):
+        for number, page in enumerate(self._blocks):
             if page is not None and self.count:
                 self.wipe(number * PAGE_ENTRIES, min((number + 1) * PAGE_ENTRIES, self.entries))
         os.close(self.fd)

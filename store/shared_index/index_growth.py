@@ -2,14 +2,14 @@
 steps.
 
 Both are kept up to date. Clients use the old one until the copy ends, then the new one; the old one stays valid until
-it is empty. A block's `shown` is its entry in the new index if it has one there, else in the old one; the new index's
+it is empty. A block's `index_entry` is its entry in the new index if it has one there, else in the old one; the new index's
 entry identifies which.
 """
 
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from kvstore.store.block_table.block import NOT_SHOWN, Block
+from kvstore.store.block_table.block import NOT_INDEXED, Block
 from kvstore.store.shared_index.index import IntColumn, SharedIndexTable
 
 PART_ENTRIES: Final = 512
@@ -44,37 +44,37 @@ class IndexGrowth:
         """Longest key of the larger index."""
         return self._new.max_key_bytes
 
-    def show(self, block: Block, offset: int, checksum: int, slot: int) -> None:
-        """See SharedIndexTable.show."""
+    def add(self, block: Block, offset: int, checksum: int, slot: int) -> None:
+        """See SharedIndexTable.add."""
         if len(block.key) > self.max_key_bytes:
             self.index.leave_out(block)
             return
         if not self._is_copied and len(block.key) <= self.old.max_key_bytes:
             _, left = self.old.put(block, offset, checksum, slot)
             if left is not None and not self._is_in_new(left):
-                left.shown = NOT_SHOWN
-        block.shown, left = self._new.put(block, offset, checksum, slot)
+                left.index_entry = NOT_INDEXED
+        block.index_entry, left = self._new.put(block, offset, checksum, slot)
         if left is not None:
-            left.shown = self.old.entry_of(left)
+            left.index_entry = self.old.entry_of(left)
 
-    def show_all(self, blocks: Sequence[Block], offsets: IntColumn, slots: IntColumn) -> list[int]:
-        """See SharedIndexTable.show_all. A block that fits into one index only is added there."""
+    def add_all(self, blocks: Sequence[Block], offsets: IntColumn, slots: IntColumn) -> list[int]:
+        """See SharedIndexTable.add_all. A block that fits into one index only is added there."""
         is_in_old = not self._is_copied and len(blocks[0].key) <= self.old.max_key_bytes
-        left: Collection[int] = set(self.old.show_all(blocks, offsets, slots)) if is_in_old else range(len(blocks))
-        return [number for number in self._new.show_all(blocks, offsets, slots) if number in left]
+        left: Collection[int] = set(self.old.add_all(blocks, offsets, slots)) if is_in_old else range(len(blocks))
+        return [number for number in self._new.add_all(blocks, offsets, slots) if number in left]
 
-    def hide(self, block: Block) -> None:
-        """See SharedIndexTable.hide; removes the block from both."""
-        entry = block.shown
+    def remove(self, block: Block) -> None:
+        """See SharedIndexTable.remove; removes the block from both."""
+        entry = block.index_entry
         if self._is_in_new(block):
             self._new.clear(entry)
             entry = self.old.entry_of(block)
-        if entry != NOT_SHOWN:
+        if entry != NOT_INDEXED:
             self.old.clear(entry)
-        block.shown = NOT_SHOWN
+        block.index_entry = NOT_INDEXED
 
     def _is_in_new(self, block: Block) -> bool:
-        return self._new.block_at(block.shown) is block
+        return self._new.block_at(block.index_entry) is block
 
     def accessed(self, word: int) -> Block | None:
         """See SharedIndexTable.accessed; for clients of either."""
@@ -108,14 +108,14 @@ class IndexGrowth:
             chosen = [i for i, is_in_new in enumerate(are_in_new) if not is_in_new]
             blocks, entries = [blocks[i] for i in chosen], entries[chosen]
         if blocks:
-            self._new.add(blocks, entries)  # entries that do not fit stay in the old index
+            self._new.add_rows(blocks, entries)  # entries that do not fit stay in the old index
 
     def _empty_part(self) -> None:
         begin, self._next = self._next, min(self._next + PART_ENTRIES, self.old.used)
         blocks = self.old.wipe(begin, self._next)
         for block, is_in_new in zip(blocks, self._new.shows(blocks), strict=True):
             if not is_in_new:
-                block.shown = NOT_SHOWN
+                block.index_entry = NOT_INDEXED
                 self._new.pushed_out.append(block)
 
     @property

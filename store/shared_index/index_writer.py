@@ -1,7 +1,7 @@
 """Shared-memory index of the node's DRAM blocks for clients of the same host: one index per tenant, reader slots per
 client.
 
-The block table adds a block when it gets a DRAM slot (`show`) and removes it before the slot is reused (`hide`). Before
+The block table adds a block when it gets a DRAM slot (`add`) and removes it before the slot is reused (`remove`). Before
 it frees a slot it checks clients' hazard pointers (`is_protected`); a protected slot is handed over (`keep`) and
 released later.
 
@@ -21,8 +21,8 @@ import numpy as np
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.shared_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
-from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, Block
-from kvstore.store.block_table.copies import IsProtected, Place
+from kvstore.store.block_table.block import DRAM, DROPPED, HELD, NOT_INDEXED, Block
+from kvstore.store.block_table.copies import DramLocation, IsProtected
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import keys_of, rows_of, slot_indexes_of
 from kvstore.store.shared_index.index import FIRST_SETS, FULL_SHARE, MAX_SETS, SharedIndexTable
@@ -57,7 +57,7 @@ class _Tenant:
     index: SharedIndexTable
     """The index that clients are given."""
     growth: IndexGrowth | None = None
-    shown: int = 0
+    added: int = 0
     """Blocks added while it grew."""
     readers: dict[object, ReaderSlots] = field(default_factory=dict)
     left: deque[Block] = field(default_factory=deque)
@@ -87,59 +87,59 @@ class SharedIndexWriter:
 
     # --- the block table ---
 
-    def show(self, block: Block, place: Place | None = None) -> None:
-        """Add a block whose DRAM copy is complete. `place` is its (slab, offset) if known."""
+    def add(self, block: Block, location: DramLocation | None = None) -> None:
+        """Add a block whose DRAM copy is complete. `location` is its (slab, offset) if known."""
         tenant = self._tenants.get(block.tenant)
         if tenant is None:
             return
         slot, index = block.dram, tenant.index
         if slot is None or tenant.growth is not None or index.is_full or len(block.key) > index.max_key_bytes:
             self._grow_if_due(tenant, len(block.key))
-            self._show(tenant, block)
+            self._add(tenant, block)
         else:  # fast path
-            _, offset = place or self._dram.locate(slot)
-            index.show(block, offset, block.checksum_in(DRAM), slot.index)
+            _, offset = location or self._dram.locate(slot)
+            index.add(block, offset, block.checksum_in(DRAM), slot.index)
 
-    def show_all(self, blocks: Sequence[Block]) -> None:
+    def add_all(self, blocks: Sequence[Block]) -> None:
         """Add blocks of one tenant."""
         tenant = self._tenants.get(blocks[0].tenant) if blocks else None
         if tenant is None:
             return
-        shown = 0
-        while shown < len(blocks):
-            self._grow_if_due(tenant, len(blocks[shown].key))
+        added = 0
+        while added < len(blocks):
+            self._grow_if_due(tenant, len(blocks[added].key))
             at_once = MIN_BATCH_LIMIT if tenant.growth is not None else max(MIN_BATCH_LIMIT, tenant.index.entries >> BATCH_SHARE_SHIFT)
-            part = blocks[shown : shown + at_once]
-            shown += len(part)
-            left = self._show_part(tenant.growth or tenant.index, part)
-            self._have_shown(tenant, len(part) - len(left))
+            part = blocks[added : added + at_once]
+            added += len(part)
+            left = self._add_batch(tenant.growth or tenant.index, part)
+            self._count_added(tenant, len(part) - len(left))
             for block in left:
-                self.show(block)
+                self.add(block)
 
-    def _show_part(self, index: SharedIndexTable | IndexGrowth, blocks: Sequence[Block]) -> Sequence[Block]:
+    def _add_batch(self, index: SharedIndexTable | IndexGrowth, blocks: Sequence[Block]) -> Sequence[Block]:
         """Add a batch at once; return the blocks that have to be added one by one."""
         lengths = [len(block.key) for block in blocks] if len(blocks) >= MIN_BATCH else [0]
         if lengths.count(lengths[0]) < len(blocks) or lengths[0] > index.max_key_bytes:
             return blocks
         slot_indexes = slot_indexes_of(blocks)
         _, offsets = self._dram.locate_all(slot_indexes)
-        left = index.show_all(blocks, offsets, slot_indexes)
+        left = index.add_all(blocks, offsets, slot_indexes)
         return [blocks[number] for number in left]
 
-    def _show(self, tenant: _Tenant, block: Block) -> None:
+    def _add(self, tenant: _Tenant, block: Block) -> None:
         slot = block.dram
         assert slot is not None
         _, offset = self._dram.locate(slot)
-        (tenant.growth or tenant.index).show(block, offset, block.checksum_in(DRAM), slot.index)
-        self._have_shown(tenant, 1)
+        (tenant.growth or tenant.index).add(block, offset, block.checksum_in(DRAM), slot.index)
+        self._count_added(tenant, 1)
 
-    def _have_shown(self, tenant: _Tenant, count: int) -> None:
+    def _count_added(self, tenant: _Tenant, count: int) -> None:
         """Count added blocks, and advance a growing index accordingly."""
         if tenant.growth is None:
             return
-        parts = tenant.shown // ENTRIES_PER_GROWTH_STEP
-        tenant.shown += count
-        for _ in range(tenant.shown // ENTRIES_PER_GROWTH_STEP - parts):
+        parts = tenant.added // ENTRIES_PER_GROWTH_STEP
+        tenant.added += count
+        for _ in range(tenant.added // ENTRIES_PER_GROWTH_STEP - parts):
             if tenant.growth is not None:
                 self._grow(tenant, tenant.growth)
 
@@ -153,26 +153,26 @@ class SharedIndexWriter:
             with suppress(TierFailed):  # the index keeps what fits
                 tenant.growth = IndexGrowth(tenant.index, key_words_for(key_bytes) if is_too_long else 0)
 
-    def hide(self, block: Block) -> None:
+    def remove(self, block: Block) -> None:
         """Remove the block before its DRAM copy is freed."""
-        if block.shown != NOT_SHOWN:
+        if block.index_entry != NOT_INDEXED:
             tenant = self._tenants[block.tenant]
-            (tenant.growth or tenant.index).hide(block)
+            (tenant.growth or tenant.index).remove(block)
 
-    def hide_all(self, blocks: Sequence[Block]) -> None:
+    def remove_all(self, blocks: Sequence[Block]) -> None:
         """Remove blocks of one tenant."""
         tenant = self._tenants.get(blocks[0].tenant)
         if tenant is None:
             return
-        is_shown = np.frombuffer(blocks[0].columns.shown, np.int32)[rows_of(blocks)] != NOT_SHOWN
-        shown = blocks if is_shown.all() else list(compress(blocks, is_shown.tolist()))
-        if not shown:
+        is_indexed = np.frombuffer(blocks[0].columns.index_entries, np.int32)[rows_of(blocks)] != NOT_INDEXED
+        added = blocks if is_indexed.all() else list(compress(blocks, is_indexed.tolist()))
+        if not added:
             return
         if tenant.growth is None:
-            tenant.index.hide_all(shown)
+            tenant.index.remove_all(added)
         else:
-            for block in shown:
-                tenant.growth.hide(block)
+            for block in added:
+                tenant.growth.remove(block)
 
     def is_protected(self, tenant: str, index: int) -> bool:
         """Return True if a client's hazard pointer is on the slot. False is final for a removed block: no client can
@@ -234,11 +234,11 @@ class SharedIndexWriter:
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
             known = blocks()
-            of_tenant = _Tenant(SharedIndexTable(_sets_for(_count_to_show(known)), key_words=_key_words_of(known)), left=deque(known))
+            of_tenant = _Tenant(SharedIndexTable(_sets_for(_count_indexable(known)), key_words=_key_words_of(known)), left=deque(known))
             of_tenant.index.set_heartbeat(self._now_ns)
-            of_tenant.index.set_slabs_gone(self._dram.slabs_gone)
+            of_tenant.index.set_freed_slabs(self._dram.slabs_gone)
             self._tenants[tenant] = of_tenant
-            self._show_more(of_tenant)
+            self._add_remaining(of_tenant)
         reader = of_tenant.readers.get(owner)
         if reader is None:
             reader = of_tenant.readers[owner] = ReaderSlots()
@@ -320,11 +320,11 @@ class SharedIndexWriter:
         for tenant, of_tenant in self._tenants.items():
             self.take_holds(tenant)
             of_tenant.index.set_heartbeat(now_ns)
-            of_tenant.index.set_slabs_gone(gone)
+            of_tenant.index.set_freed_slabs(gone)
             if of_tenant.growth is not None:
                 self._grow(of_tenant, of_tenant.growth)
             elif of_tenant.left:
-                self._show_more(of_tenant)
+                self._add_remaining(of_tenant)
             is_more |= of_tenant.growth is not None or bool(of_tenant.left)
         return is_more
 
@@ -345,13 +345,13 @@ class SharedIndexWriter:
             else:
                 self._dram.release(slot)
 
-    def _show_more(self, of_tenant: _Tenant) -> None:
+    def _add_remaining(self, of_tenant: _Tenant) -> None:
         left = of_tenant.left
-        wanted = _to_be_shown([left.popleft() for _ in range(min(MAX_ENTRIES_PER_STEP, len(left)))])
+        wanted = _indexable([left.popleft() for _ in range(min(MAX_ENTRIES_PER_STEP, len(left)))])
         lossy = [block for block in wanted if block.checksum_in(DRAM) != block.checksum] if wanted and wanted[0].columns.others else []
         for block in lossy:
-            self._show(of_tenant, block)
-        self.show_all([block for block in wanted if block.shown == NOT_SHOWN] if lossy else wanted)
+            self._add(of_tenant, block)
+        self.add_all([block for block in wanted if block.index_entry == NOT_INDEXED] if lossy else wanted)
 
     def _grow(self, of_tenant: _Tenant, growth: IndexGrowth) -> None:
         """Do one step of growth."""
@@ -360,7 +360,7 @@ class SharedIndexWriter:
         if growth.index is not of_tenant.index:
             of_tenant.index = growth.index
             of_tenant.index.set_heartbeat(self._now_ns)
-            of_tenant.index.set_slabs_gone(self._dram.slabs_gone)
+            of_tenant.index.set_freed_slabs(self._dram.slabs_gone)
             of_tenant.left.extend(growth.old.pushed_out)
 
     @property
@@ -382,22 +382,22 @@ class SharedIndexWriter:
         self._tenants.clear()
 
 
-def _to_be_shown(blocks: Sequence[Block]) -> list[Block]:
+def _indexable(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks in DRAM that are not indexed and can be."""
     if not blocks:
         return []
     columns, rows = blocks[0].columns, rows_of(blocks)
-    is_wanted = np.frombuffer(columns.states, np.uint8)[rows] & GONE == 0
+    is_wanted = np.frombuffer(columns.states, np.uint8)[rows] & DROPPED == 0
     is_wanted &= np.frombuffer(columns.held, np.uint8)[rows] & HELD[DRAM] != 0
-    is_wanted &= np.frombuffer(columns.shown, np.int32)[rows] == NOT_SHOWN
+    is_wanted &= np.frombuffer(columns.index_entries, np.int32)[rows] == NOT_INDEXED
     is_wanted &= np.fromiter(map(len, keys_of(blocks)), np.intp, len(blocks)) <= MAX_KEY_BYTES
     return list(compress(blocks, is_wanted.tolist()))
 
 
-def _count_to_show(blocks: Sequence[Block]) -> int:
+def _count_indexable(blocks: Sequence[Block]) -> int:
     """Estimate from a sample how many of the blocks can be indexed. Checking ten million would stop the loop for 2.5 s."""
     sample = _sample_of(blocks)
-    return len(_to_be_shown(sample)) * len(blocks) // max(len(sample), 1)
+    return len(_indexable(sample)) * len(blocks) // max(len(sample), 1)
 
 
 def _key_words_of(blocks: Sequence[Block]) -> int:

@@ -50,7 +50,7 @@ class NvmeSaver:
         self._planned_bytes = 0
         self._fitting_bytes = 0
         """NVMe capacity not taken by blocks that are in memory too."""
-        self._look_ns = 0
+        self._next_walk_ns = 0
         self._tried: set[Block] = set()
         self.saved_blocks = 0
         self.saved_bytes = 0
@@ -64,7 +64,7 @@ class NvmeSaver:
         self._planned_bytes = 0
         self.saved_blocks = self.saved_bytes = 0
         self.is_done = False
-        self._look_ns = 0
+        self._next_walk_ns = 0
         capacity_bytes = next((tier.capacity_bytes for index, tier, _, _ in self._table.levels() if index == NVME), 0)
         self._fitting_bytes = max(0, capacity_bytes - self._saved_already())
         self._todo = self._found()
@@ -81,7 +81,7 @@ class NvmeSaver:
             self._count(self._planned.popleft())
         while self._todo and len(self._planned) < MAX_PLANNED and (self._planned_bytes < self._batch_bytes or not self._planned):
             block = self._todo.popleft()
-            if block.is_gone or block.moving:
+            if block.is_dropped or block.moving:
                 continue  # a move in progress is not counted
             self._tried.add(block)
             if self._table.evictor.save(block):
@@ -93,11 +93,11 @@ class NvmeSaver:
         if self._todo is None or self._todo or self._planned:
             return
         is_waiting = self._is_waiting()
-        if is_waiting and now_ns < self._look_ns:
+        if is_waiting and now_ns < self._next_walk_ns:
             return
         begun_ns = self._clock_ns()
         self._todo = self._found()
-        self._look_ns = now_ns + max(WAITING_LOOK_NS, WALK_SHARE * (self._clock_ns() - begun_ns))
+        self._next_walk_ns = now_ns + max(WAITING_LOOK_NS, WALK_SHARE * (self._clock_ns() - begun_ns))
         if not self._todo and not is_waiting:
             self._todo, self.is_done = None, True
 
@@ -134,8 +134,8 @@ class NvmeSaver:
 
     def _is_waiting(self) -> bool:
         """Return True if blocks may still become savable: uncommitted ones, open puts, moves in progress."""
-        is_undecided = bool(self._table.uncommitted) and self._has_master_link()
-        return is_undecided or self._table.open_puts > 0 or self._table.evictor.under_way > 0
+        is_uncommitted = bool(self._table.uncommitted) and self._has_master_link()
+        return is_uncommitted or self._table.open_puts > 0 or self._table.evictor.under_way > 0
 
     def _count(self, block: Block) -> None:
         self._planned_bytes -= block.size_bytes

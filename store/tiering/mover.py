@@ -122,7 +122,7 @@ class TierMover:
     def start_moves(self) -> None:
         """Plan due demotions and start planned moves. Called after each round of events. An exception in one move is
         logged and affects no other."""
-        if self._table.evictor.next_turn():
+        if self._table.evictor.begin_iteration():
             self._reactor.call_soon(self._on_space_freed)
         self._reactor.guarded(self._table.demote_to_low_watermark)
         moves = self._table.evictor.take_moves()
@@ -146,7 +146,7 @@ class TierMover:
     def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
         """Make a job unless the block was dropped. The source slot is looked up here, because it is unknown afterwards."""
         slot = move.block.slot_in(move.source)
-        if move.block.is_gone or slot is None:
+        if move.block.is_dropped or slot is None:
             self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
         else:
             jobs.append(MoveJob(move, slot, self._tiers[move.source]))
@@ -214,7 +214,7 @@ class TierMover:
             log.exception("reading from %s failed", self._tiers[tier].name)
             return [error] * len(reads)
 
-    def do_aside(self, work: Callable[[], None]) -> None:
+    def run_in_reader(self, work: Callable[[], None]) -> None:
         """Run a short function that would block the loop in a reader thread."""
         self._readers.submit(work)
 

@@ -25,7 +25,7 @@ from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import on_behalf
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.rows import are_any_gone, keys_of, read, rows_of
+from kvstore.store.block_table.rows import are_any_dropped, keys_of, read, rows_of
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.replication.event_replicator import EventReplicators
@@ -111,14 +111,14 @@ class CommitBatcher:
         if self._interval_s and not (self._is_due or self._uncommitted.is_awaited):
             if self._due_timer is None:
                 self._timed_at = self._uncommitted.last_number
-                self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_half_due)
+                self._due_timer = self._reactor.call_later(self._interval_s / 2, self._become_half_due)
             return
         is_left = False
         for partition in sorted(self._uncommitted.partitions()):
-            is_left |= self._claim_all(partition)
+            is_left |= self._send_batches(partition)
         self._is_due &= is_left
 
-    def _claim_all(self, partition: int) -> bool:
+    def _send_batches(self, partition: int) -> bool:
         """Send requests for the partition as far as the window allows; return True if blocks are left."""
         replicator = self._replicators[partition]
         replicator.flush_now()
@@ -129,14 +129,14 @@ class CommitBatcher:
             self._claim(link, blocks)
         return True
 
-    def _come_half_due(self) -> None:
+    def _become_half_due(self) -> None:
         """Wait for the second half of the interval if blocks were added in the first."""
         if self._uncommitted.last_number != self._timed_at:
-            self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_due)
+            self._due_timer = self._reactor.call_later(self._interval_s / 2, self._become_due)
         else:
-            self._come_due()
+            self._become_due()
 
-    def _come_due(self) -> None:
+    def _become_due(self) -> None:
         """Make the batch due; `flush` follows at the end of this round."""
         self._due_timer = None
         self._is_due = True
@@ -188,7 +188,7 @@ class CommitBatcher:
                 log.warning("committing %d blocks failed, retrying: %s: %s", len(blocks), type(reply).__name__, reply)
             self._defer(blocks)
             return
-        if BUSY not in reply.statuses and all(reply.generations) and not are_any_gone(blocks):  # usual case
+        if BUSY not in reply.statuses and all(reply.generations) and not are_any_dropped(blocks):  # usual case
             self._table.mark_all_committed(blocks, reply.generations)
             self._pause_s = FIRST_PAUSE_S
             return
@@ -196,7 +196,7 @@ class CommitBatcher:
         for block, status, generation in zip(blocks, reply.statuses, reply.generations, strict=True):
             if status == BUSY:
                 busy.append(block)
-            elif block.is_gone:
+            elif block.is_dropped:
                 if generation:
                     self._table.retract(block, generation)
             elif generation:

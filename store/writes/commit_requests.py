@@ -280,7 +280,7 @@ class CommitRequests:
         parts = uncommitted.parts(self._partitioning)
         for partition, wanted in parts.items():
             # Otherwise the master may count an evicted block as a replica. Sending may reveal that the link is lost.
-            self._replicators[partition].send_gone([put.block for _at, put in wanted])
+            self._replicators[partition].send_evictions([put.block for _at, put in wanted])
             link = self._links.get(partition)
             if link is None:
                 uncommitted.ask_again(wanted)

@@ -72,10 +72,10 @@ class InPlacePuts:
         self._slots.check(message, request.caller.tenant)
         request.begin()
 
-    def places(self, caller: Caller, opening: OpenResult) -> OpenSlotsReply:
+    def local_reply(self, caller: Caller, opening: OpenResult) -> OpenSlotsReply:
         """Reply to a local writer: locations of its slots, and slabs to map in advance."""
         if opening.batch is not None:
-            return self._places_of(caller, opening.batch)
+            return self._local_batch_reply(caller, opening.batch)
         statuses, puts = opening.statuses, opening.puts
         opened = [put for put in puts if put is not None]
         slots = [put.slot for put in opened]
@@ -89,15 +89,15 @@ class InPlacePuts:
             ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
         return OpenSlotsReply(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
-    def _places_of(self, caller: Caller, batch: OpenBatch) -> OpenSlotsReply:
-        """As `places`, for a batch in one slot group."""
+    def _local_batch_reply(self, caller: Caller, batch: OpenBatch) -> OpenSlotsReply:
+        """As `local_reply`, for a batch in one slot group."""
         batch.is_named = True
         slabs, offsets = self._dram.locate_all(slot_indexes_of(batch.blocks))
         ahead = self._slabs_ahead(caller, dict.fromkeys(slabs.tolist(), batch.blocks[0].group_in(DRAM)))
         columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
         return OpenSlotsReply(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
 
-    def regions(self, opening: OpenResult) -> OpenSlotsReply:
+    def remote_reply(self, opening: OpenResult) -> OpenSlotsReply:
         """Reply to a remote writer: each slot is a region, closed when the put ends. Raises the engine's errors."""
         assert self._regions is not None
         statuses, puts = opening.statuses, opening.puts
@@ -106,7 +106,7 @@ class InPlacePuts:
         for index, put in enumerate(puts):
             if put is not None:
                 put.is_named = True
-                put.grant, regions[index] = self._regions.show_slot(put.slot)
+                put.grant, regions[index] = self._regions.export_slot(put.slot)
         return OpenSlotsReply(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
@@ -221,7 +221,9 @@ class _OpenRequest(SlotRequest):
 
     def opened(self, opening: OpenResult) -> None:
         by_engine = isinstance(self.message, OpenSlots) and self.message.engine
-        self.session.reply(self.header.request_id, self._puts.regions(opening) if by_engine else self._puts.places(self.caller, opening))
+        self.session.reply(
+            self.header.request_id, self._puts.remote_reply(opening) if by_engine else self._puts.local_reply(self.caller, opening)
+        )
 
     def fail(self, error: Exception) -> None:
         self.session.fail(self.header.request_id, error)

@@ -157,7 +157,7 @@ class SlotsAheadService:
         if not table.place_at(block, ahead.slot):
             return ASK_AGAIN, None
         table.ahead.used(session)
-        table.copies.show_placed(block)
+        table.copies.make_placed_visible(block)
         if next_bytes:
             self._open_next(session, caller, ahead.page, next_bytes)
         return STORED, block

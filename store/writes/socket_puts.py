@@ -117,7 +117,7 @@ class InlinePuts:
             return None
         if slot is None:
             return None
-        table.copies.show_placed(block, self._dram.fill(slot, value))
+        table.copies.make_placed_visible(block, self._dram.fill(slot, value))
         return block
 
     def _is_plain(self, tenant: str, put: OnePut, value: memoryview) -> bool:

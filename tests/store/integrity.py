@@ -1,4 +1,4 @@
-"""What always holds of a node's tables and indexes, asserted from outside. O(blocks)."""
+"""Invariants of a node's tables and indexes, asserted from outside. O(blocks)."""
 
 from collections.abc import Iterable, Mapping
 from functools import singledispatch
@@ -36,9 +36,9 @@ def check(self: Any, *_: Any) -> None:
 @check.register
 def _block(self: Block) -> None:
     """Assert what holds of every visible block."""
-    assert not self.is_gone
+    assert not self.is_dropped
     assert self.fastest() is not None
-    assert self.leaving is None or self.moving
+    assert self.demoted_from is None or self.moving
     assert self.tiers() == tuple(tier for tier, slot in enumerate(self.slots) if slot is not None)
     assert all(slot is not None or self.loss_in(tier) is None for tier, slot in enumerate(self.slots))
     assert {loss.checksum for loss in self.lossy if loss is not None} <= {self.lossy_checksum()}
@@ -50,7 +50,7 @@ def _block(self: Block) -> None:
 def _columns(self: BlockColumns) -> None:
     """Assert that all are of one length."""
     columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.slot_indexes, self.slot_generations)
-    narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
+    narrow = (self.groups, self.index_entries, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
     assert {len(column) for column in (*columns, *narrow)} == {len(self)}
     assert len(self.nvme) <= len(self)
     assert len(set(self.free)) == len(self.free)
@@ -132,25 +132,25 @@ def _level(self: TierView, blocks: Iterable[Block]) -> None:
     total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
     assert total_bytes == self.tier.capacity_bytes
     leaving: dict[str, int] = {}
-    assert self.leaving_blocks == sum(block.leaving == self.index for block in blocks)
+    assert self.demoting_blocks == sum(block.demoted_from == self.index for block in blocks)
     for block in blocks:
-        if block.leaving == self.index:
+        if block.demoted_from == self.index:
             leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
-    assert self.leaving_bytes == sum(leaving.values())
+    assert self.demoting_bytes == sum(leaving.values())
     check(self.limits, leaving)
     check(self.slab_limits)
 
 
 @check.register
 def _tier_limits(self: TierLimits, leaving: Mapping[str, int]) -> None:
-    """Assert that what is leaving is counted, and that whoever has too much is known; `leaving` are the bytes by tenant."""
-    assert self._leaving_bytes == leaving
+    """Assert that demotions are counted and tenants over quota known; `leaving` are the demoting bytes by tenant."""
+    assert self._demoting_bytes == leaving
     assert {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)} <= self.over_quota
 
 
 @check.register
 def _slab_limits(self: SlabLimits) -> None:
-    """Assert that whoever has too many is known."""
+    """Assert that tenants with too many are known."""
     assert {tenant for tenant in self.held() if self.is_above(tenant)} <= self.over_quota
 
 
@@ -222,7 +222,7 @@ def _uncommitted(self: UncommittedBlocks) -> None:
     assert all(self.is_commit_in_flight(block.tenant, block.key) for block in known - set(to_claim) - set(self._deferred))
     for block in known:
         assert block.generation == UNCOMMITTED
-        assert not block.is_gone
+        assert not block.is_dropped
     assert all(self._waits.values())
     for tenant, waits in self._waits.items():
         oldest = next(iter(self._numbers[tenant].values()))
@@ -249,8 +249,8 @@ def _read_turns(self: ReadLimiter) -> None:
 def _growth(self: IndexGrowth) -> None:
     """Assert that each block says where it is, and that both show the same as far as they do."""
     new, old = shown(self._new), shown(self.old)
-    assert all(block.shown == entry for entry, block in new.items())
-    assert all(self._is_in_new(block) or block.shown == entry for entry, block in old.items())
+    assert all(block.index_entry == entry for entry, block in new.items())
+    assert all(self._is_in_new(block) or block.index_entry == entry for entry, block in old.items())
     if self._is_copied:
         assert all(entry >= self._next for entry in old)
 
@@ -278,7 +278,7 @@ def shown(self: SharedIndexTable) -> "dict[int, Block]":
 @check.register
 def _shown_index(self: SharedIndexTable) -> None:
     """Assert that it shows each block once, and the block says where."""
-    assert all(block.shown == entry for entry, block in shown(self).items())
+    assert all(block.index_entry == entry for entry, block in shown(self).items())
 
 
 @check.register

@@ -1,4 +1,4 @@
-"""A link to masters that a test has in its hands, in a loop that runs."""
+"""A master link under the control of a test, in a running loop."""
 
 import queue
 import socket
@@ -37,7 +37,7 @@ Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
 class Member:
-    """A node that reports what a test gives it, and takes whatever masters send."""
+    """A stub node: reports the test's data and records what masters send."""
 
     def __init__(self, node_id: Callable[[], int], on_refused: Callable[[str], None], answers: Sequence[KVStoreError | None]) -> None:
         self.reactor = Reactor()
@@ -71,7 +71,7 @@ class Member:
         self.linked.put((sock.dup(), registration))
         self.sessions.append(Session(self.reactor, sock, Deaf()))
 
-    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
+    def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         if self._answers:
             if (answer := self._answers.pop(0)) is not None:
                 answered(answer)

@@ -1,4 +1,4 @@
-"""A node's services on real sockets, for tests: the reactor runs in a thread, and the master is a stub that acknowledges, or does not."""
+"""A node's services on real sockets: the reactor runs in a thread; the master is a stub that acknowledges or not."""
 
 import contextlib
 import mmap
@@ -63,7 +63,7 @@ def digest(value: bytes | memoryview) -> int:
 
 
 class Served(Storage):
-    """The services, and the store below them. Use `call` for whatever belongs to the loop's thread."""
+    """The services, and the store below them. Use `call` to run a function in the loop's thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Served(Storage):
         demotion_wait_s: float = 3600,
         **options: Any,
     ) -> None:
-        """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
+        """With an `engine` clients of other hosts read and write by it; its maker closes it."""
         self.reactor = self._reactor = Reactor()
         self._open_store(folder, dram_bytes, options)
         self.engine = engine
@@ -106,7 +106,7 @@ class Served(Storage):
         self._thread.start()
 
     def _open_store(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
-        """The store, and who is told of its blocks."""
+        """The store, and the stub of its master."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.table, self.dram, self.shared_index = self.store.table, self.store.dram, self.store.shared_index
         self.partitioning, self.codec, self._tiers = self.store.partitioning, self.store.codec, self.store.tiers

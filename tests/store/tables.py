@@ -1,4 +1,5 @@
-"""What the tests of the store share: a block table over real tiers, values that name their block, and a mover without threads."""
+"""Shared parts of the store's tests: a block table over real tiers, values that identify their block, and a mover
+without threads."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -85,12 +86,12 @@ def find(index: SharedIndexReader, key: bytes) -> Found | None:
 
 
 def still(index: SharedIndexReader, found: Found) -> bool:
-    """Whether the place was the block's all the time since it was found."""
+    """Return True if the entry has not changed since it was found."""
     return index.words[found.at] == found.sequence
 
 
 class LocalClient:
-    """What a client of this host sees of a tenant's blocks, and says."""
+    """A local client of one tenant."""
 
     def __init__(self, index: SharedIndexReader, desk: LocalReaderSlots, dram: DramTier, tenant: str) -> None:
         self.index = index
@@ -128,7 +129,7 @@ class LocalClient:
         return list(found)
 
     def look(self, name: str) -> tuple[memoryview, Hazard] | None:
-        """A view, and what `desk.look_away` takes."""
+        """A view, and its hazard."""
         found = self.find(name)
         if found is None:
             return None
@@ -165,7 +166,7 @@ class Store:
             self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
         self.events: list[tuple[int, Block, int]] = []
         self.emit: Callable[[int, Block], None] = lambda kind, block: self.events.append((kind, block, block.tier_mask()))
-        """Who hears what the table emits; a test may say somebody else."""
+        """Receiver of the table's events; a test may replace it."""
         self.codec = make_codec(codec)
         self.values: dict[int, bytes] = {}
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
@@ -266,12 +267,12 @@ class Store:
         return self.commit(put) if put is not None else None
 
     def begin(self, move: TierMove) -> MoveJob | None:
-        """What the mover does before it hands the copy to its thread. None: the source is not there any more."""
+        """Begin a move as the mover does in the loop. None: the source was dropped."""
         source = move.block.slots[move.source]
-        return MoveJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_gone else None
+        return MoveJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_dropped else None
 
     def copy(self, job: MoveJob) -> None:
-        """What the mover does in its thread."""
+        """Execute a move as the mover does in its thread."""
         fetch(self.tiers[job.move.source], [job])
         assert job.damage is None
         if job.move.encoding is not None:
@@ -309,7 +310,7 @@ class Store:
         return bytes(data)
 
     def read(self, tenant: str, key: bytes, generation: int) -> Block | None:
-        """What a reader gets, 0 being any generation: an access."""
+        """Read a block, of any generation for 0; counts as an access."""
         block = self.table.find(tenant, key)
         if block is None or generation not in (0, block.generation):
             return None

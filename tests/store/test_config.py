@@ -1,4 +1,4 @@
-"""Promises of config.py: places are parsed as people write them."""
+"""Tests of config.py: parsing of LOCATION:SIZE."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of kvstore-node, the real process: it says when it is ready, refuses what it cannot meet, and recovers from a crash."""
+"""Tests of kvstore-node as a real process: readiness, refused settings, crash recovery."""
 
 import signal
 import socket
@@ -57,7 +57,7 @@ def test_daemon_http_reports_liveness_and_readiness(tmp_path: Path) -> None:
 
 
 def test_daemon_http_uses_tls_with_a_certificate(tmp_path: Path) -> None:
-    """A master's too; what they tell of it, and what `doctor` asks there, says so."""
+    """Also a master's; its status and `kvstore doctor` report it."""
     authority = Authority(tmp_path / "authority")
     cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     https = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
@@ -89,7 +89,7 @@ def test_daemon_status_reports_its_blocks(tmp_path: Path, master: Daemon) -> Non
 
 
 def test_sigterm_drains_memory_for_the_next_process(tmp_path: Path, master: Daemon) -> None:
-    """With room on NVMe a plain restart of a node loses nothing."""
+    """With space on NVMe a plain restart of a node loses nothing."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "60"]
     values = {f"{number:02}": bytes([number]) * (64 << 10) for number in range(40)}
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -121,7 +121,7 @@ def test_a_second_signal_stops_the_daemon_at_once(tmp_path: Path, master: Daemon
 
 
 def is_draining(node: Daemon) -> bool:
-    """Whether it refuses new blocks by now."""
+    """Return True if it refuses new blocks."""
     client = connect(node)
     try:
         client.put({"b": b"b"})
@@ -140,8 +140,8 @@ def memory_bytes(node: Daemon, field: str) -> int:
 
 @pytest.mark.parametrize("prompt_blocks", [1, 50])
 def test_block_table_memory_of_small_blocks_is_bounded(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
-    """Of those that left too, of which a policy remembers several times as many. A third more than is estimated is never taken, what waits
-    for the master's answer left out."""
+    """Including remembered blocks, several times as many. At most a third more than estimated, without uncommitted
+    blocks."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--dram", "32MiB", "--table-share", "0"]
     log = tmp_path / "node.log"
     with running("small-table node", *flags, log=log) as node, KVStoreClient(master.facts["listen"], deadline_s=60) as client:

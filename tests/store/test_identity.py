@@ -1,4 +1,4 @@
-"""Promises of naming.py."""
+"""Tests of identity.py."""
 
 import contextlib
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_watch_topology_reports_link_changes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_watch_topology_reports_a_renewed_certificate() -> None:
-    """Whoever connects takes no certificate but one for the names that he was told."""
+    """Peers accept only certificates for the names that the master reported."""
     own, renewed, client = shared().node(), shared().node("n1"), certificates(shared().client())
     settings = TransferSettings(transports="tcp", rails="lo", link_poll_interval_s=0.01)
     told: list[bytes] = []

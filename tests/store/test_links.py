@@ -1,4 +1,4 @@
-"""Promises of links.py: every partition's master is told the newest, whichever came first."""
+"""Tests of MasterConnections: every partition's master gets the newest description, in any order."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -52,7 +52,7 @@ def test_a_new_node_id_renews_the_other_links(links: MasterConnections, made: li
     assert made[1].done == ["start"]
     links.registered(2, 8)
     assert (links.node_id, made[0].done, made[1].done) == (8, [], ["start", "renew"])
-    with pytest.raises(ConfigError, match="start the node anew"):
+    with pytest.raises(ConfigError, match="restart the node"):
         links.registered(4, 9)
     assert links.node_id == 8
 

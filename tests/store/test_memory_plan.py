@@ -1,4 +1,4 @@
-"""How a node's memory is divided, and which plans a memory limit allows."""
+"""Tests of memory_plan.py: division of a node's memory, and the check against a memory limit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of service.py: who is let in, what tenants see of one another (nothing), and whom a node obeys."""
+"""Tests of node_service.py: admission of sessions, isolation of tenants, and commands of masters."""
 
 import contextlib
 import os
@@ -160,7 +160,7 @@ def test_revocation_closes_connections_and_refuses_the_ticket(tmp_path: Path) ->
 
 
 def test_a_connection_cannot_change_its_caller(tmp_path: Path) -> None:
-    """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
+    """Otherwise a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
         node.authenticator.master_epochs[0] = 3
         read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))

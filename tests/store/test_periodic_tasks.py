@@ -1,4 +1,4 @@
-"""Promises of periodic_tasks.py: what a running node does by itself goes on, whatever a part of it raises."""
+"""Tests of periodic_tasks.py: periodic work continues after an exception in one part."""
 
 import logging
 import threading
@@ -87,7 +87,7 @@ def test_local_clients_see_the_heartbeat(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_long_heartbeat_work_leaves_the_loop_responsive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
+    """Each call takes longer than the interval, so the timer fires in every round too."""
     rounds, beats = [0], [0]
     over = threading.Event()
     monkeypatch.setattr(clockwork, "HEARTBEAT_INTERVAL_S", 1e-6)

@@ -1,5 +1,5 @@
-"""Promises of admission.py: who is let in, and whose connection ends when; with real tickets, sessions that only note that they were
-closed, and a clock of the test's own."""
+"""Tests of session_authenticator.py with real tickets, stub sessions and a fake clock: admission, and when sessions
+end."""
 
 from dataclasses import replace
 from typing import Any
@@ -185,7 +185,7 @@ def test_each_partition_has_its_own_master_and_tickets() -> None:
 
 
 def test_a_revoked_certificate_ends_the_sessions_of_its_tickets(scene: Scene) -> None:
-    """Whatever master issued them, and without one: the node knows by itself."""
+    """For any issuer, and without a link: the node reads `tls_revoked` itself."""
     leaked, kept = (scene.hello(scene.ticket(replace(RED, certificate=name * 32))) for name in (b"l", b"k"))
     ended, going_on, by_token = scene.enter(leaked), scene.enter(kept), scene.enter()
     scene.authenticator.link_down()

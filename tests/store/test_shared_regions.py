@@ -1,4 +1,4 @@
-"""Promises of shared_regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until
+"""Tests of shared_regions.py with the engines of a node and a client: who may read and write which DRAM, and until
 when."""
 
 from collections.abc import Iterator
@@ -60,17 +60,17 @@ def test_a_failed_export_leaves_no_transport_exporting(pair: Pair, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(pair.node, "export", late_refusal)
         with pytest.raises(Full):
-            pair.regions.show_slot(slot) if kind == "slot" else pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red")
+            pair.regions.export_slot(slot) if kind == "slot" else pair.regions.export_slab(pair.dram.locate(slot)[0], tenant="red")
     with pytest.raises(StaleHandle):
         pair.client.read(PeerRegion(pair.client.peer, shown[0]), 0, 1)
-    assert pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
+    assert pair.regions.export_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
 
 
 def test_a_freed_slab_is_no_longer_exported(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(8)]
     slab, _ = pair.dram.locate(slots[0])
-    kept = pair.client.imported(pair.regions.show_slab(pair.dram.locate(slots[7])[0], tenant="red"))
-    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
+    kept = pair.client.imported(pair.regions.export_slab(pair.dram.locate(slots[7])[0], tenant="red"))
+    region = pair.client.imported(pair.regions.export_slab(slab, tenant="red"))
     for slot in slots[:4]:
         pair.dram.free(slot)
     pair.regions.close_stale()
@@ -78,7 +78,7 @@ def test_a_freed_slab_is_no_longer_exported(pair: Pair) -> None:
         pair.dram.allocate(SLOT_BYTES // 2, tenant="red")
     pair.regions.close_stale()
     assert len(pair.regions) == 1
-    assert pair.regions.show_slab(slab, tenant="red") == b""
+    assert pair.regions.export_slab(slab, tenant="red") == b""
     with pytest.raises(StaleHandle):
         pair.client.read(region, 0, 1)
     assert pair.client.read(kept, 0, 1) == b"a"
@@ -87,7 +87,7 @@ def test_a_freed_slab_is_no_longer_exported(pair: Pair) -> None:
 def test_a_slab_freed_while_read_keeps_its_memory(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(4)]
     slab, _ = pair.dram.locate(slots[0])
-    pair.regions.show_slab(slab, tenant="red")
+    pair.regions.export_slab(slab, tenant="red")
     region, _ = pair.regions._slabs[slab]
     region.hold()  # as the engine does for a transfer
     for slot in slots:
@@ -104,7 +104,7 @@ def test_a_slab_freed_while_read_keeps_its_memory(pair: Pair) -> None:
 
 def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
     before, slot, behind = pair.slot(b"a"), pair.slot(b"b"), pair.slot(b"c")
-    _grant, description = pair.regions.show_slot(slot)
+    _grant, description = pair.regions.export_slot(slot)
     region = pair.client.imported(description)
     pair.client.write(region, b"x" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
@@ -123,12 +123,12 @@ def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
 
 def test_a_leaked_export_is_useless_after_the_put(pair: Pair) -> None:
     slot = pair.slot(b"a")
-    grant, description = pair.regions.show_slot(slot)
+    grant, description = pair.regions.export_slot(slot)
     assert grant.revoke()
     assert grant.revoke(), "it may be asked again"
     with pytest.raises(StaleHandle):
         pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)
-    _again, fresh = pair.regions.show_slot(slot)  # the next put of the same slot
+    _again, fresh = pair.regions.export_slot(slot)  # the next put of the same slot
     assert unpack_region(fresh).key != unpack_region(description).key
     with pytest.raises(StaleHandle):
         pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)

@@ -1,4 +1,5 @@
-"""Promises of storage.py: blocks of NVMe are there again, what is opened is closed whoever fails, who looks for too long is hung up on."""
+"""Tests of storage.py: NVMe blocks are recovered, everything opened is closed on failure, stalled clients are
+disconnected."""
 
 import logging
 import os

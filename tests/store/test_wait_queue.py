@@ -1,4 +1,4 @@
-"""Promises of waiting.py: first come first served within a line, each until its deadline, and nobody is asked after it has left."""
+"""Tests of wait_queue.py: first come first served per queue, deadlines, and no attempts after an owner has ended."""
 
 from collections.abc import Callable
 
@@ -104,7 +104,7 @@ def test_a_raising_attempt_fails_only_its_request() -> None:
 
 
 def test_an_attempt_may_call_retry() -> None:
-    """An answer that cannot be sent ends its connection, which frees room: the others are served from within."""
+    """An answer that cannot be sent closes its connection, which frees slots: others are served from within."""
     line = Line()
 
     def meanwhile() -> None:

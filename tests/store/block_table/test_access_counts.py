@@ -1,4 +1,5 @@
-"""Promises of hot.py: what is told is what is read most, never too much of it, in bounded memory and only while somebody asks."""
+"""Tests of access_counts.py: hot blocks are the most read ones, are never overcounted, and cost bounded memory only
+while polled."""
 
 import random
 from collections import Counter
@@ -39,7 +40,7 @@ def test_hot_blocks_count_remote_reads_separately() -> None:
     assert hot.hottest(1, 10 * S) == [(one, 8.0, 2.0)]
     [(_, reads_per_s, far_reads_per_s)] = hot.hottest(1, 70 * S)
     assert far_reads_per_s == pytest.approx(reads_per_s / 4) != 0
-    one.is_gone = True
+    one.is_dropped = True
     hot.hottest(1, 80 * S)
     assert not hot._far
 

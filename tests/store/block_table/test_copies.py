@@ -1,4 +1,4 @@
-"""Promises of copies.py, over real tiers: when the slot of a copy that left may hold another value."""
+"""Tests of copies.py over real tiers: when the slot of a dropped copy may be reused."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Promises of events.py: what a recorder is told of a tenant's blocks, alone and through a node's real sockets."""
+"""Tests of event_log.py: the events that a recorder of one tenant receives, alone and over a node's sockets."""
 
 from collections.abc import Iterator
 from pathlib import Path

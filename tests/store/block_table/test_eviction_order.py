@@ -1,4 +1,5 @@
-"""Promises of eviction_order.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
+"""Tests of eviction_order.py: the coldest block of a group and of all groups, and when a group gets another group's
+slab."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def test_coldest_elsewhere_is_in_another_group(order: EvictionOrder) -> None:
 
 
 def test_only_some_of_many_groups_are_searched_round_robin(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 3)
+    monkeypatch.setattr(eviction, "MAX_GROUPS_SEARCHED", 3)
     blocks = [block(str(number), last_access) for number, last_access in enumerate((9, 8, 7, 1, 2, 3, 4, 5, 6))]
     for group, one in enumerate(blocks):
         order.insert(one, group)
@@ -140,7 +141,7 @@ def test_next_coldest_equals_repeated_coldest(order: EvictionOrder, tenant: str 
 
 
 def test_next_victims_are_distinct() -> None:
-    """SIEVE looks at its ring twice where it finds too few."""
+    """SIEVE visits its ring twice when it finds too few."""
     order = Visible(lambda: make_policy("sieve"))
     blocks = [block(str(number), number) for number in range(3)]
     for one in blocks:
@@ -163,7 +164,7 @@ def test_rebalance_credit_pays_for_a_slab_priced_once(order: EvictionOrder) -> N
 
 
 def test_a_block_stored_again_is_the_same_key_to_the_policy() -> None:
-    """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
+    """LHD remembers it: of two blocks new to the node, the one stored before is worth more."""
     order = Visible(lambda: make_policy("lhd"))
     order.insert(block("stays", 1), 0)
     first = block("back", 2)
@@ -181,7 +182,7 @@ def test_a_block_stored_again_is_the_same_key_to_the_policy() -> None:
 
 
 def leave(order: EvictionOrder, group: int, count: int) -> None:
-    """So many blocks come to a group and leave it."""
+    """Insert and remove that many blocks of a group."""
     for number in range(count):
         one = block(f"{group} {number}", number)
         order.insert(one, group)

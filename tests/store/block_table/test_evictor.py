@@ -1,5 +1,4 @@
-"""Promises of evictor.py, with the table over it, about several tiers: what goes down, what comes up, and that nothing is lost on the
-way."""
+"""Tests of evictor.py with the block table: demotion, promotion, and no loss of blocks on the way."""
 
 from collections.abc import Callable
 
@@ -148,7 +147,7 @@ def test_demotion_examines_few_candidates_per_iteration(
     blocks, looked = 3000, 0
     store = make_store(100 * blocks, nvme_bytes=200 * blocks, high=1 if is_over_quota else 0.9, low=0.2)
     level = store.table._ingest_tier
-    may_leave = level.may_leave_now()
+    may_leave = level.evictable_now()
 
     def look(block: Block) -> bool:
         nonlocal looked
@@ -159,7 +158,7 @@ def test_demotion_examines_few_candidates_per_iteration(
         store.put(str(number))
     if is_over_quota:
         store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=20 * blocks)}))
-    monkeypatch.setattr(level, "may_leave_now", lambda: look)
+    monkeypatch.setattr(level, "evictable_now", lambda: look)
     demoted = list[int]()
     while True:
         looked = 0
@@ -277,15 +276,15 @@ def test_a_large_value_evicts_over_several_iterations(make_store: MakeStore, mon
         left.append(store.names())
         assert store.open("x", 800) is None
         assert store.names() == left[-1], "no more in this turn"
-        assert store.table.evictor.next_turn()
+        assert store.table.evictor.begin_iteration()
     assert left == ["efghij"], "the slab that reaches the limit is emptied"
     assert store.names() == "ij"
-    assert not store.table.evictor.next_turn()
+    assert not store.table.evictor.begin_iteration()
 
 
 @pytest.mark.parametrize("is_lowered", [False, True])
 def test_uncommitted_blocks_do_not_delay_other_evictions(make_store: MakeStore, is_lowered: bool) -> None:
-    """Of the two slabs its one is the coldest; and it goes first, too, where its tenant has more than it may."""
+    """Its block in one of the two slabs is the coldest; also if its tenant is over quota."""
     store = make_store(1000, nvme_bytes=10_000, slab_bytes=500)
     uncommitted = store.block("0", tenant="red")
     uncommitted.generation = UNCOMMITTED
@@ -332,7 +331,7 @@ def test_a_slab_of_another_group_is_emptied_in_parts(make_store: MakeStore, nvme
         left.append(sum(block.is_in(DRAM) and not block.moving for block in store.table.blocks_of("red")))
         assert store.table.slots.spare_slots("red", 100, 1) == []
         store.settle()
-        store.table.evictor.next_turn()
+        store.table.evictor.begin_iteration()
     assert left == [3, 1] if not nvme_bytes else [3, 1, 0]
     assert store.names() == ("abcdevwxyz" if nvme_bytes else "vwxyz")
     assert len(store.table.blocks_of("blue")) == 5

@@ -1,4 +1,5 @@
-"""Promises of slots_ahead.py: one slot a writer at most, which counts as used, and goes back unless it is being written."""
+"""Tests of free_slots.py: a writer has at most one slot ahead; it counts as used and is freed unless it is being
+written."""
 
 from collections.abc import Callable, Sequence
 

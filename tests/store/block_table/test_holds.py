@@ -1,4 +1,4 @@
-"""Holds: which blocks stay where they are, until when, and what comes before them."""
+"""Tests of holds.py: which blocks stay in their tier, until when, and what ends a hold early."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of leases.py: every block of a lease is given back exactly once, whichever way the lease ends."""
+"""Tests of leases.py: every block of a lease is released exactly once, however the lease ends."""
 
 from collections import Counter
 

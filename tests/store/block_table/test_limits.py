@@ -1,4 +1,4 @@
-"""Promises of slab_limits.py, by themselves and by the block table around them: how much memory a tenant of few bytes keeps from others."""
+"""Tests of limits.py, alone and with the block table: how much memory a tenant with few bytes can occupy."""
 
 from collections.abc import Callable, Iterator
 
@@ -113,13 +113,13 @@ def test_the_search_for_a_slab_to_empty_is_bounded(make_store: MakeStore, monkey
     store.put("a", 100)
     limit(store, dram_slabs=11)
     asked: list[str] = []
-    may_leave = store.table._ingest_tier.may_leave_now()
+    may_leave = store.table._ingest_tier.evictable_now()
 
     def asking(block: Block) -> bool:
         asked.append(block.key.decode())
         return may_leave(block)
 
-    monkeypatch.setattr(store.table._ingest_tier, "may_leave_now", lambda: asking)
+    monkeypatch.setattr(store.table._ingest_tier, "evictable_now", lambda: asking)
     monkeypatch.setattr(level, "MAX_WALKED", 4)
     assert store.try_put("b", 30) is None
     assert len(asked) <= 8, "two slabs, and who is coldest"

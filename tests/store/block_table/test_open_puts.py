@@ -1,4 +1,4 @@
-"""Promises of open_puts.py: one writer a key, an end for every put, and slots kept until their writers are done with them."""
+"""Tests of open_puts.py: one writer per key, an end for every put, and slots kept until their writers are done."""
 
 from array import array
 

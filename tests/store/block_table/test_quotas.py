@@ -1,4 +1,4 @@
-"""Promises of quotas.py, by the block table around it: what a tenant may have, out of whose blocks room is made, and what it is told."""
+"""Tests of quotas.py with the block table: usage, whose blocks are evicted, and the errors."""
 
 from collections.abc import Callable
 
@@ -179,10 +179,10 @@ def test_a_put_after_a_lowered_quota_evicts_in_bounded_steps(
     left = []
     while not is_put():
         left.append(store.names())
-        assert store.table.evictor.next_turn()
+        assert store.table.evictor.begin_iteration()
     assert left == ["defgh", "gh"], "each time one for the newcomer, and two of those that are too many"
     assert store.names() == ("hx" if not is_batch else "h")
-    assert not store.table.evictor.next_turn()
+    assert not store.table.evictor.begin_iteration()
 
 
 def test_a_lowered_nvme_quota_drops_no_block_early(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_lowered_nvme_quota_drops_no_block_early(make_store: MakeStore, monkey
     assert store.names() == "defgh", "and not h, the only one that is in memory"
     while store.try_put("x") is None:
         store.settle()
-        store.table.evictor.next_turn()
+        store.table.evictor.begin_iteration()
     assert store.names() == "hx"
 
 
@@ -252,10 +252,10 @@ def test_a_put_far_over_the_block_quota_evicts_in_bounded_steps(make_store: Make
     assert store.names() == "defg"
     assert store.try_put("x") is None
     assert store.names() == "defg", "no more in this turn"
-    assert store.table.evictor.next_turn(), "somebody wants more"
+    assert store.table.evictor.begin_iteration(), "somebody wants more"
     assert store.try_put("x") is not None
     assert store.names() == "gx"
     for name in "pqrst":
         store.put(name)
     assert store.names() == "st", "one for one counts for nothing"
-    assert not store.table.evictor.next_turn()
+    assert not store.table.evictor.begin_iteration()

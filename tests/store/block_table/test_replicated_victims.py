@@ -1,5 +1,4 @@
-"""Promises of replicated_victims.py and of the eviction over it: what another node holds as well leaves first, and nothing that was read
-since."""
+"""Tests of replicated_victims.py with the evictor: replicated blocks are evicted first, unless they were read since."""
 
 from collections.abc import Callable
 
@@ -7,7 +6,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.replicated_victims import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, ReplicatedVictims
+from kvstore.store.block_table.replicated_victims import MAX_AGE_NS, MAX_QUERY_INTERVAL, QUERY_INTERVAL, ReplicatedVictims
 from tests.store.made import made
 from tests.store.tables import Store
 
@@ -83,10 +82,10 @@ def test_victim_queries_back_off_while_no_replica_is_found() -> None:
     for flag in (0, 0, 1, 0):
         spares.set_answer(7, cold, bytes((flag,)), now_ns=0)
         counted.append(evictions_until_due())
-    assert counted == [1, 2 * ASK_EVERY, 4 * ASK_EVERY, ASK_EVERY, 2 * ASK_EVERY]
+    assert counted == [1, 2 * QUERY_INTERVAL, 4 * QUERY_INTERVAL, QUERY_INTERVAL, 2 * QUERY_INTERVAL]
     for _ in range(20):
         spares.set_answer(7, cold, b"\0", now_ns=0)
-    assert evictions_until_due() == MAX_ASK_EVERY
+    assert evictions_until_due() == MAX_QUERY_INTERVAL
 
 
 def test_victim_answers_expire_and_end_with_the_link() -> None:

@@ -1,4 +1,4 @@
-"""Promises of retired_blocks.py, over real tiers: blocks of retired namespaces leave before others, whatever the policy."""
+"""Tests of retired_blocks.py over real tiers: blocks of retired namespaces are evicted first under each policy."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Promises of evictor.py, with the table over it, about HBM, the tier above the one where puts land."""
+"""Tests of evictor.py with the block table for HBM, the tier above DRAM."""
 
 from collections.abc import Callable
 

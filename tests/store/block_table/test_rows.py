@@ -1,4 +1,4 @@
-"""Promises of rows.py and columns.py: a row is one block's for as long as anybody knows it, and what many have at once is what each has."""
+"""Tests of rows.py: a row belongs to one block while it is referenced, and batch access equals single access."""
 
 import gc
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.block_table.block import DRAM, HBM, NOT_SHOWN, NVME, Block, Loss
+from kvstore.store.block_table.block import DRAM, HBM, NOT_INDEXED, NVME, Block, Loss
 from kvstore.store.block_table.rows import (
     BlockRows,
     groups_in,
@@ -34,10 +34,10 @@ def many(rows: BlockRows, count: int, first: int = 0) -> list[Block]:
 
 def used(block: Block) -> Block:
     """After everything that a block may have has been said of it."""
-    block.readers, block.hits, block.event_seq, block.shown, block.last_access = 3, 7, 9, 11, 13
+    block.readers, block.hits, block.event_seq, block.index_entry, block.last_access = 3, 7, 9, 11, 13
     block.checksum = LARGEST
-    block.pinned = block.moving = block.stays_raw = block.is_spilled = block.is_gone = True
-    block.leaving = DRAM
+    block.pinned = block.moving = block.stays_raw = block.is_spilled = block.is_dropped = True
+    block.demoted_from = DRAM
     block.set_slot(HBM, Slot(1, 2, 3))
     block.set_slot(NVME, Slot(1, 2, 3))
     block.set_loss(NVME, Loss(5))
@@ -45,9 +45,19 @@ def used(block: Block) -> Block:
 
 
 def is_as_new(block: Block) -> bool:
-    counted = (block.readers, block.hits, block.event_seq, block.shown, block.checksum)
-    said = (block.pinned, block.moving, block.stays_raw, block.is_spilled, block.is_gone, block.leaving, block.hbm, block.nvme, block.lossy)
-    return counted == (0, 0, 0, NOT_SHOWN, 0) and not any(said)
+    counted = (block.readers, block.hits, block.event_seq, block.index_entry, block.checksum)
+    said = (
+        block.pinned,
+        block.moving,
+        block.stays_raw,
+        block.is_spilled,
+        block.is_dropped,
+        block.demoted_from,
+        block.hbm,
+        block.nvme,
+        block.lossy,
+    )
+    return counted == (0, 0, 0, NOT_INDEXED, 0) and not any(said)
 
 
 def test_a_block_is_what_it_was_made_as() -> None:

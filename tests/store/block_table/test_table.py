@@ -1,4 +1,4 @@
-"""Promises of table.py, over real tiers: what is visible, what leaves for what, and which slots nobody else may get."""
+"""Tests of table.py over real tiers: visibility, evictions, and which slots may be reused."""
 
 from collections.abc import Callable
 
@@ -106,7 +106,7 @@ def test_a_put_waits_while_all_blocks_are_pinned_or_read(make_store: MakeStore) 
 
 
 def test_slabs_that_cannot_be_emptied_are_not_evicted_from(make_store: MakeStore) -> None:
-    """A lease in every slab of the others: their other blocks would leave for nothing."""
+    """A lease in every slab of the others: evicting their other blocks would free no slab."""
     store = make_store(4 * 400, slab_bytes=400)
     blocks = [store.put(f"{number:02}") for number in range(16)]
     for leased in blocks[::4]:
@@ -143,10 +143,10 @@ def test_recovery_keeps_the_higher_generation_of_a_key(make_store: MakeStore) ->
 
 
 def test_blocks_of_many_small_tenants_stay_while_space_is_free(make_store: MakeStore) -> None:
-    """Many more tenants than whole slabs: each has slabs of its own, which nobody else may map."""
+    """Many more tenants than whole slabs: each has slabs of its own, which other tenants may not map."""
     store = make_store(64 << 20)
     blocks = [store.put("only", 1024, tenant=f"tenant {number}") for number in range(300)]
-    assert [block.is_gone for block in blocks] == [False] * 300
+    assert [block.is_dropped for block in blocks] == [False] * 300
     assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
     assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.dram) is not None}) == 300
     check(store.table)

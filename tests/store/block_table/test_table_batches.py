@@ -1,4 +1,4 @@
-"""Promises of the block table about many blocks at once, against a table that is given the same blocks one after the other."""
+"""Tests of batch operations of the block table against a table that gets the same blocks one by one."""
 
 from collections.abc import Iterator
 
@@ -138,7 +138,7 @@ def test_placed_values_evict_no_protected_blocks(two: tuple[Table, Table]) -> No
         one = block(b"new-%d" % number)
         slot = table.table.place(one)
         assert slot is not None
-        table.table.copies.show_placed(one, table.dram.locate(slot))
+        table.table.copies.make_placed_visible(one, table.dram.locate(slot))
         table.table.enter_placed(one)
         assert table.table.find("red", b"0") is not None
         assert bytes(look[0]) == bytes(SIZE)
@@ -170,7 +170,7 @@ class Crowded(Store):
         self.put_slots: list[int] = []
         self.used: list[Block] = []
         self.looks: list[object] = []
-        """Views, which end when nobody has them."""
+        """Views; each ends with its last reference."""
 
     def make_room(self, tenant: str, size_bytes: int, count: int) -> None:
         """Put as many blocks as there are slots for, every other one decided about."""
@@ -231,8 +231,8 @@ class Crowded(Store):
 @given(st.sampled_from(["lru", "leaf_lru", "lfu"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
 @settings(max_examples=80)
 def test_batch_evictions_equal_single_evictions(policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]) -> None:
-    """Under policies that a question does not change. SIEVE's hand passes each key that is refused, and one look for many victims asks once
-    where single ones ask many times."""
+    """Under policies without state changes on refusal. SIEVE's hand passes each refused key; one search for many
+    victims refuses each once, single searches many times."""
     at_once, each = (Crowded(policy, hbm_bytes=hbm_bytes, at_once=at_once) for at_once in (True, False))
     try:
         for step in (("room", "red", SIZE, 20), *steps):
@@ -245,7 +245,7 @@ def test_batch_evictions_equal_single_evictions(policy: str, hbm_bytes: int, ste
 
 
 def test_a_hazard_set_after_the_victim_search_keeps_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks after the node has seen that nobody does, and before the block is hidden."""
+    """The hazard is set after the node found no hazard and before the block is removed from the index."""
     table = Crowded("lru", hbm_bytes=0, at_once=True)
     table.make_room("red", SIZE, 20)
     looks = table.shared_index.protection_of

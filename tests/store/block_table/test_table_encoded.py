@@ -1,5 +1,5 @@
-"""Promises of table.py where values are encoded on their way to NVMe, over real tiers and a real codec: room, identity, and bytes that
-do not change from one read to the next."""
+"""Tests of table.py with values encoded on their way to NVMe, over real tiers and codecs: space, identity, and equal
+bytes at each read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_promoted_lossy_block_is_not_encoded_again(make_store: MakeStore) -> N
 
 @pytest.mark.parametrize("then", ["int8", "int4/16"])
 def test_an_encoded_block_never_changes_again(make_store: MakeStore, then: str) -> None:
-    """Where encoding anew would change it, it is stored as it is: with the codec of another run, for one."""
+    """If encoding it again would change it, as with the codec of another run, it is stored raw."""
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="int8")
     block = store.put_tensor("a", value)

@@ -1,4 +1,5 @@
-"""The block table against a naive model, over real tiers, in any order of events: bytes, slots, capacity and what the master hears."""
+"""State machine: the block table against a naive model over real tiers, in any order of operations. Checks bytes,
+slots, capacity and events."""
 
 import tempfile
 from pathlib import Path
@@ -439,7 +440,7 @@ class TableMachine(RuleBasedStateMachine):
         move, job = self.moves.pop(pick % len(self.moves))
         if job is not None and move.source == DRAM:
             assert xxhash.xxh3_64_intdigest(job.data) == job.checksum, "the source was reused under its copy"
-        elif move.block.is_gone:
+        elif move.block.is_dropped:
             is_done = False
         if job is not None and is_done:
             self.store.copy(job)
@@ -448,7 +449,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def settle_moves(self) -> None:
-        """What is planned is done at once."""
+        """Planned moves are executed at once."""
         self.take_moves()
         while self.moves:
             self.end_move(0, True)
@@ -527,7 +528,7 @@ class TableMachine(RuleBasedStateMachine):
         dram = self.store.dram
         moves = [move for move, _ in self.moves] + self.table.evictor._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
-        waiting = sum(block.dram is not None for block in held if block.is_gone)
+        waiting = sum(block.dram is not None for block in held if block.is_dropped)
         kept = len(self.store.shared_index._kept)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept + len(self.staged))
         assert kept <= len(self.looks)

@@ -1,4 +1,4 @@
-"""Promises of tags.py: a block comes back from its tag as what it was."""
+"""Tests of tags.py: a tag restores its block."""
 
 import pytest
 

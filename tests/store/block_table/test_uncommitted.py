@@ -1,4 +1,4 @@
-"""Promises of uncommitted.py."""
+"""Tests of uncommitted.py."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_a_key_has_one_commit_request_at_a_time() -> None:
     uncommitted = UncommittedBlocks(Partitioning())
     [former] = added(uncommitted, block(b"a"))
     assert uncommitted.take(9) == [former]
-    former.is_gone = True
+    former.is_dropped = True
     uncommitted.remove(former)
     newer, b = added(uncommitted, block(b"a"), block(b"b"))
     assert uncommitted.is_commit_in_flight("red", b"a")
@@ -88,7 +88,7 @@ def test_a_key_has_one_commit_request_at_a_time() -> None:
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """Whatever comes in whatever order: what is known is what a set would know, and whoever waits waits for exactly that."""
+    """Any order of operations: the content equals a model set, and each wait covers exactly its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class AgainstASet(RuleBasedStateMachine):
     def answer(self, data: Any) -> None:
         claimed = self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1)))
         self.uncommitted.end(claimed)
-        if not any(one.is_gone for one in claimed) and data.draw(st.booleans()):
+        if not any(one.is_dropped for one in claimed) and data.draw(st.booleans()):
             for one in claimed:
                 one.generation = 7
             self.uncommitted.remove_all(claimed)
@@ -123,7 +123,7 @@ class AgainstASet(RuleBasedStateMachine):
                 left -= set(claimed)
             return
         for one in claimed:
-            if one.is_gone or data.draw(st.booleans()):
+            if one.is_dropped or data.draw(st.booleans()):
                 self.uncommitted.defer([one])
             else:
                 self._leave(one, generation=7)
@@ -132,7 +132,7 @@ class AgainstASet(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data: Any) -> None:
         one = data.draw(st.sampled_from(sorted(self.known, key=lambda block: (block.tenant, block.key))))
-        one.is_gone = True
+        one.is_dropped = True
         self._leave(one)
 
     def _leave(self, one: Block, generation: int = UNCOMMITTED) -> None:

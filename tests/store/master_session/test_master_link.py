@@ -1,4 +1,5 @@
-"""Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
+"""Tests of master_link.py between real processes: a node registers with the live master, and again after any
+separation."""
 
 import queue
 import shutil
@@ -97,7 +98,7 @@ def test_a_node_accepts_another_catalog_at_any_epoch_and_logs_it(tmp_path: Path,
 
 
 def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
-    """One that was started on an old copy of it."""
+    """It was started on an old copy of the catalog."""
     folder, old = tmp_path / "catalog", tmp_path / "old"
     had_a_master(tmp_path, f"lmdb:{folder}", 1)
     shutil.copytree(folder, old)
@@ -214,7 +215,7 @@ def test_a_refused_heartbeat_is_logged_and_the_next_one_sent(tmp_path: Path, cap
 
 
 def beats_heard(places: Places, *, besides: int = 0) -> int:
-    """How many the master has answered, once these are so many more."""
+    """Wait for that many further heartbeats and return the total that the master has answered."""
 
     def heard() -> int:
         with places.stub() as stub:
@@ -226,12 +227,12 @@ def beats_heard(places: Places, *, besides: int = 0) -> int:
 
 
 class Registering(ControlServicer):
-    """Of a master that takes registrations, and hears of heartbeats after an hour; `during` the first one something happens."""
+    """Control plane of a master with a heartbeat interval of one hour. `during` is called in the first registration."""
 
     def __init__(self) -> None:
         self.during: Callable[[], None] = lambda: None
         self.said: list[int] = []
-        """By which ids nodes have registered."""
+        """Ids under which nodes have registered."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         self.said.append(request.node_id)
@@ -283,7 +284,7 @@ def test_a_lost_link_ends_while_a_heartbeat_waits(tmp_path: Path) -> None:
 
 
 def described(places: Places) -> tuple[bytes, bytes]:
-    """What the master tells clients and operators of its only node."""
+    """The master's report about its only node."""
     with places.stub() as stub:
         (found,) = stub.Topologies(pb.TopologiesRequest(), timeout=10)
     client = places.client()

@@ -83,7 +83,7 @@ def test_a_heartbeat_without_a_connection_fails_at_once(linked: Linked) -> None:
     heard: list[HeartbeatResponse | KVStoreError] = []
 
     def beat() -> None:
-        linked.node.call(lambda: linked.session.beat(b"said", heard.append, TIMEOUT_S))
+        linked.node.call(lambda: linked.session.send_heartbeat(b"said", heard.append, TIMEOUT_S))
 
     beat()
     assert isinstance(heard.pop(), Unavailable)

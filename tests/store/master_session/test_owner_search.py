@@ -1,4 +1,4 @@
-"""Promises of owner_search.py, by links that find their masters: who owns the catalog is found, whoever else answers or does not."""
+"""Tests of owner_search.py through links: the owner is found among masters that answer anything else."""
 
 import signal
 import socket
@@ -28,7 +28,7 @@ def test_a_unix_socket_of_another_master_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_doubtful_owner_is_skipped_for_another(tmp_path: Path) -> None:
-    """One that was the owner and does not know yet that it is it no longer."""
+    """A former owner that does not know yet that it was deposed."""
     with master_in_thread(tmp_path) as owner, stub_masters(1) as [former]:
         former.control = f"127.0.0.1:{free_ports(1)[0]}"
         with a_link(former.address, owner.listen) as (link, linked):

@@ -1,4 +1,5 @@
-"""Promises of staging.py: a cold block is read into memory of its reader alone, which takes little of DRAM and nothing of the hot set."""
+"""Tests of staging in read_request.py: a cold block is read into memory for one reader, bounded, and without evicting
+hot blocks."""
 
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ def test_a_staged_copys_slot_is_freed_on_release(store: Store) -> None:
     staged = stage(store.table, store.dram, block)
     assert staged is not None
     staged.memory[:] = value_of(block)
-    slab, offset = staged.place
+    slab, offset = staged.location
     assert bytes(store.dram.slab_memory(slab, tenant="red")[offset : offset + 100]) == value_of(block)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 100)
     assert (block.tier_mask(), store.names(), len(store.table._ingest_tier)) == (1 << NVME, "a", 0)

@@ -1,4 +1,5 @@
-"""Promises of reads.py, on real sockets, shared memory and disks: the bytes are the block's, whatever happens to it meanwhile."""
+"""Tests of read_service.py over real sockets, shared memory and disks: readers get the block's bytes under any
+concurrent change."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
 def test_a_read_is_recorded_before_its_answer_is_sent(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    """Whoever has the answer asks another node next, and what is recorded there must have a later time."""
+    """The client may read from another node next; that event must have a later time."""
     client.put({"a": b"a" * 100, "b": b"b" * 100})
     recorder = node.connect()
     recorder.ask(FetchEvents(0, 100), EventBatch)
@@ -230,7 +231,7 @@ def test_an_unreadable_tier_is_a_miss_and_keeps_its_blocks(node: Served, client:
 
 @pytest.mark.parametrize("hits", [0, 5])
 def test_a_block_removed_while_fetched_is_sent_or_a_miss(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, hits: int) -> None:
-    """A promotion's slot is free again then: what is in it may be another's."""
+    """A promotion's slot is free by then and may hold another block."""
     client.put({"a": b"a" * 3000})
     node.demote("a")
     block = find(node, "a")

@@ -1,4 +1,4 @@
-"""Promises of reads.py and service.py to readers on other hosts, with real engines: values are pointed at, and stay while leased."""
+"""Tests of remote reads with real engines: values are mapped, and stay in place while leased."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_export_slabs_is_limited_to_the_tenant_and_batch_size(node: Served, clie
 
 
 def test_a_revoked_readers_regions_are_closed(node: Served, client: Client, far: FarClient) -> None:
-    """Another tenant's does, and his own tenant's readers are shown it anew."""
+    """Regions of other tenants stay open; the tenant's other readers get new ones."""
     client.put({"a": b"a" * 3000})
     blocks = client.ask_blocks("a", engine=1)
     blue = node.connect(tcp=True, tenant="blue")
@@ -146,7 +146,7 @@ def test_a_pass_opens_only_the_slabs_of_its_blocks(tmp_path: Path) -> None:
 
 
 def test_another_tenant_cannot_guess_a_slabs_key(node: Served, client: Client, far: FarClient) -> None:
-    """It reaches the same engine, and may know everything but the key."""
+    """It reaches the same engine and knows everything but the key."""
     client.put({"a": b"a" * 3000})
     blocks = client.ask_blocks("a", engine=1)
     known = unpack_region(shown(client, blocks.slabs[0])[0])

@@ -1,4 +1,4 @@
-"""Promises of reads.py, tiering/mover.py and replication/replica_fetch.py about values that NVMe holds encoded, through real sockets."""
+"""Tests of reads of values that NVMe holds encoded, over real sockets: read_service.py, mover.py, replica_fetch.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def nvme_of(node: Served) -> NvmeTier:
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_decoded_values_have_one_checksum_at_each_read(node: Served, tcp: bool) -> None:
-    """The first read is sent, the second promotes and points at DRAM, the third finds it there. The client checks each checksum."""
+    """The first read is sent, the second promotes, the third finds it in DRAM. The client verifies each checksum."""
     client = node.connect(tcp=tcp)
     client.put({**VALUES, "plain": PLAIN})
     node.demote(*VALUES, "plain")
@@ -85,7 +85,7 @@ def test_damaged_encoded_bytes_are_a_miss_and_dropped(node: Served, client: Clie
 
 
 def test_a_value_that_decodes_differently_is_a_miss(node: Served, client: Client) -> None:
-    """Another release of torch, say, rounds otherwise."""
+    """As with another release of torch, which rounds differently."""
     node.demote("a")
     block = block_of(node, "a")
     loss = block.loss_in(NVME)
@@ -122,7 +122,7 @@ def test_only_raw_tensors_may_have_another_checksum(node: Served, client: Client
 
 
 def test_a_damaged_tensor_is_not_taken_for_a_lossy_one(node: Served, client: Client) -> None:
-    """Its source says one checksum and its bytes have another."""
+    """The source reports one checksum and sends bytes with another."""
     block = block_of(node, "b")
     node.call(lambda: setattr(block, "checksum", block.checksum ^ 1))
     (answer,) = ask(node, wanted("b", VALUES["b"], checksum=99)[1])

@@ -1,5 +1,5 @@
-"""Promises of publisher.py: the inventory first, then events in order; whoever waits hears when the master has made it durable, and not
-before, over however many links."""
+"""Tests of event_replicator.py: the inventory first, then events in order; waiters are notified exactly when the master
+has made their events durable, over any number of links."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
 
 
 class Link:
-    """One link to a master that answers when it is told to."""
+    """A link to a master that answers on the test's command."""
 
     def __init__(self) -> None:
         self.sent: list[Publish] = []
@@ -74,7 +74,7 @@ class Node:
     def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2, holds_back: bool = False) -> None:
         self.blocks: dict[str, Block] = {}
         self.timers: list[Callable[[], None]] = []
-        """What is to be called when events have waited for long enough."""
+        """Callbacks of the batching delay."""
         self.replicator = EventReplicator(
             self.parts,
             batch_events=batch_events,
@@ -109,7 +109,7 @@ class Node:
 
     def gone(self, name: str) -> None:
         block = self.blocks.pop(name)
-        block.is_gone = True
+        block.is_dropped = True
         self.replicator.emit(EVENT_GONE, block)
 
     def wait_for(self, name: str, seq: int | None = None) -> None:
@@ -136,12 +136,12 @@ def test_evictions_are_sent_beyond_the_window_before_a_commit() -> None:
     for name in "abc":
         node.commit(name)
     node.gone("b")
-    node.replicator.send_gone(blocks("a", "c"))
+    node.replicator.send_evictions(blocks("a", "c"))
     assert link.said() == [(PHASE_STREAM, "a")], "of these nothing is to be said"
     node.commit("d")
-    node.replicator.send_gone(blocks("a", "b"))
+    node.replicator.send_evictions(blocks("a", "b"))
     assert link.said() == [(PHASE_STREAM, name) for name in "bcb"]
-    node.replicator.send_gone(blocks("b"))
+    node.replicator.send_evictions(blocks("b"))
     assert link.said() == []
     link.answer_all()
     node.replicator.flush_now()
@@ -155,9 +155,9 @@ def test_an_eviction_is_sent_before_the_inventory_is_complete() -> None:
     link = node.link_up()
     node.gone("a")
     node.gone("d")
-    node.replicator.send_gone(blocks("b", "new"))
+    node.replicator.send_evictions(blocks("b", "new"))
     assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
-    node.replicator.send_gone(blocks("d"))
+    node.replicator.send_evictions(blocks("d"))
     assert link.said() == [(PHASE_STREAM, "ad")]
     link.answer_all()
     assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
@@ -231,7 +231,7 @@ def test_event_columns_describe_their_block(node: Node) -> None:
 
 
 def test_moves_of_a_queued_block_are_coalesced(node: Node) -> None:
-    """However long the master takes nothing: a node does not grow by each move."""
+    """So the queue does not grow by moves while the master accepts nothing."""
     link = node.link_up()
     link.answer_all()
     said = node.commit("a")
@@ -270,7 +270,7 @@ def test_waiters_of_new_events_do_not_wait_for_the_inventory(node: Node) -> None
 
 
 def test_awaited_blocks_are_committed_first_on_the_next_link(node: Node) -> None:
-    """A put that was under way when an owner vanished waited until its node of ten million blocks had been compared with the next one."""
+    """Regression: a put during a failover waited until ten million blocks were compared with the next owner."""
     known, waited_for, gone = (node.commit(name) for name in "abc")
     told: list[tuple[str, KVStoreError | None]] = []
     for name, of in (("put", [waited_for, gone]), ("put of what is gone", [gone])):
@@ -405,7 +405,7 @@ def test_a_model_master_converges_despite_broken_links(seed: int) -> None:
 
 # --- traces ---
 class TracedLink(Link):
-    """It notes for whom each message is."""
+    """Records the traces of each message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -446,7 +446,7 @@ def test_a_message_carries_the_traces_of_its_waiters() -> None:
 
 
 class Compared:
-    """A node of so many blocks with a new link, whose master compares when it is told to."""
+    """A node of so many blocks with a new link, whose master compares on the test's command."""
 
     def __init__(self, count: int, known_blocks: int) -> None:
         self.node = Node()
@@ -526,7 +526,7 @@ def test_a_failed_comparison_sends_the_full_inventory() -> None:
 
 
 def test_an_unreadable_inventory_reconnects(node: Node) -> None:
-    """The blocks that it had not come to would not be there any more."""
+    """Ending the inventory would drop the blocks that were not reached."""
     read = node.parts
 
     def parts() -> Iterator[list[Block]]:
@@ -547,7 +547,7 @@ def test_an_unreadable_inventory_reconnects(node: Node) -> None:
 
 @pytest.mark.parametrize("is_commit_in_flight", [False, True])
 def test_events_lost_to_memory_errors_are_resynced(is_commit_in_flight: bool) -> None:
-    """Else they would be said by nobody, and what comes after them would never be durable."""
+    """Otherwise they would never be sent, and later events never be durable."""
     node = Node(max_in_flight=1)
     node.commit("a")
     link = node.synced_link()
@@ -559,7 +559,7 @@ def test_events_lost_to_memory_errors_are_resynced(is_commit_in_flight: bool) ->
     node.wait_for("c")
     with patch("kvstore.store.replication.event_replicator._message", side_effect=MemoryError):
         if is_commit_in_flight:
-            node.replicator.send_gone(blocks("a"))
+            node.replicator.send_evictions(blocks("a"))
         else:
             node.replicator.flush()
     assert [type(error) for error in node.refusals] == [KVStoreError]

@@ -1,4 +1,4 @@
-"""Promises of inventory_comparison.py: the digests of an inventory say what is in it, and what differs is told, each block once."""
+"""Tests of inventory_comparison.py: digests describe the inventory, and differing blocks are reported once each."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -26,7 +26,7 @@ def block(generation: int, *, nvme: bool = False) -> Block:
 
 
 class Compared:
-    """A comparison of blocks with a master that answers when it is told to."""
+    """A comparison with a master that answers on the test's command."""
 
     def __init__(self, *parts: list[Block], max_blocks: int = 10_000) -> None:
         self.turns: list[Callable[[], None]] = []
@@ -91,7 +91,7 @@ def test_a_failed_reply_ends_the_comparison_once(reply: Flags | KVStoreError) ->
 
 @pytest.mark.parametrize("step", ["_read", "_order_all", "_digests", "_differing"])
 def test_a_failed_comparison_step_ends_the_comparison(step: str) -> None:
-    """Whatever has failed in it, be it memory: the inventory would never end else."""
+    """For any exception, such as MemoryError: the inventory would never end."""
     with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(InventoryComparison, step, side_effect=MemoryError):
         found = Compared([block(1)], [block(2, nvme=True)])
         found.run()

@@ -1,4 +1,4 @@
-"""Promises of last_replica.py: what the master is asked, and that no answer but its own counts."""
+"""Tests of last_replica.py: what the master is queried, and that only answers of the present link count."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ BLOCKS = 20
 
 
 class Asking:
-    """The node's side over a tier that is full, and a master that answers when it is told to."""
+    """The node's side over a tier that is full, and a master that answers on the test's command."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""Promises of fetching.py, from a node on real sockets and from peers that lie."""
+"""Tests of replica_fetch.py, from a node on real sockets and from malicious peers."""
 
 import socket
 import threading
@@ -70,7 +70,7 @@ def digests(*names: str) -> list[int]:
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["this host", "another host"])
 def test_fetch_works_over_either_socket(node: Served, host: str | None) -> None:
-    """Over the one that is right: the other one is none."""
+    """Over the valid one: the other address is invalid."""
     source = source_of(node, tcp=NOWHERE) if host is None else source_of(node, unix="/nowhere", host=host)
     room = Room(*VALUES)
     assert fetch(source, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
@@ -128,8 +128,8 @@ def test_fetch_presents_the_pass_of_the_order(tmp_path: Path) -> None:
 
 
 class Liar:
-    """A peer that says Welcome, then one answer, whatever it is asked, with a payload that ends early, and hangs up. None: nothing, until
-    it is let go."""
+    """A peer that sends Welcome, one fixed answer with a truncated payload, and closes. None: it answers nothing until
+    released."""
 
     def __init__(self, answer: Message | None, payload_bytes: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

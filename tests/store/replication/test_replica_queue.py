@@ -1,5 +1,5 @@
-"""Promises of copies.py: blocks come from another node as they are there and are seen only by the master's leave; whatever goes wrong on
-the way, nothing is left behind, and one line says what it was."""
+"""Tests of replica_queue.py: replicas become visible only after the master's confirmation; any failure leaves nothing
+behind and logs one line."""
 
 import logging
 import threading
@@ -61,7 +61,7 @@ class Ruler:
 
 
 class Pair:
-    """A source that holds VALUES at generation 1, a target under orders of `master`, and `ruler`, whom the target asks."""
+    """A source that holds VALUES at generation 1, a target under orders of `master`, and `ruler`, which confirms the target's replicas."""
 
     def __init__(self, source: Served, target: Served) -> None:
         self.source, self.target, self.ruler = source, target, Ruler()
@@ -289,7 +289,7 @@ def test_a_refused_or_malformed_confirmation_drops_the_replicas(pair: Pair, line
 
 
 def test_orders_end_with_their_link(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
-    """Those that wait at once, the one under way when it has arrived; the next link begins anew."""
+    """Queued orders end at once, the one in progress after its fetch; the next link starts empty."""
     gate = Gate(monkeypatch)
     pair.send(pair.order(["k0"]))
     pair.send(pair.order(["k1", "k2"]))

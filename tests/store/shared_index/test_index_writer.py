@@ -1,4 +1,4 @@
-"""What a node shows to clients of its host: theirs alone, what it had before they came, and never a slot that another block has by now."""
+"""Tests of index_writer.py: clients see their tenant's blocks only, including earlier ones, and never a reused slot."""
 
 import os
 from collections.abc import Iterator

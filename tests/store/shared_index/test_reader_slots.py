@@ -1,4 +1,4 @@
-"""A desk: what its client reads and looks at is known to the node, whatever nonsense stands there."""
+"""Tests of reader_slots.py: the node sees its client's accesses and hazards, and tolerates invalid content."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from tests.store.tables import find
 
 
 class Seat:
-    """A desk from both sides, and an index with a few blocks."""
+    """Reader slots from both sides, and an index with a few blocks."""
 
     def __init__(self) -> None:
         self.node = ReaderSlots()
@@ -37,7 +37,7 @@ class Seat:
         self.index = SharedIndexTable(64)
         self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
         for i, block in enumerate(self.blocks):
-            self.index.show(block, 10 * i, 0, 100 + i)
+            self.index.add(block, 10 * i, 0, 100 + i)
         self.view = SharedIndexReader(self.index.fd, self.index.size_bytes)
 
     def read(self, number: int) -> None:

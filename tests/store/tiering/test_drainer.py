@@ -1,4 +1,5 @@
-"""Promises of drainer.py: whoever has new blocks is refused from the first word on, and the node ends when all is written or in time."""
+"""Tests of drainer.py: new blocks are refused from the start, and the drain ends when all is written or at its
+deadline."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Promises of mover.py, on a real reactor, real threads and real tiers: copies are made, and failures leave every block where it was."""
+"""Tests of mover.py on a real reactor, threads and tiers: moves are executed, and failures leave every block in place."""
 
 import logging
 import threading
@@ -185,14 +185,14 @@ def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
 
 
 def test_mover_threads_are_started_in_the_constructor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
+    """Regression: a read was refused and still executed later, into a slot that another block had by then."""
     blocks, let_go = node.fill(), threading.Event()
 
     def keep_one_busy() -> None:
         let_go.wait(PATIENCE_S)
 
     node.demote_all()
-    node.mover.do_aside(keep_one_busy)
+    node.mover.run_in_reader(keep_one_busy)
     no_more_threads(monkeypatch)
     try:
         answers, values = node.read(blocks)
@@ -214,19 +214,19 @@ def test_flush_reports_deletions_that_are_not_durable(node: Node, failure: Excep
 
 @pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
 def test_a_raising_move_stops_no_other(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
-    """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
+    """The fault is injected into the table: a dropped block that is visible has a slot that was never freed."""
     blocks = node.fill()
     for block in blocks:
         node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
     if moment == "before its copy":
-        blocks[0].is_gone = True
+        blocks[0].is_dropped = True
     node.mover.start_moves()
-    blocks[0].is_gone = True
+    blocks[0].is_dropped = True
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert "a callback of the event loop failed" in caplog.text
     assert [block.tier_mask() for block in blocks] == [0, 4, 4]
     assert not node.store.table._levels[NVME].is_suspended
-    blocks[0].is_gone = False
+    blocks[0].is_dropped = False
     assert node.store.try_put("new") is not None, "and there is room"
 
 

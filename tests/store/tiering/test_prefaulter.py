@@ -1,4 +1,4 @@
-"""Promises of prefaulter.py: all of DRAM is touched and then looked at again and again, and a thread that is stopped says nothing."""
+"""Tests of prefaulter.py: all DRAM is touched and then measured periodically; a stopped thread reports nothing."""
 
 import threading
 from collections.abc import Iterator

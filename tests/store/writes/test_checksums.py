@@ -1,4 +1,5 @@
-"""Promises of checksums.py, and of the puts whose values are checked: the loop does not wait, and what ends meanwhile leaves nothing."""
+"""Tests of checksums.py and of puts under verification: the loop is not blocked, and puts that end meanwhile leave
+nothing."""
 
 import threading
 from collections.abc import Iterator

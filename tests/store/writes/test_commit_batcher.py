@@ -1,4 +1,5 @@
-"""Promises of commit_batcher.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
+"""Tests of commit_batcher.py over real sockets: a put with ack="node" is answered before the commit, whose reply is
+then applied."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -83,7 +84,7 @@ def evict(node: Served, key: bytes) -> None:
 
 
 def heard(node: Served) -> list[tuple[int, bytes, int]]:
-    """Whatever the table tells the master from now on."""
+    """All later events of the table."""
     events: list[tuple[int, bytes, int]] = []
     node.store.emit = lambda kind, block: events.append((kind, block.key, block.generation))
     return events
@@ -120,7 +121,7 @@ def test_puts_within_the_interval_share_a_commit_request(tmp_path: Path) -> None
             for name in names:
                 put(client, {name: b"x"})
             assert not node.call(lambda: list(master.asked))
-            node.call(node.commit_batcher._come_due)
+            node.call(node.commit_batcher._become_due)
             master.claims(*names)
             master.decide(*((GRANTED, generation) for generation in generations))
         client.close()
@@ -131,16 +132,16 @@ def test_a_single_block_waits_half_the_interval(tmp_path: Path) -> None:
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
         node.call(lambda: None)  # the round is over in which it came
-        node.call(node.commit_batcher._come_half_due)
+        node.call(node.commit_batcher._become_half_due)
         master.claims("a")
         master.decide((GRANTED, 1))
         for name in "bc":
             put(client, {name: b"x"})
             node.call(lambda: None)
-        node.call(node.commit_batcher._come_half_due)
+        node.call(node.commit_batcher._become_half_due)
         node.call(lambda: None)
         assert not node.call(lambda: list(master.asked)), "more has come meanwhile, and more may"
-        node.call(node.commit_batcher._come_due)
+        node.call(node.commit_batcher._become_due)
         master.claims("b", "c")
         client.close()
 
@@ -204,7 +205,7 @@ def test_a_block_evicted_before_its_grant_is_retracted(node: Served, master: Mas
 
 
 def test_a_rewritten_key_commits_after_the_former_is_retracted(node: Served, master: Master, client: Client) -> None:
-    """In the other order the master would believe the node without the block that it has."""
+    """In the other order the directory would lose the block that the node has."""
     put(client, {"a": b"1"})
     master.claims("a")
     evict(node, b"a")
@@ -233,7 +234,7 @@ def test_a_new_link_commits_all_uncommitted_blocks(node: Served, master: Master,
 
 
 def test_a_commit_request_follows_earlier_events(node: Served, master: Master, client: Client) -> None:
-    """Otherwise the master would enter the node as a holder of a block, and then hear that it is gone."""
+    """Otherwise the directory would record the node as a holder and then drop the record."""
     node.acknowledges = False
     writers = [node.connect() for _ in range(6)]  # more than the publisher has in flight
     threads = []
@@ -288,7 +289,7 @@ def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Ma
 
 
 def test_uncommitted_blocks_are_demoted_after_their_commit(tmp_path: Path) -> None:
-    """What NVMe holds comes back with the next process, and must not do so without a generation."""
+    """NVMe blocks survive a restart, and must have a generation."""
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20) as node:
         master, client = Master(node), node.connect()
         for name in "abcd":

@@ -1,5 +1,5 @@
-"""Promises of commit_requests.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it
-does not."""
+"""Tests of commit_requests.py over real sockets: an unreserved put is stored when the master grants it, and leaves
+nothing otherwise."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -127,7 +127,7 @@ def test_already_there_is_answered_once_durable(node: Served, client: Client, ma
 
 
 def test_a_present_block_that_is_not_durable_is_retried(node: Served, client: Client, master: Master) -> None:
-    """It was put a moment ago, and may be lost with the node before any master has heard of it."""
+    """It was put a moment ago and may be lost with the node before a master has it."""
     node.acknowledges = False
     writer = node.connect()
     reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
@@ -145,7 +145,7 @@ def test_a_present_block_that_is_not_durable_is_retried(node: Served, client: Cl
 
 
 def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
-    """What the node tells its master, which answers nothing from now on."""
+    """The node's later messages to its master, which no longer answers."""
     said: list[Publish] = []
     monkeypatch.setattr(node, "_publish", lambda message, _answered: said.append(message))
     node.call(lambda: node.replicator.link_up(node._publish, 1, lambda: None))
@@ -155,8 +155,8 @@ def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
 def test_a_commit_follows_the_eviction_of_the_former_block(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if more messages wait for their answers than may: else the master takes the node for the holder of what is on its way out,
-    tells the writer that it is there already, and then hears that it is gone."""
+    """Even beyond the window. Otherwise the master answers PRESENT because of the former block and then receives its
+    eviction."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
         node.call(lambda name=name: node.replicator.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
@@ -177,7 +177,7 @@ def test_a_commit_follows_the_eviction_of_the_former_block(
 def test_a_commit_during_the_inventory_follows_the_eviction(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the inventory, which need not have been said yet, does not name it any more."""
+    """The rest of the inventory does not contain the former block."""
     assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
     said = published(node, monkeypatch)
     gone = node.call(lambda: node.store.table.find("red", b"0"))
@@ -259,7 +259,8 @@ def test_a_disconnect_before_the_reply_leaves_nothing(node: Served, master: Mast
 
 @pytest.mark.parametrize("is_expired", [False, True])
 def test_a_pending_put_cannot_be_ended_by_its_id(node: Served, master: Master, is_expired: bool) -> None:
-    """Numbers can be guessed. A block shown under no generation would be disowned by the decision: gone, and yet visible."""
+    """Ids can be guessed. A block made visible without a generation would be retracted by the reply although it is
+    visible."""
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
@@ -279,7 +280,7 @@ def test_a_pending_put_cannot_be_ended_by_its_id(node: Served, master: Master, i
 
 
 def test_each_masters_reply_is_applied_at_once(node: Served, client: Client) -> None:
-    """It takes the blocks to be here from then on and may have them removed; what is gone before the end is not told as stored."""
+    """The master may remove the blocks from then on; blocks removed before the end are not recorded as stored."""
     asked: dict[int, tuple[CommitBlocks, Answer]] = {}
     asker = object()
 

@@ -1,4 +1,5 @@
-"""Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
+"""Tests of in-place and socket puts over real sockets and shared memory: the stored bytes are those sent, visible once
+the master has them."""
 
 import threading
 from collections.abc import Sequence
@@ -162,7 +163,7 @@ def test_a_put_that_expires_while_arriving_is_not_stored(node: Served, is_damage
 
 
 def test_a_stalled_expired_put_frees_its_slots_at_once(node: Served, client: Client) -> None:
-    """Its writer may stall within a value for as long as it likes; what comes after all does not reach the block that is there then."""
+    """Its writer may stall within a value; bytes that arrive later do not reach the slot's next block."""
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     kept, late, others = b"k" * 4 * KIB, b"l" * 4 * KIB, {name: name.encode() * 4 * KIB for name in "bcd"}
@@ -241,7 +242,7 @@ def test_puts_before_hello_are_refused(node: Served) -> None:
 
 @pytest.mark.parametrize("demotion_wait_s", [0, 0.05])
 def test_a_put_waits_for_a_hanging_disk_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demotion_wait_s: float) -> None:
-    """Then the coldest leaves the node that is not on its way down."""
+    """Then the coldest block that is not being demoted is evicted."""
     let_go = threading.Event()
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20, demotion_wait_s=demotion_wait_s) as node:
         write = node.store.tiers[NVME].write_batch

@@ -1,4 +1,4 @@
-"""Promises of puts.py to writers on other hosts, with real engines: what becomes visible is whole, and a slot is one writer's alone."""
+"""Tests of remote puts with real engines: visible values are whole, and a slot has one writer."""
 
 from collections.abc import Iterator
 from pathlib import Path

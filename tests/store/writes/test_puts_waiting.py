@@ -1,4 +1,4 @@
-"""Promises of puts.py about time: who waits for room, and for how long; and that a put is answered when the master has it."""
+"""Tests of the timing of puts: which wait for a slot and how long, and that a put is answered once the master has it."""
 
 from collections.abc import Iterator
 
@@ -148,7 +148,7 @@ def test_a_disconnected_waiting_put_is_dropped(node: Served, client: Client) -> 
 
 
 def test_a_put_without_system_memory_leaves_nothing_open(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's refusal is injected below the tier, where a slab's memory is made."""
+    """The system's refusal is injected below the tier, where a slab's memory is allocated."""
 
     def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
         raise TierFailed("no descriptor is left")
@@ -175,7 +175,7 @@ def test_a_put_without_system_memory_leaves_nothing_open(node: Served, client: C
 def test_an_internal_error_in_a_put_leaves_nothing_open(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, through_socket: bool, is_waiting: bool
 ) -> None:
-    """Whether its own frame or another's meets the fault."""
+    """In its own frame or in another's."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")

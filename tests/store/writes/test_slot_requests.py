@@ -1,4 +1,4 @@
-"""Promises of slots.py: a batch that is opened as a whole gets what its keys would get one by one."""
+"""Tests of slot_requests.py: opening a whole batch equals opening its keys one by one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ SIZE = 500
 
 
 class Clock:
-    """What `open` asks of a session."""
+    """The part of a session that `open` uses."""
 
     def __init__(self) -> None:
         self.reactor: Any = self

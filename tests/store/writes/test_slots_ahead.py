@@ -1,4 +1,4 @@
-"""Promises of slots_ahead.py, on real sockets: a value that lies in the slot which the connection was offered is stored by one message."""
+"""Tests of slots_ahead.py over real sockets: a value written into an offered slot is stored by one message."""
 
 import os
 import select
@@ -52,7 +52,7 @@ class Writer:
         self.page: OfferedSlot | None = None
 
     def open(self, size: int = SIZE) -> tuple[int, int, int] | None:
-        """What is offered then, entered."""
+        """Record the present offer."""
         answer, fds = self.client.channel.call_for_fds(OpenSlotAhead(size), Deadline(TIMEOUT_S))
         assert bool(fds) is bool(answer.sizes[0]) is (self.page is None), "the page is given once"
         for fd in fds:
@@ -93,7 +93,7 @@ def writer(client: Client) -> Writer:
 
 @pytest.fixture(params=["at once", "read as ever"])
 def way(request: pytest.FixtureRequest, node: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a PutFromSlot is served."""
+    """The path on which a PutFromSlot is served."""
     if request.param == "read as ever":
         monkeypatch.setattr(node.in_place_puts.ahead, "frame", lambda *_: False)
     return str(request.param)
@@ -107,7 +107,7 @@ def test_a_put_from_a_slot_ahead_is_stored_and_visible(node: Served, client: Cli
     assert client.read("a")[1] == [VALUE]
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    assert block.shown >= 0
+    assert block.index_entry >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(VALUE), 0)
     assert node.call(lambda: (node.in_place_puts.in_bytes, node.in_place_puts.ahead.puts, len(node.store.table.uncommitted))) == (
         SIZE,
@@ -198,7 +198,7 @@ def test_an_idle_slot_ahead_is_freed_and_one_in_use_is_not(node: Served, writer:
 
 
 def test_a_put_without_a_free_slot_takes_an_idle_slot_ahead(node: Served, client: Client, writer: Writer) -> None:
-    """All else is pinned. A slot that is being written is waited for."""
+    """All others are pinned. A slot that is being written is waited for."""
     other = node.connect()
     assert writer.open() is not None
     assert writer.page is not None
@@ -277,8 +277,7 @@ def test_a_slot_ahead_without_descriptors_is_a_typed_error(monkeypatch: pytest.M
 
 
 def test_a_withdrawn_slot_is_never_written(sides: Sides) -> None:
-    """Two processes at once. The writer leaves the number of the slot that it writes in memory of their own; who takes a slot back finds
-    that word empty."""
+    """Two processes. The writer marks the slot that it writes in their own memory; a withdrawal must find no mark."""
     page, offered = sides
     reader, writer = os.pipe()
     shared_fd = os.memfd_create("shared")

@@ -1,5 +1,4 @@
-"""Promises of socket_puts.py for one small value that comes along with its message, on real sockets. Of those for which the master is
-asked: test_commit_requests.py."""
+"""Tests of inline puts in socket_puts.py over real sockets. Those with commit requests are in test_commit_requests.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +36,7 @@ def put(client: Client, name: str, value: bytes, ack: int = ACK_NODE) -> int | N
 
 
 class Shown:
-    """What the node's sessions were shown, and whether it was served so."""
+    """Records which frames were served inline."""
 
     def __init__(self, node: Served) -> None:
         self.served: list[bool] = []
@@ -69,14 +68,14 @@ def test_an_inline_put_is_stored_and_visible(node: Served, client: Client, shown
     assert client.read("a")[1] == [b"x" * 5000]
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    assert block.shown >= 0
+    assert block.index_entry >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
     assert node.call(lambda: (node.socket_puts.in_bytes, len(node.store.table.uncommitted))) == (5000, 1)
     node.call(lambda: check(node.store.table))
 
 
 def test_a_block_whose_answer_fails_is_still_stored(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody finds it, and nobody would ever claim it, nor could it leave."""
+    """Otherwise it would be visible but never committed or evicted."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
         with pytest.raises(Unavailable):
@@ -115,14 +114,14 @@ def test_an_inline_put_is_readable_when_its_answer_is_sent(node: Served, client:
     ],
 )
 def test_other_puts_take_the_general_path(node: Served, other: Put) -> None:
-    """Several blocks, what was reserved, what is wrong."""
+    """Several blocks, reserved puts, invalid puts."""
     data = memoryview(frame(other, 7, b"value"))
     assert not node.call(lambda: node.socket_puts.inline.frame(session_of(node), "red", data))
     assert is_empty(node)
 
 
 class Master:
-    """Of whom claims ask: it answers when the test says so, and notes what the node's slot had when it was asked."""
+    """A master that answers commit requests on the test's command, and records the slot's content at that time."""
 
     def __init__(self, node: Served) -> None:
         self.node = node
@@ -287,7 +286,7 @@ def test_an_invalid_put_is_refused_and_leaves_nothing(node: Served, client: Clie
 
 
 def session_of(node: Served) -> Session:
-    """One that nobody listens to: nothing may be said by it."""
+    """A session without a peer: it must send nothing."""
     return Session.__new__(Session)
 
 
