@@ -18,7 +18,7 @@ from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.block_table.block import DRAM
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
@@ -71,7 +71,7 @@ class Filling:
             emit=lambda kind, block: None,
             events=BlockEventLog(lambda: 0),
             shared_index=SharedIndexWriter(self._dram, holds, max_hazard_ns=10**9),
-            partitioning=Partitioning(),
+            partition_map=PartitionMap(),
             holds=holds,
         )
         self._prompt = prompt

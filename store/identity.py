@@ -104,22 +104,22 @@ def watch_topology(transfer: TransferSettings, engine: TransferEngine | None, de
     """Report the topology now, and from the watch's `start` on each change of it or of the engine's description, to
     `describe` and `engine`. The caller closes the watch. Returns None, with a warning, if the network interfaces cannot
     be read."""
-    told = b""
+    sent = b""
 
     def changed(topology: Topology, changes: list[LinkChange]) -> None:
         if engine is not None:
             engine.refresh(topology)
-        tell(topology)
+        report(topology)
 
-    def tell(topology: Topology) -> None:
-        nonlocal told
+    def report(topology: Topology) -> None:
+        nonlocal sent
         now = engine.describe() if engine is not None else b""
         describe(topology=dump_topology(topology), transfer=now)
-        told = now
+        sent = now
 
     def otherwise() -> None:
-        if engine is not None and engine.describe() != told:
-            tell(watch.topology)
+        if engine is not None and engine.describe() != sent:
+            report(watch.topology)
 
     try:
         look, interval_s = Discovery.configured(transfer).look, transfer.link_poll_interval_s

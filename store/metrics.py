@@ -68,8 +68,8 @@ class NodeMetrics:
 
     def _is_due(self, index: int, now_ns: int) -> bool:
         """Return True if the tier's log line is due."""
-        told = self._logged.get(index)
-        return told is None or now_ns - told.at_ns >= EVICTIONS_LOG_NS
+        readings = self._logged.get(index)
+        return readings is None or now_ns - readings.at_ns >= EVICTIONS_LOG_NS
 
     def _log_evictions(self, index: int, counts: TierCounts, median_age_ns: int, now_ns: int) -> None:
         """Log the evictions since the last line, with the median age of the latest."""
@@ -93,20 +93,22 @@ class NodeMetrics:
     ) -> Readings:
         """Return the readings of all metrics in NODE. `own` are those that the node measures itself."""
         names = {metric.name: metric.name.removeprefix("kvstore_node_") for metric in NODE if not metric.labels}
-        told: dict[str, Reading] = {
+        readings: dict[str, Reading] = {
             name: counters[counter] for name, short in names.items() if (counter := COUNTERS.get(short, short)) in counters
         }
-        told |= own
-        told["kvstore_node_request_duration_seconds"] = self.requests.durations()
-        told["kvstore_node_requests_refused"] = self.requests.refusals()
+        readings |= own
+        readings["kvstore_node_request_duration_seconds"] = self.requests.durations()
+        readings["kvstore_node_requests_refused"] = self.requests.refusals()
         for field in ("capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "demotions", "promotions"):
-            told[f"kvstore_node_tier_{field}"] = {(tier.name,): getattr(tier, field) for tier in tiers}
-        told["kvstore_node_tier_healthy"] = {(tier.name,): int(tier.health == "ok") for tier in tiers}
-        told["kvstore_node_tier_held_bytes"] = {(TIERS[index],): table.holds.held_bytes(index) for index, *_ in table.levels()}
-        told["kvstore_node_tier_device_written_bytes"] = {(TIERS[index],): tier.written_bytes for index, tier, _, _ in table.levels()}
+            readings[f"kvstore_node_tier_{field}"] = {(tier.name,): getattr(tier, field) for tier in tiers}
+        readings["kvstore_node_tier_healthy"] = {(tier.name,): int(tier.health == "ok") for tier in tiers}
+        readings["kvstore_node_tier_held_bytes"] = {(TIERS[index],): table.holds.held_bytes(index) for index, *_ in table.levels()}
+        readings["kvstore_node_tier_device_written_bytes"] = {(TIERS[index],): tier.written_bytes for index, tier, _, _ in table.levels()}
         levels = [(TIERS[index], counts) for index, _, counts, _ in table.levels()]
-        told["kvstore_node_tier_hits"] = {(tier, tenant): count for tier, counts in levels for tenant, count in counts.tenant_hits.items()}
-        told["kvstore_node_tier_evictions"] = {
+        readings["kvstore_node_tier_hits"] = {
+            (tier, tenant): count for tier, counts in levels for tenant, count in counts.tenant_hits.items()
+        }
+        readings["kvstore_node_tier_evictions"] = {
             (tier, reason): count
             for tier, counts in levels
             for reason, count in (
@@ -115,12 +117,12 @@ class NodeMetrics:
                 ("quota", counts.quota_evictions),
             )
         }
-        told |= _of_tenants(table)
-        told["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
+        readings |= _of_tenants(table)
+        readings["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
         rails = engine.rails() if engine is not None else {}
         for field in ("delivered_bytes", "failed_slices", "rests"):
-            told[f"kvstore_node_rail_{field}"] = {name: getattr(count, field) for name, count in rails.items()}
-        return told
+            readings[f"kvstore_node_rail_{field}"] = {name: getattr(count, field) for name, count in rails.items()}
+        return readings
 
 
 def _of_tenants(table: BlockTable) -> dict[str, Reading]:
@@ -131,7 +133,7 @@ def _of_tenants(table: BlockTable) -> dict[str, Reading]:
     may_have = {(TIERS[index], name): quotas.of(name).slabs_of_tier(index) for index in range(len(SLABS)) for name in names}
     return {
         "kvstore_node_tenant_slabs": {(TIERS[index], name): use[name].slabs[index] for index in range(len(SLABS)) for name in names},
-        "kvstore_node_tenant_quota_slabs": {place: limit for place, limit in may_have.items() if limit is not None},
+        "kvstore_node_tenant_quota_slabs": {labels: limit for labels, limit in may_have.items() if limit is not None},
         "kvstore_node_tenant_bytes": {(tier, name): use[name].tiers[index] for index, tier in enumerate(TIERS) for name in names},
-        "kvstore_node_tenant_quota_bytes": {place: limit for place, limit in limits.items() if limit is not None},
+        "kvstore_node_tenant_quota_bytes": {labels: limit for labels, limit in limits.items() if limit is not None},
     }

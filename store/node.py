@@ -184,7 +184,7 @@ class Node:
         """Make the master connections. Last, because nothing here is closed if a later step fails."""
         storage = self._storage
         self._links = MasterConnections(
-            storage.partitioning, make_session=self._session, make_link=self._link, on_partitioned=storage.add_partitions
+            storage.partition_map, make_session=self._session, make_link=self._link, on_partitioned=storage.add_partitions
         )
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
 

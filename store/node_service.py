@@ -80,7 +80,7 @@ class NodeService:
         self._shared_index = storage.shared_index
         self._commit_waits = storage.commit_waits
         self._drainer = storage.drainer
-        self._partitioning = storage.partitioning
+        self._partition_map = storage.partition_map
         self._authenticator = authenticator
         self._identity = identity
         self.loads = TenantLoads()
@@ -146,8 +146,8 @@ class NodeService:
         return _MASTER_FRAMES if session in self.links.values() else _UNAUTHENTICATED_FRAMES
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
-        who = session.context.identity if isinstance(session.context, Caller) else STRANGER
-        raise refusal(NODE_FRAMES[kind.TYPE], who, kind.__name__)
+        identity = session.context.identity if isinstance(session.context, Caller) else STRANGER
+        raise refusal(NODE_FRAMES[kind.TYPE], identity, kind.__name__)
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
@@ -325,7 +325,7 @@ class NodeService:
     def link_up(self, link: Session, epoch: int, partition: int = 0) -> None:
         """Accept commands of the partition's master over `link`, under this registration epoch."""
         self.links[partition], self._epochs[partition] = link, epoch
-        self._unconfirmed_pins[partition] = {name for name in self._pinned if self._partitioning.of(name[1]) == partition}
+        self._unconfirmed_pins[partition] = {name for name in self._pinned if self._partition_map.of(name[1]) == partition}
         self._drainer.drain(DRAIN_NOT, partition)  # a former master's drain ends; this one repeats its own
 
     def synced(self, partition: int = 0) -> None:
@@ -392,9 +392,9 @@ class NodeService:
             self._waiting.retry()
 
     def _set_pinned(self, tenant: str, key: bytes, pinned: bool) -> bool:
-        """Is it there?"""
-        for unheard in self._unconfirmed_pins.values():
-            unheard.discard((tenant, key))
+        """Pin or unpin the block. Return True if it exists."""
+        for unconfirmed in self._unconfirmed_pins.values():
+            unconfirmed.discard((tenant, key))
         block = self._table.find(tenant, key)
         if block is not None:
             block.pinned = pinned
@@ -416,7 +416,7 @@ class NodeService:
         session.reply(header.request_id, Ok())
         keys: dict[int, list[bytes]] = {}
         for key in message.keys:
-            keys.setdefault(self._partitioning.of(key), []).append(key)
+            keys.setdefault(self._partition_map.of(key), []).append(key)
         for partition, part in keys.items():
             if (link := self.links.get(partition)) is not None:
                 want = RequestCopy(self._epochs[partition], message.tenant, message.source, part)

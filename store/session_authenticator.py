@@ -41,11 +41,11 @@ log = logging.getLogger("kvstore.store")
 class PutFrame:
     """Put message whose payload is arriving. Each key has its answer so far, or its open put and the slot's memory.
 
-    `is_claim`: the writer has no reservation, so the node asks the master before the blocks become visible. `is_kept`:
-    it asks afterwards.
+    `needs_commit`: the writer has no reservation, so the node asks the master before the blocks become visible.
+    `is_kept`: it asks afterwards.
     """
 
-    is_claim: bool
+    needs_commit: bool
     is_kept: bool
     statuses: bytearray
     puts: list[OpenPut | None]
@@ -260,8 +260,8 @@ class SessionAuthenticator:
             self._on_revoked(tenant)
 
     def _is_over(self) -> bool:
-        unheard_ns = self._link_lost_ns
-        return bool(self.needs_tickets) and unheard_ns is not None and self._clock_ns() - unheard_ns >= self._grace_s * 1e9
+        lost_ns = self._link_lost_ns
+        return bool(self.needs_tickets) and lost_ns is not None and self._clock_ns() - lost_ns >= self._grace_s * 1e9
 
     def _end(self, sessions: Collection[Session], reason: str) -> None:
         if sessions:

@@ -21,7 +21,7 @@ from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.leases import Leases
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.rows import BlockRows
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.tags import from_recovered
@@ -171,7 +171,7 @@ class Storage:
         TierFailed."""
         self._settings = settings
         self._reactor = reactor
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.codec = make_codec(settings.nvme_codec)
         self._open(opened, transfer, instance, tls)
         self._assemble(tls)
@@ -192,7 +192,7 @@ class Storage:
         interval_s = settings.claim_interval_s
         self.replicators = EventReplicators(
             lambda: self.table.blocks(),
-            self.partitioning,
+            self.partition_map,
             lambda parts: EventReplicator(
                 parts,
                 batch_events=PUBLISH_BATCH_EVENTS,
@@ -221,7 +221,7 @@ class Storage:
             emit=self.replicators.emit,
             events=BlockEventLog(lambda: time.time_ns() // 1000),
             shared_index=self.shared_index,
-            partitioning=self.partitioning,
+            partition_map=self.partition_map,
             holds=holds,
         )
         if NVME in self._tiers:
@@ -242,7 +242,7 @@ class Storage:
             codec=self.codec,
         )
         self.commit_waits = CommitWaits()
-        self.commit_requests = CommitRequests(self.table, self.commit_waits, self.replicators, self.partitioning)
+        self.commit_requests = CommitRequests(self.table, self.commit_waits, self.replicators, self.partition_map)
         self.commit_batcher = CommitBatcher(
             reactor,
             self.table,
@@ -273,7 +273,7 @@ class Storage:
             engine=self.engine,
             tls=tls,
         )
-        self.victim_queries = LastReplicaQueries(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
+        self.victim_queries = LastReplicaQueries(self.table.lowest, self.partition_map, clock_ns=reactor.now_ns)
         saver = NvmeSaver(
             self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, has_master_link=lambda: self.commit_batcher.has_master
         )

@@ -123,17 +123,17 @@ class BlockEventLog:
         if len(self._rings) >= MAX_TENANTS:
             raise Unavailable(f"this node records events of {MAX_TENANTS} tenants already: try again later")
         self._rings[tenant] = _Ring()
-        self._look()
+        self._update_recording()
         return self._rings[tenant]
 
     def hottest(self, most: int, now_ns: int) -> list[BlockReads]:
         """Return the most read blocks; see `HotBlocks.hottest`. The call starts counting, which stops after a while
         without calls."""
         found = self._hot.hottest(most, now_ns)
-        self._look()
+        self._update_recording()
         return found
 
-    def _look(self) -> None:
+    def _update_recording(self) -> None:
         self.is_recording = bool(self._rings) or self._hot.is_counting
 
     def forget_asker(self, asker: object) -> None:
@@ -141,4 +141,4 @@ class BlockEventLog:
         for ring in self._rings.values():
             ring.askers.discard(asker)
         self._rings = {tenant: ring for tenant, ring in self._rings.items() if ring.askers}
-        self._look()
+        self._update_recording()

@@ -243,7 +243,7 @@ class Evictor:
         source, nvme = block.fastest(), self._levels.get(NVME)
         if nvme is None or source is None or block.is_in(NVME) or block.moving or not nvme.takes_values:
             return False
-        return self._plan_move(block, self._levels[source], nvme, stays=True)
+        return self._plan_move(block, self._levels[source], nvme, keeps_source=True)
 
     def has_lower_tier(self, index: int) -> bool:
         """Return True if a lower tier takes this tier's victims."""
@@ -285,14 +285,14 @@ class Evictor:
         Each search skips all blocks in progress, so the searched count doubles. After a drop the policy's order has
         changed, and the count restarts at 1.
         """
-        looked, count, what = 0, 1, (level.index, tenant, False)
+        examined, count, what = 0, 1, (level.index, tenant, False)
 
         def may_leave(block: Block) -> bool:
-            nonlocal looked
-            looked += 1
+            nonlocal examined
+            examined += 1
             return block.generation != UNCOMMITTED and is_unused(block)
 
-        while what not in self._failed_searches and is_wanted() and looked < MAX_CANDIDATES and level.demoting_blocks < MAX_DEMOTIONS:
+        while what not in self._failed_searches and is_wanted() and examined < MAX_CANDIDATES and level.demoting_blocks < MAX_DEMOTIONS:
             is_unused = level.evictable_now()
             blocks = level.order.next_coldest(may_leave, min(count, MAX_DEMOTIONS - level.demoting_blocks), tenant)
             if not blocks:
@@ -338,8 +338,8 @@ class Evictor:
             if not limits.is_above(tenant):
                 limits.over_quota.discard(tenant)
 
-    def _plan_move(self, block: Block, source: TierView, target: TierView, *, stays: bool = False) -> bool:
-        """`stays`: the copy frees no space in the source."""
+    def _plan_move(self, block: Block, source: TierView, target: TierView, *, keeps_source: bool = False) -> bool:
+        """`keeps_source`: the copy frees no space in the source."""
         if block.generation == UNCOMMITTED:
             return False  # a durable copy survives a restart and needs its generation
         is_demotion = target.index > source.index
@@ -355,7 +355,7 @@ class Evictor:
             return False
         block.moving = True
         self.under_way += 1
-        if is_demotion and not stays:
+        if is_demotion and not keeps_source:
             block.demoted_from = source.index
             source.count_demotion(block, 1)
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))

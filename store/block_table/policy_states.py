@@ -93,4 +93,4 @@ def _getter(group: int, blocks: Mapping[bytes, Block], columns: BlockColumns, ot
 
 
 _NO_ROW = FIRST_ROW - 1
-"""Nothing is ever in the column there."""
+"""Row whose column is always empty."""

@@ -28,7 +28,7 @@ from kvstore.store.block_table.evictor import PROMOTE_AT_HITS, Evictor
 from kvstore.store.block_table.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
@@ -74,12 +74,12 @@ class BlockTable:
         emit: Emit,
         events: BlockEventLog,
         shared_index: SharedIndex,
-        partitioning: Partitioning,
+        partition_map: PartitionMap,
         holds: Holds,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is required and takes new blocks.
 
-        `shared_index` receives blocks in DRAM and keeps slots that clients protect. `partitioning` maps keys to
+        `shared_index` receives blocks in DRAM and keeps slots that clients protect. `partition_map` maps keys to
         partitions. `holds` are the holds on its blocks.
         """
         self.rows = BlockRows()
@@ -109,7 +109,7 @@ class BlockTable:
         """Tier view whose evictions drop blocks from the node."""
         self._emit = emit
         self.events = events
-        self.uncommitted = UncommittedBlocks(partitioning)
+        self.uncommitted = UncommittedBlocks(partition_map)
         self._shared_index = shared_index
         self._protection_tenant: str | None = None
         """Tenant of the last protection check in the current victim search, with the result."""
@@ -140,8 +140,8 @@ class BlockTable:
         """Give `block` a DRAM slot and open a put; the key must be neither visible nor open.
 
         Returns None if no slot is free now. Evictions may have been planned (see `Evictor.make`, also for `may_drop`):
-        retry after a move, or in the next loop iteration (`Evictor.begin_iteration`). Raises InvalidArgument for a size that
-        DRAM can never hold, TierFailed when the system refuses memory.
+        retry after a move, or in the next loop iteration (`Evictor.begin_iteration`). Raises InvalidArgument for a size
+        that DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self.puts.of_key(block.tenant, block.key) is None
         return self.puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
@@ -149,8 +149,8 @@ class BlockTable:
     def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a DRAM slot for a value that has arrived, without an open put.
 
-        `BlockCopies.make_placed_visible` must follow once the slot holds the value, then `enter_placed`, before any other call.
-        Returns None and raises as `open`; None also while the key has an open put.
+        `BlockCopies.make_placed_visible` must follow once the slot holds the value, then `enter_placed`, before any
+        other call. Returns None and raises as `open`; None also while the key has an open put.
         """
         tenant = block.tenant
         if self.puts.of_key(tenant, block.key) is not None or not self._block_limit.make_space_for_one(tenant):

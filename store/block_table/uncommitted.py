@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kvstore.rpc.tracing import MAX_LINKS, TraceSpan
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 
 FORGET_EVERY: Final = 64
 """Waits of a tenant between two passes that drop finished ones."""
@@ -43,8 +43,8 @@ class _CommitWait(NamedTuple):
 class UncommittedBlocks:
     """Uncommitted blocks by tenant, their commit requests in flight, and waits for them."""
 
-    def __init__(self, partitioning: Partitioning) -> None:
-        self._partitioning = partitioning
+    def __init__(self, partition_map: PartitionMap) -> None:
+        self._partition_map = partition_map
         self._numbers: dict[str, OrderedDict[Block, int]] = {}
         """By tenant: each uncommitted block and its rising number. An OrderedDict finds its first item in O(1); a dict
         with deleted items does not."""
@@ -74,7 +74,7 @@ class UncommittedBlocks:
 
     def _group(self, block: Block) -> _Group:
         columns = block.columns
-        return columns.tenant, columns.namespace, self._partitioning.of(block.key)
+        return columns.tenant, columns.namespace, self._partition_map.of(block.key)
 
     def regroup(self) -> None:
         """Regroup unsent blocks after the number of partitions became known. No request has been sent before."""
@@ -94,7 +94,7 @@ class UncommittedBlocks:
         names = {columns.namespace for columns in set(map(attrgetter("columns"), blocks))}
         for namespace in names:
             mine = blocks if len(names) == 1 else [block for block in blocks if block.namespace == namespace]
-            for partition, of_one in self._partitioning.group(mine).items():
+            for partition, of_one in self._partition_map.group(mine).items():
                 self._unsent.setdefault((tenant, namespace, partition), {}).update(dict.fromkeys(of_one))
 
     def remove(self, block: Block) -> None:
@@ -119,7 +119,7 @@ class UncommittedBlocks:
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """Remove different blocks of one tenant and namespace."""
         tenant, namespace = blocks[0].tenant, blocks[0].namespace
-        waiting = (self._unsent.get((tenant, namespace, partition)) for partition in range(self._partitioning.count))
+        waiting = (self._unsent.get((tenant, namespace, partition)) for partition in range(self._partition_map.count))
         if self._deferred or not all(group is None or group.keys().isdisjoint(blocks) for group in waiting):
             for block in blocks:
                 self.remove(block)

@@ -19,7 +19,7 @@ from kvstore.rpc.keepalive import notice_vanished_host
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import Tracer
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.config import NodeSettings
 from kvstore.store.master_requests import request_master
 from kvstore.store.master_session.master_link import MasterLink
@@ -194,14 +194,14 @@ class MasterConnections:
 
     def __init__(
         self,
-        partitioning: Partitioning,
+        partition_map: PartitionMap,
         *,
         make_session: Callable[[int], MasterSession],
         make_link: Callable[[int, MasterSession], MasterLink],
         on_partitioned: Callable[[], None],
     ) -> None:
         """`on_partitioned` is called once when several partitions are known, before links to the others are made."""
-        self._partitioning = partitioning
+        self._partition_map = partition_map
         self._make_session = make_session
         self._make_link = make_link
         self._on_partitioned = on_partitioned
@@ -233,7 +233,7 @@ class MasterConnections:
     def registered(self, count: int, node_id: int) -> None:
         """Record the node id and the number of partitions; start a link for each. Raises ConfigError: the number has
         changed; RuntimeError: no thread is available. The next registration starts what is missing."""
-        self._partitioning.set_count(count)
+        self._partition_map.set_count(count)
         is_other, self.node_id = node_id != self.node_id, node_id
         if count > 1 and not self._is_partitioned:
             self._on_partitioned()

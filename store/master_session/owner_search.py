@@ -80,8 +80,8 @@ class OwnerSearch:
         )
 
     def _over_unix(self, channel: Channel) -> Channel:
-        """The same master through its Unix socket, where that is to be had; else the channel as it is: with TLS, too, for a Unix socket
-        shows no certificate."""
+        """Return a connection to the same master over its Unix socket if that is reachable and TLS is off, else
+        `channel`. A Unix socket presents no certificate."""
         there = channel.welcome
         if self._tls is not None or not is_here(there.unix, there.host_id):
             return channel

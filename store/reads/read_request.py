@@ -24,8 +24,8 @@ from kvstore.tiers.tier import Slot
 
 
 class Staged(NamedTuple):
-    """Staged copy of a block. `copy` is acquired; its release frees the slot. `memory` is the slot's, writable; `location`
-    is its slab and offset."""
+    """Staged copy of a block. `copy` is acquired; its release frees the slot. `memory` is the slot's, writable;
+    `location` is its slab and offset."""
 
     copy: Block
     memory: memoryview

@@ -32,13 +32,13 @@ from kvstore.protocol.catalog_messages import (
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
 from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.rows import decided
 from kvstore.store.block_table.uncommitted import FORGET_EVERY, never
 from kvstore.store.replication.inventory_comparison import InventoryComparison, Soon
-from kvstore.store.replication.inventory_comparison import Send as Compare
+from kvstore.store.replication.inventory_comparison import SendDigests as Compare
 
-Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
+SendEvents = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
 """Sends one message to the master. Calls back once: None when it is durable, else the error."""
 
 Published = Callable[[KVStoreError | None], None]
@@ -111,7 +111,7 @@ class EventReplicator:
         """`later` has been called and has not fired yet."""
         self._batch_events = batch_events
         self._max_in_flight = max_in_flight
-        self._send: Send | None = None
+        self._send: SendEvents | None = None
         self._epoch = 0
         self._link = 0
         self._seq = 0
@@ -203,7 +203,7 @@ class EventReplicator:
                 self._causes.append((newest, span))
 
     def link_up(
-        self, send: Send, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
+        self, send: SendEvents, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
     ) -> None:
         """Start sending over a new link: first the inventory, then call `on_synced` when it is durable.
 
@@ -427,11 +427,11 @@ Make = Callable[[Parts], EventReplicator]
 class EventReplicators:
     """The replicators of all partitions. Not thread-safe: called from the node's loop."""
 
-    def __init__(self, blocks: Callable[[], Iterable[Block]], partitioning: Partitioning, make: Make) -> None:
+    def __init__(self, blocks: Callable[[], Iterable[Block]], partition_map: PartitionMap, make: Make) -> None:
         """`blocks` iterates over all visible blocks. Uncommitted ones are not in inventories: commit requests report
         them."""
         self._blocks = blocks
-        self._partitioning = partitioning
+        self._partition_map = partition_map
         self._make = make
         self._each = [make(self._of(0))]
 
@@ -441,32 +441,32 @@ class EventReplicators:
     def add_partitions(self) -> None:
         """Make the replicators of the other partitions, once their number is known. No link exists yet. Event numbers
         of blocks that change their replicator are reset, because each replicator counts its own."""
-        if len(self._each) < self._partitioning.count:
+        if len(self._each) < self._partition_map.count:
             for block in self._blocks():
-                if block.event_seq and self._partitioning.of(block.key):
+                if block.event_seq and self._partition_map.of(block.key):
                     block.event_seq = 0
-        self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partitioning.count)]
+        self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partition_map.count)]
 
     def _of(self, partition: int) -> Parts:
-        of = self._partitioning.of
+        of = self._partition_map.of
 
         def parts(blocks: list[Block]) -> Iterator[Sequence[Block]]:
             for begin in range(0, len(blocks), PART_BLOCKS):
                 part = decided(blocks[begin : begin + PART_BLOCKS])
-                yield part if self._partitioning.count == 1 else [block for block in part if of(block.key) == partition]
+                yield part if self._partition_map.count == 1 else [block for block in part if of(block.key) == partition]
 
         return lambda: parts(list(self._blocks()))
 
     def emit(self, kind: int, block: Block) -> None:
         """Pass an event of the table to the replicator of the block's partition."""
-        self._each[self._partitioning.of(block.key)].emit(kind, block)
+        self._each[self._partition_map.of(block.key)].emit(kind, block)
 
     def when_published(
         self, blocks: Sequence[Block], callback: Published, span: TraceSpan | None = None, *, is_over: Callable[[], bool] = never
     ) -> None:
         """Call back once the newest events of these blocks are durable at their masters; at once if they are. See
         `EventReplicator.when_published`."""
-        groups = self._partitioning.group(blocks)
+        groups = self._partition_map.group(blocks)
         answers: list[KVStoreError | None] = []
 
         def told(error: KVStoreError | None) -> None:
@@ -484,7 +484,7 @@ class EventReplicators:
 
     def are_published(self, blocks: Sequence[Block]) -> bool:
         """Return True if the newest events of these blocks are durable at their masters."""
-        return all(self._each[self._partitioning.of(block.key)].is_published(block.event_seq, block.event_seq) for block in blocks)
+        return all(self._each[self._partition_map.of(block.key)].is_published(block.event_seq, block.event_seq) for block in blocks)
 
     @property
     def is_synced(self) -> bool:

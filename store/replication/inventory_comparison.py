@@ -25,7 +25,7 @@ from kvstore.store.block_table.rows import read, rows_of, tier_masks
 RUNS_PER_MESSAGE: Final = 4_096
 """Runs per message, computed in one loop iteration: 6 ms."""
 
-Send = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
+SendDigests = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
 """Sends one message to the master and calls back once."""
 Soon = Callable[[Callable[[], None]], object]
 Differs = Callable[[list[Block] | KVStoreError | None], None]
@@ -41,7 +41,9 @@ class InventoryComparison:
     After None the caller sends the full inventory from new parts, because these may be half read.
     """
 
-    def __init__(self, parts: Iterator[Sequence[Block]], *, epoch: int, send: Send, soon: Soon, then: Differs, max_blocks: int) -> None:
+    def __init__(
+        self, parts: Iterator[Sequence[Block]], *, epoch: int, send: SendDigests, soon: Soon, then: Differs, max_blocks: int
+    ) -> None:
         """Above `max_blocks` all blocks are to be sent."""
         self._epoch, self._send, self._soon, self._then = epoch, send, soon, then
         self._parts, self._max_blocks = parts, max_blocks
@@ -68,9 +70,9 @@ class InventoryComparison:
             if self._is_over:  # `then` itself failed
                 raise
             log.exception("comparing the inventory failed: sending all of it")
-            self._tell(None)
+            self._finish(None)
 
-    def _tell(self, differing: list[Block] | KVStoreError | None) -> None:
+    def _finish(self, differing: list[Block] | KVStoreError | None) -> None:
         self.end()
         self._then(differing)
 
@@ -92,7 +94,7 @@ class InventoryComparison:
         if found is not None:
             self._soon(partial(self._step, self._read))
         elif len(self._read_blocks) > self._max_blocks:
-            self._tell(self._read_blocks)
+            self._finish(self._read_blocks)
         else:
             self._soon(partial(self._step, self._order_all))
 
@@ -134,11 +136,11 @@ class InventoryComparison:
         if isinstance(reply, Flags) and len(reply.flags) != runs:
             reply = ProtocolError("the master answered Digests with a wrong number of flags")
         if isinstance(reply, KVStoreError):
-            self._tell(reply)
+            self._finish(reply)
             return
         self._flags[message] = reply.flags
         if None not in self._flags:
-            self._tell(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
+            self._finish(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
 
     def _differing(self, flags: bytes) -> list[Block]:
         """Return the blocks of runs without a flag, in inventory order."""

@@ -13,7 +13,7 @@ from kvstore.protocol.catalog_messages import QueryVictims
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.tier_view import TierView
 
 AHEAD_BLOCKS: Final = 1024
@@ -29,7 +29,7 @@ MIN_PAUSE_NS: Final = 100_000_000
 MAX_PAUSE_NS: Final = 10_000_000_000
 """Upper bound of the pause, which doubles while answers do not change. 1,000 full nodes query 100,000 keys a second."""
 
-Ask = Callable[[QueryVictims, Callable[[Flags | KVStoreError], None]], None]
+SendQuery = Callable[[QueryVictims, Callable[[Flags | KVStoreError], None]], None]
 """Sends a QueryVictims to the master and calls back once."""
 
 
@@ -86,17 +86,17 @@ class VictimSpiller:
 class LastReplicaQueries:
     """Victim queries of the node's lowest tier. Not thread-safe: called from the node's loop."""
 
-    def __init__(self, lowest: TierView, partitioning: Partitioning, *, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, lowest: TierView, partition_map: PartitionMap, *, clock_ns: Callable[[], int]) -> None:
         self._lowest = lowest
-        self._partitioning = partitioning
+        self._partition_map = partition_map
         self._clock_ns = clock_ns
         self._spilling = VictimSpiller(lowest, clock_ns=clock_ns)
-        self._links: dict[int, tuple[Ask, int]] = {}
+        self._links: dict[int, tuple[SendQuery, int]] = {}
         """By partition: the master's query function, and the registration epoch."""
         self._round = 0
         """Incremented with each change of a link; answers to earlier queries are ignored."""
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0, *, spill_at_share: float = 0.0) -> None:
+    def link_up(self, ask: SendQuery, epoch: int, partition: int = 0, *, spill_at_share: float = 0.0) -> None:
         """Query the partition's master over a new link. Spill if less than `spill_at_share` of the tier is free; 0:
         never."""
         self.link_down(partition)
@@ -137,7 +137,7 @@ class LastReplicaQueries:
         offered, flags = self._spilling.offered(blocks), bytearray(len(blocks))
         by_partition: dict[int, list[int]] = {}
         for at, block in enumerate(blocks):
-            by_partition.setdefault(self._partitioning.of(block.key), []).append(at)
+            by_partition.setdefault(self._partition_map.of(block.key), []).append(at)
         links = {partition: self._links[partition] for partition in by_partition if partition in self._links}
         left = len(links)
 

@@ -37,7 +37,7 @@ BATCH_BLOCKS: Final = 1024
 ROOM_WAIT_NS: Final = 1_000_000_000
 """Time for which an order waits for a free slot."""
 
-Ask = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None]
+SendResult = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None]
 """Sends a CopyResult to the master and calls back once."""
 
 log = logging.getLogger("kvstore.store")
@@ -125,7 +125,7 @@ class ReplicaQueue:
         self._batch: _CopyBatch | None = None
         self._stuck_ns = 0
         """Since when the first block lacks a slot; 0: it does not."""
-        self._links: dict[int, tuple[Ask, int]] = {}
+        self._links: dict[int, tuple[SendResult, int]] = {}
         """By partition: the master's report function, and the registration epoch."""
         self.rates = SourceRates()
         self._thread = started(1, "copies")
@@ -145,7 +145,7 @@ class ReplicaQueue:
         copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes, "guest_blocks": self.guests}
         return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+    def link_up(self, ask: SendResult, epoch: int, partition: int = 0) -> None:
         """Report results to the partition's master over a new link."""
         self.link_down(partition)
         self._links[partition] = ask, epoch
@@ -159,7 +159,7 @@ class ReplicaQueue:
             self._stuck_ns = 0  # the stuck block was dropped
         self._queue = deque(left)
 
-    def _asks(self, order: _CopyOrder) -> Ask | None:
+    def _sender_of(self, order: _CopyOrder) -> SendResult | None:
         """Return the report function of the order's link; None if that link is lost."""
         ask, epoch = self._links.get(order.partition, (None, 0))
         return ask if epoch == order.epoch else None
@@ -179,8 +179,8 @@ class ReplicaQueue:
         for key, size, checksum, generation, parent in columns:
             block = self._table.find(message.tenant, key)
             is_uncommitted = block is not None and block.generation == UNCOMMITTED
-            has_room = len(self._queue) + self._deferred + len(uncommitted) < self._queue_blocks
-            is_taken = has_room and (is_uncommitted or self._is_absent(message.tenant, key))
+            has_space = len(self._queue) + self._deferred + len(uncommitted) < self._queue_blocks
+            is_taken = has_space and (is_uncommitted or self._is_absent(message.tenant, key))
             if is_taken:
                 (uncommitted if is_uncommitted else self._queue).append(_Item(order, key, size, checksum, generation, parent))
             flags.append(is_taken)
@@ -348,7 +348,7 @@ class ReplicaQueue:
         if batch.errors:
             error, lost = batch.errors[0], batch.puts.count(None)
             log.warning("%d of %d blocks not copied from node %d: %s: %s", lost, len(items), order.source.node_id, _name(error), error)
-        ask = self._asks(order)
+        ask = self._sender_of(order)
         if ask is None:
             self._decided(batch, Unavailable("the link that ordered the copies was lost"))
             return

@@ -2,8 +2,8 @@
 steps.
 
 Both are kept up to date. Clients use the old one until the copy ends, then the new one; the old one stays valid until
-it is empty. A block's `index_entry` is its entry in the new index if it has one there, else in the old one; the new index's
-entry identifies which.
+it is empty. A block's `index_entry` is its entry in the new index if it has one there, else in the old one; the new
+index's entry identifies which.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,8 +1,8 @@
 """Shared-memory index of the node's DRAM blocks for clients of the same host: one index per tenant, reader slots per
 client.
 
-The block table adds a block when it gets a DRAM slot (`add`) and removes it before the slot is reused (`remove`). Before
-it frees a slot it checks clients' hazard pointers (`is_protected`); a protected slot is handed over (`keep`) and
+The block table adds a block when it gets a DRAM slot (`add`) and removes it before the slot is reused (`remove`).
+Before it frees a slot it checks clients' hazard pointers (`is_protected`); a protected slot is handed over (`keep`) and
 released later.
 
 `SharedIndexWriter` owns the indexes, the reader slots, and the quarantined slots that clients protect.

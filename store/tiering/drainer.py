@@ -152,7 +152,7 @@ class Drainer:
         self._has_nvme = has_nvme
         self._clock_ns = clock_ns
         self._mode = DRAIN_NOT
-        self._said: dict[int, int] = {}
+        self._modes: dict[int, int] = {}
         """By partition: the master's mode. The strictest applies."""
         self._then: Callable[[], None] | None = None
         """Set once the node stops."""
@@ -172,8 +172,8 @@ class Drainer:
     def drain(self, mode: int, partition: int = 0) -> None:
         """Apply a mode of the partition's master. A new registration resets it to DRAIN_NOT; its master repeats the
         mode."""
-        self._said[partition] = mode
-        mode = max(self._said.values())
+        self._modes[partition] = mode
+        mode = max(self._modes.values())
         if mode == self._mode:
             return
         self._mode = mode

@@ -173,7 +173,7 @@ class TierMover:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("moving %d blocks to %s failed: %s", len(jobs), self._tiers[target].name, failure)
-            self._rest(target)
+            self._suspend(target)
         for job in jobs:
             self._reactor.guarded(self._end, job, failure is None and job.is_good)
         self._on_space_freed()
@@ -186,7 +186,7 @@ class TierMover:
             log.warning("dropped a damaged copy in %s: %s", self._tiers[move.source].name, job.damage)
             self._table.copies.drop_copy(move.block, move.source)
 
-    def _rest(self, tier: int) -> None:
+    def _suspend(self, tier: int) -> None:
         """Suspend a tier whose device refused a write."""
         self._table.evictor.suspend(tier, is_suspended=True)
         self._reactor.call_later(self._tier_retry_s, lambda: self._table.evictor.suspend(tier, is_suspended=False))

@@ -30,7 +30,7 @@ from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import peer_of
-from kvstore.store.writes.commit_requests import Ask, CommitWaits
+from kvstore.store.writes.commit_requests import CommitWaits, SendCommit
 
 MAX_IN_FLIGHT: Final = 4
 """Unanswered requests. Further blocks enlarge the next batches."""
@@ -46,7 +46,7 @@ log = logging.getLogger("kvstore.store")
 class _PartitionBatch:
     """Link to the master of one partition."""
 
-    ask: Ask
+    ask: SendCommit
     epoch: int
     in_flight: int = 0
 
@@ -82,7 +82,7 @@ class CommitBatcher:
         self._pause_s = FIRST_PAUSE_S
         self._timer: Timer | None = None
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+    def link_up(self, ask: SendCommit, epoch: int, partition: int = 0) -> None:
         """Send all uncommitted blocks of the partition over a new link."""
         self.link_down(partition)
         self._links[partition] = _PartitionBatch(ask, epoch)
@@ -126,7 +126,7 @@ class CommitBatcher:
             blocks = self._uncommitted.take(MAX_BATCH, partition)
             if not blocks:
                 return False
-            self._claim(link, blocks)
+            self._send(link, blocks)
         return True
 
     def _become_half_due(self) -> None:
@@ -149,7 +149,7 @@ class CommitBatcher:
             self._uncommitted.note_cause(tenant, None, session.span(header.request_id))
         self._uncommitted.when_committed(tenant, lambda: answer.give(None), is_over=answer.is_over)
 
-    def _claim(self, link: _PartitionBatch, blocks: list[Block]) -> None:
+    def _send(self, link: _PartitionBatch, blocks: list[Block]) -> None:
         def decided(reply: ReserveReply | KVStoreError) -> None:
             self._uncommitted.end(blocks)
             if isinstance(reply, ReserveReply) and len(reply.statuses) != len(blocks):

@@ -21,7 +21,7 @@ from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import PutFrame
@@ -29,10 +29,10 @@ from kvstore.store.wait_queue import until_ns
 
 NOT_CONFIRMED: Final = "the put is not confirmed: the master has not recorded it within the deadline. It may be lost: put it again"
 
-Ask = Callable[[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]], None]
+SendCommit = Callable[[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]], None]
 """Sends a CommitBlocks to the master and calls back once."""
 
-_Wanted = list[tuple[int, OpenPut]]
+_Part = list[tuple[int, OpenPut]]
 """Puts with their index in the frame."""
 
 
@@ -114,13 +114,13 @@ class _PendingPut:
 
     __slots__ = (
         "_answer",
-        "_claims",
         "_entering",
         "_error",
         "_frame",
-        "_is_asked_again",
+        "_is_retried",
         "_left",
         "_replicators",
+        "_requests",
         "_span",
         "_stored",
         "_table",
@@ -135,7 +135,7 @@ class _PendingPut:
         answer: PendingAnswer,
         span: TraceSpan | None,
     ) -> None:
-        self._claims = claims
+        self._requests = claims
         self._table = table
         self._span = span
         self._replicators = replicators
@@ -143,23 +143,23 @@ class _PendingPut:
         self._answer = answer
         self._left = 1
         self._error: Exception | None = None
-        self._is_asked_again = False
+        self._is_retried = False
         self._stored: list[tuple[int, Block]] = []
         """With the index in the frame."""
         self._entering: list[Block] = []
         """Visible blocks whose bookkeeping is incomplete."""
 
-    def parts(self, partitioning: Partitioning) -> dict[int, _Wanted]:
-        """Return the puts by partition. `decided` or `ask_again` must follow for each."""
-        found: dict[int, _Wanted] = {}
+    def parts(self, partition_map: PartitionMap) -> dict[int, _Part]:
+        """Return the puts by partition. `decided` or `answer_retry` must follow for each."""
+        found: dict[int, _Part] = {}
         for at, put in enumerate(self._frame.puts):
             if put is not None:
-                found.setdefault(partitioning.of(put.block.key), []).append((at, put))
+                found.setdefault(partition_map.of(put.block.key), []).append((at, put))
         self._left = len(found)
         return found
 
-    def claim(self, wanted: _Wanted, epoch: int) -> CommitBlocks:
-        blocks = [put.block for _, put in wanted]
+    def claim(self, part: _Part, epoch: int) -> CommitBlocks:
+        blocks = [put.block for _, put in part]
         self._table.uncommitted.begin(blocks)
         return CommitBlocks(
             epoch,
@@ -167,52 +167,52 @@ class _PendingPut:
             blocks[0].namespace,
             [block.key for block in blocks],
             [block.size_bytes for block in blocks],
-            [self._frame.checksums[at] for at, _ in wanted],
+            [self._frame.checksums[at] for at, _ in part],
             [block.parent for block in blocks],
         )
 
-    def decided(self, wanted: _Wanted, reply: ReserveReply | KVStoreError) -> None:
+    def decided(self, part: _Part, reply: ReserveReply | KVStoreError) -> None:
         """Apply a master's reply at once: its next message may remove a block that it believes stored. Answer once all
         partitions have replied.
 
         An exception becomes the answer, and no put stays open. After Unavailable or StaleEpoch the writer is answered
         ASK_AGAIN, and the next owner decides.
         """
-        self._table.uncommitted.end([put.block for _, put in wanted])
-        if isinstance(reply, ReserveReply) and len(reply.statuses) != len(wanted):
+        self._table.uncommitted.end([put.block for _, put in part])
+        if isinstance(reply, ReserveReply) and len(reply.statuses) != len(part):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
             if isinstance(reply, Unavailable | StaleEpoch):
-                self.ask_again(wanted)
+                self.answer_retry(part)
                 return
             if isinstance(reply, KVStoreError):
                 raise reply
-            for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
+            for (at, put), status, generation in zip(part, reply.statuses, reply.generations, strict=True):
                 self._answer.flags[at] = flag = self._settle(put, self._frame.checksums[at], status, generation)
                 if flag == STORED:
                     self._stored.append((at, put.block))
         except Exception as error:
-            self._fail(wanted, error)
+            self._fail(part, error)
         try:
-            self._is_decided()
+            self._finish_part()
         finally:  # after the answer, while the writer's process wakes up
             entering, self._entering = self._entering, []
             for block in entering:
                 self._table.enter_granted(block)
 
-    def _fail(self, wanted: _Wanted, error: Exception) -> None:
-        for _, put in wanted:
+    def _fail(self, part: _Part, error: Exception) -> None:
+        for _, put in part:
             self._table.abort(put)
         self._error = self._error or error
 
-    def ask_again(self, wanted: _Wanted) -> None:
+    def answer_retry(self, part: _Part) -> None:
         """Answer ASK_AGAIN for these puts, and for blocks that were present and are not durable."""
-        for _, put in wanted:
+        for _, put in part:
             self._table.abort(put)
-        self._is_asked_again = True
-        self._is_decided()
+        self._is_retried = True
+        self._finish_part()
 
-    def _is_decided(self) -> None:
+    def _finish_part(self) -> None:
         """Count one partition; answer after the last."""
         self._left -= 1
         if self._left:
@@ -220,7 +220,7 @@ class _PendingPut:
         self._record()
         if self._error is not None:
             self._answer.give(self._error)
-        elif self._is_asked_again:
+        elif self._is_retried:
             if not self._replicators.are_published(self._frame.waits):
                 for at, status in enumerate(self._frame.statuses):
                     if status == PRESENT:
@@ -242,7 +242,7 @@ class _PendingPut:
         if status == GRANTED and self._table.puts.holds(put):
             self._table.commit_granted(put, checksum, generation)
             self._entering.append(put.block)
-            self._claims.in_bytes += put.block.size_bytes
+            self._requests.in_bytes += put.block.size_bytes
             return STORED
         self._table.abort(put)
         if status == GRANTED:  # it expired or its writer disconnected meanwhile
@@ -254,17 +254,17 @@ class _PendingPut:
 class CommitRequests:
     """Sends CommitBlocks for puts. `link_up` and `link_down` follow the connection to each master."""
 
-    def __init__(self, table: BlockTable, answers: CommitWaits, replicators: EventReplicators, partitioning: Partitioning) -> None:
+    def __init__(self, table: BlockTable, answers: CommitWaits, replicators: EventReplicators, partition_map: PartitionMap) -> None:
         self._table = table
         self._answers = answers
         self._replicators = replicators
-        self._partitioning = partitioning
-        self._links: dict[int, tuple[Ask, int]] = {}
+        self._partition_map = partition_map
+        self._links: dict[int, tuple[SendCommit, int]] = {}
         """By partition, with the registration epoch."""
         self.in_bytes = 0
         """Bytes of values that masters committed."""
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+    def link_up(self, ask: SendCommit, epoch: int, partition: int = 0) -> None:
         self._links[partition] = ask, epoch
 
     def link_down(self, partition: int = 0) -> None:
@@ -277,19 +277,19 @@ class CommitRequests:
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
         uncommitted = _PendingPut(self, self._table, self._replicators, frame, answer, span)
-        parts = uncommitted.parts(self._partitioning)
-        for partition, wanted in parts.items():
+        parts = uncommitted.parts(self._partition_map)
+        for partition, part in parts.items():
             # Otherwise the master may count an evicted block as a replica. Sending may reveal that the link is lost.
-            self._replicators[partition].send_evictions([put.block for _at, put in wanted])
+            self._replicators[partition].send_evictions([put.block for _at, put in part])
             link = self._links.get(partition)
             if link is None:
-                uncommitted.ask_again(wanted)
+                uncommitted.answer_retry(part)
                 continue
             ask, epoch = link
             try:
-                decided = partial(uncommitted.decided, wanted)
-                on_behalf((span,) if span is not None else (), ask, uncommitted.claim(wanted, epoch), decided)
+                decided = partial(uncommitted.decided, part)
+                on_behalf((span,) if span is not None else (), ask, uncommitted.claim(part, epoch), decided)
             except BaseException:
-                self._table.uncommitted.end([put.block for _, put in wanted])
+                self._table.uncommitted.end([put.block for _, put in part])
                 self._answers.take(answer)
                 raise

@@ -67,11 +67,11 @@ class InlinePuts:
         value = frame[at:]
         if put.ack not in KEPT_ACKS:
             header = FrameHeader(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
-            return self._claim(session, header, tenant, put, value, partial(session.count, header))
+            return self._start_commit(session, header, tenant, put, value, partial(session.count, header))
         if self._table.find(tenant, put.key) is not None:
             session.send_whole(answer_of(request_id, ALREADY_THERE))
             return True
-        block = self._shown(tenant, put, value)
+        block = self._make_visible(tenant, put, value)
         if block is None:
             return False
         try:
@@ -90,12 +90,12 @@ class InlinePuts:
             return False
         tenant = caller.tenant
         if put.ack not in KEPT_ACKS:
-            return self._claim(session, header, tenant, put, value, session.take_payload)
+            return self._start_commit(session, header, tenant, put, value, session.take_payload)
         if self._table.find(tenant, put.key) is not None:
             session.take_payload()
             session.reply(header.request_id, Flags(bytes((ALREADY_THERE,))))
             return True
-        block = self._shown(tenant, put, value)
+        block = self._make_visible(tenant, put, value)
         if block is None:
             return False
         self._enter(tenant, block)
@@ -105,7 +105,7 @@ class InlinePuts:
         session.reply(header.request_id, Flags(bytes((STORED,))))
         return True
 
-    def _shown(self, tenant: str, put: OnePut, value: memoryview) -> Block | None:
+    def _make_visible(self, tenant: str, put: OnePut, value: memoryview) -> Block | None:
         """Return a new visible block with its value; `_enter` must follow. None: it takes the general path."""
         table = self._table
         if not self._is_plain(tenant, put, value):
@@ -139,7 +139,9 @@ class InlinePuts:
             table.events.stored(tenant, [block])
         self.in_bytes += block.size_bytes
 
-    def _claim(self, session: Session, header: FrameHeader, tenant: str, put: OnePut, value: memoryview, begin: Callable[[], None]) -> bool:
+    def _start_commit(
+        self, session: Session, header: FrameHeader, tenant: str, put: OnePut, value: memoryview, begin: Callable[[], None]
+    ) -> bool:
         """Send a commit request and keep the value invisible until the master answers. The request is sent first, so
         that the master wakes up while the value is copied. `begin` is called once the put is served here. Return False
         for the general path, also while a former block of the key has a commit request in flight."""
@@ -220,8 +222,8 @@ class SocketPuts:
             present = (self._table.find(caller.tenant, key) for key in message.keys)
             waits = [block for block in present if block is not None and block.event_seq]
         values = [self._dram.view(put.slot) if put is not None else None for put in puts]
-        is_claim = not (is_kept or any(message.generations))
-        caller.frame = PutFrame(is_claim, is_kept, statuses, puts, values, message.checksums, waits)
+        needs_commit = not (is_kept or any(message.generations))
+        caller.frame = PutFrame(needs_commit, is_kept, statuses, puts, values, message.checksums, waits)
         views: list[memoryview] = []
         for value, size in zip(values, message.sizes, strict=True):
             if value is not None:
@@ -265,7 +267,7 @@ class SocketPuts:
         """`found` has each put, its expected checksum, and the computed one."""
         try:
             _verify(found)
-            if frame.is_claim and GRANTED in frame.statuses:
+            if frame.needs_commit and GRANTED in frame.statuses:
                 self._commit_requests.claim(session, header, frame)
             else:
                 self._commit(session, header, caller, frame)

@@ -109,9 +109,9 @@ class Served(Storage):
         """The store, and the stub of its master."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.table, self.dram, self.shared_index = self.store.table, self.store.dram, self.store.shared_index
-        self.partitioning, self.codec, self._tiers = self.store.partitioning, self.store.codec, self.store.tiers
+        self.partition_map, self.codec, self._tiers = self.store.partition_map, self.store.codec, self.store.tiers
         self.replicators = EventReplicators(
-            self.store.table.blocks, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=4)
+            self.store.table.blocks, self.partition_map, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=4)
         )
         self.replicator = self.replicators[0]
         self.store.emit = self.replicator.emit

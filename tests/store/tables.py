@@ -16,7 +16,7 @@ from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.block_table.holds import SHARE, Holds
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.quotas import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
@@ -179,7 +179,7 @@ class Store:
         self.shared_index = SharedIndexWriter(
             self.dram, self.holds, max_hazard_ns=MAX_HAZARD_NS, disconnect=lambda owner: self.shared_index.forget_owner(owner)
         )
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.table = BlockTable(
             self.tiers,
             TableRules(
@@ -193,7 +193,7 @@ class Store:
             emit=lambda kind, block: self.emit(kind, block),
             events=BlockEventLog(lambda: self.now_us),
             shared_index=self.shared_index,
-            partitioning=self.partitioning,
+            partition_map=self.partition_map,
             holds=self.holds,
         )
         self._generation = 0

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.master_session.master_link import MasterLink
 from kvstore.store.master_session.master_session import MasterConnections, MasterSession
 
@@ -42,7 +42,7 @@ def links(made: list[Link]) -> MasterConnections:
         return cast(MasterLink, made[-1])
 
     return MasterConnections(
-        Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_partitioned=lambda: None
+        PartitionMap(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_partitioned=lambda: None
     )
 
 

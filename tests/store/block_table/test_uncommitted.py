@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from tests.store.integrity import check
 from tests.store.made import made
@@ -32,7 +32,7 @@ def decide(uncommitted: UncommittedBlocks, one: Block) -> None:
 
 
 def test_take_returns_one_group_in_put_order_up_to_the_limit() -> None:
-    uncommitted = UncommittedBlocks(Partitioning())
+    uncommitted = UncommittedBlocks(PartitionMap())
     a, b, c = added(uncommitted, block(b"a"), block(b"b"), block(b"c"))
     other, blue = added(uncommitted, block(b"o", namespace="other"), block(b"a", tenant="blue"))
     assert [uncommitted.take(2) for _ in range(5)] == [[a, b], [c], [other], [blue], []]
@@ -40,7 +40,7 @@ def test_take_returns_one_group_in_put_order_up_to_the_limit() -> None:
 
 
 def test_commits_in_flight_delay_no_other_tenant() -> None:
-    uncommitted = UncommittedBlocks(Partitioning())
+    uncommitted = UncommittedBlocks(PartitionMap())
     red, blue = added(uncommitted, block(b"a"), block(b"a", tenant="blue"))
     uncommitted.begin([])
     uncommitted.end([])
@@ -54,7 +54,7 @@ def test_commits_in_flight_delay_no_other_tenant() -> None:
 
 
 def test_uncommitted_batches_equal_single_operations() -> None:
-    uncommitted = UncommittedBlocks(Partitioning())
+    uncommitted = UncommittedBlocks(PartitionMap())
     assert not uncommitted.has_unsent
     uncommitted.add_all([])
     assert not uncommitted.has_unsent
@@ -74,7 +74,7 @@ def test_uncommitted_batches_equal_single_operations() -> None:
 
 
 def test_a_key_has_one_commit_request_at_a_time() -> None:
-    uncommitted = UncommittedBlocks(Partitioning())
+    uncommitted = UncommittedBlocks(PartitionMap())
     [former] = added(uncommitted, block(b"a"))
     assert uncommitted.take(9) == [former]
     former.is_dropped = True
@@ -92,7 +92,7 @@ class AgainstASet(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.uncommitted = UncommittedBlocks(Partitioning())
+        self.uncommitted = UncommittedBlocks(PartitionMap())
         self.known: set[Block] = set()
         self.claims: list[list[Block]] = []
         self.waits: dict[int, set[Block]] = {}

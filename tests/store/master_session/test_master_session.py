@@ -25,7 +25,7 @@ class Linked:
     def __init__(self, node: Served) -> None:
         self.node = node
         node.victim_queries = self.victim_queries = LastReplicaQueries(
-            node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns
+            node.store.table.lowest, node.partition_map, clock_ns=node.reactor.now_ns
         )
         self.reactor = node.reactor
         self.session = MasterSession(self, node, node.service, node.authenticator, NodeSettings(peer_timeout_s=TIMEOUT_S))

@@ -23,7 +23,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, NVME, Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
 from kvstore.store.replication.inventory_comparison import InventoryComparison
 from kvstore.tiers.tier import Slot
@@ -576,20 +576,20 @@ class Told:
 
     def __init__(self, count: int = COUNT, *, moved_before: Sequence[Block] = ()) -> None:
         """Some moved before anything was known of partitions."""
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.held: list[Block] = list(moved_before)
         self.replicators = EventReplicators(
-            lambda: self.held, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=100)
+            lambda: self.held, self.partition_map, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=100)
         )
         for block in moved_before:
             self.replicators.emit(EVENT_MOVED, block)
-        self.partitioning.set_count(count)
+        self.partition_map.set_count(count)
         self.replicators.add_partitions()
         self.heard: list[list[bytes]] = [[] for _ in range(count)]
         self.unanswered: list[list[Answered]] = [[] for _ in range(count)]
 
     def link_up(self) -> None:
-        for partition in range(self.partitioning.count):
+        for partition in range(self.partition_map.count):
             self.replicators[partition].link_up(self._send(partition), 1, lambda: None)
 
     def _send(self, partition: int) -> Callable[[Publish, Answered], None]:
@@ -605,7 +605,7 @@ class Told:
             answered(None)
 
     def keys(self, partition: int) -> list[bytes]:
-        return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
+        return [block.key for block in BLOCKS if self.partition_map.of(block.key) == partition]
 
 
 def test_each_master_gets_its_own_partitions_events() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvstore.protocol.catalog_messages import QueryVictims
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.replicated_victims import MAX_AGE_NS
 from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.replication.last_replica import MAX_PAUSE_NS, MIN_PAUSE_NS, LastReplicaQueries, VictimSpiller
@@ -25,7 +25,7 @@ class Asking:
         self.store = store
         self.now_ns = 0
         self.asked: list[tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = []
-        self.victim_queries = LastReplicaQueries(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
+        self.victim_queries = LastReplicaQueries(store.table.lowest, PartitionMap(), clock_ns=lambda: self.now_ns)
         for name in "abcdefghij":
             store.put(name, SIZE)
 
@@ -95,11 +95,11 @@ def test_blocks_are_offered_until_another_node_has_them(asking: Asking) -> None:
 def test_each_master_is_queried_about_its_own_partition(
     make_store: Callable[..., Store],
 ) -> None:
-    store, partitioning = make_store(10 * SIZE, slab_bytes=10 * SIZE), Partitioning()
-    partitioning.set_count(3)
+    store, partition_map = make_store(10 * SIZE, slab_bytes=10 * SIZE), PartitionMap()
+    partition_map.set_count(3)
     for name in "abcdefghij":
         store.put(name, SIZE)
-    victim_queries = LastReplicaQueries(store.table.lowest, partitioning, clock_ns=lambda: 0)
+    victim_queries = LastReplicaQueries(store.table.lowest, partition_map, clock_ns=lambda: 0)
     asked: dict[int, tuple[QueryVictims, Callable[[Flags | KVStoreError], None]]] = {}
 
     def link_up(partition: int) -> None:
@@ -112,11 +112,11 @@ def test_each_master_is_queried_about_its_own_partition(
     assert set(asked) == {0, 2}
     for partition, (message, answered) in asked.items():
         assert message.epoch == 5 + partition
-        assert {partitioning.of(key) for key in message.keys} == {partition}
+        assert {partition_map.of(key) for key in message.keys} == {partition}
         assert len(store.table.lowest.replicated_victims) == 0, "not before all have answered"
         answered(Flags(bytes((1,)) * len(message.keys)))
     keys = [key for message, _answered in asked.values() for key in message.keys]
-    assert len(store.table.lowest.replicated_victims) == len(keys) == sum(partitioning.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
+    assert len(store.table.lowest.replicated_victims) == len(keys) == sum(partition_map.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
     victim_queries.link_down(0)
     assert len(store.table.lowest.replicated_victims) == 0
 

@@ -317,7 +317,7 @@ def test_each_partition_commits_over_its_own_link(node: Served, client: Client) 
         asked[partition].append((claim, answer))
 
     def link_up() -> None:
-        node.partitioning.set_count(2)
+        node.partition_map.set_count(2)
         node.replicators.add_partitions()
         node.store.table.uncommitted.regroup()
         for partition in asked:
@@ -330,7 +330,7 @@ def test_each_partition_commits_over_its_own_link(node: Served, client: Client) 
     until(node, lambda: all(asked.values()))
     for partition, [(claim, _answer)] in asked.items():
         assert claim.epoch == 7 + partition
-        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
+        assert claim.keys == [name.encode() for name in names if node.partition_map.of(name.encode()) == partition]
     node.call(lambda: node.commit_batcher.link_down(1))
     [(claim, answer)] = asked[0]
     node.call(partial(answer, ReserveReply(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))

@@ -285,7 +285,7 @@ def test_each_masters_reply_is_applied_at_once(node: Served, client: Client) -> 
     asker = object()
 
     def link_up() -> int:
-        node.partitioning.set_count(2)
+        node.partition_map.set_count(2)
         node.replicators.add_partitions()
         for partition in (0, 1):
             node.commit_requests.link_up(partial(ask, partition), 7, partition)

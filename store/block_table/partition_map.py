@@ -7,7 +7,7 @@ from kvstore.protocol.partitions import partition_of
 from kvstore.store.block_table.block import Block
 
 
-class Partitioning:
+class PartitionMap:
     """Number of partitions, shared by the parts of a node. Not thread-safe: called from the node's loop."""
 
     __slots__ = ("_is_known", "count")
