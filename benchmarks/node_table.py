@@ -18,9 +18,9 @@ from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.block_table.block import DRAM
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.table import BlockTable, TableRules
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -70,8 +70,8 @@ class Filling:
             TableRules(make_policy=lambda: make_policy(policy), put_ttl_ns=10**9),
             emit=lambda kind, block: None,
             events=BlockEventLog(lambda: 0),
-            showing=SharedIndexWriter(self._dram, holds, max_look_ns=10**9),
-            partitioning=Partitioning(),
+            shared_index=SharedIndexWriter(self._dram, holds, max_hazard_ns=10**9),
+            partition_map=PartitionMap(),
             holds=holds,
         )
         self._prompt = prompt
@@ -93,11 +93,11 @@ class Filling:
         assert table.are_new("bench", keys)
         slots = table.slots.free_slots("bench", VALUE_BYTES, BATCH)
         assert len(slots) == BATCH
-        blocks = table.rows.make_all("bench", keys, VALUE_BYTES, [UNDECIDED] * BATCH, "", parents, slots)
+        blocks = table.rows.make_all("bench", keys, VALUE_BYTES, [UNCOMMITTED] * BATCH, "", parents, slots)
         batch = table.puts.add_batch(blocks, self, now_ns=1)
-        table.commit_batch_undecided(batch, checksums)
-        table.undecided.end(table.undecided.take(BATCH))
-        table.decide_all(blocks, generations)
+        table.store_batch_uncommitted(batch, checksums)
+        table.uncommitted.end(table.uncommitted.take(BATCH))
+        table.mark_all_committed(blocks, generations)
         table.expire(now_ns=1)
 
     def single(self) -> float:
@@ -109,13 +109,13 @@ class Filling:
     def _put_single(self, key: bytes, generation: int) -> None:
         table = self._table
         assert table.find("bench", key) is None
-        block = table.rows.make("bench", key, VALUE_BYTES, UNDECIDED, "", b"", generation)
+        block = table.rows.make("bench", key, VALUE_BYTES, UNCOMMITTED, "", b"", generation)
         slot = table.place(block)
         assert slot is not None
-        table.copies.show_placed(block, self._dram.locate(slot))
+        table.copies.make_placed_visible(block, self._dram.locate(slot))
         table.enter_placed(block)
-        table.undecided.end(table.undecided.take(BATCH))
-        table.decide(block, generation)
+        table.uncommitted.end(table.uncommitted.take(BATCH))
+        table.mark_committed(block, generation)
 
 
 def spent_us(work: Callable[[], object]) -> float:

@@ -1,1 +1,1 @@
-"""The storage node: a table of blocks over the tiers, the mover between them, the publisher to the master, and kvstore-node."""
+"""Storage node: block table over the tiers, tier mover, replication of events to the master, and `kvstore-node`."""

@@ -1,9 +1,12 @@
-"""kvstore-node: settings in, one node out, until a signal; then it has `drain_s` to write to NVMe what only memory holds.
+"""kvstore-node: runs one node from its settings until a signal, then drains memory to NVMe for up to `drain_s`.
 
-Standard output carries three JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
-the master knows it and clients can put and get, {"event": "warm", ...} when all of its DRAM has been touched as well: until then first
-writes are slower. `stop_s` in them is how long a signal may take to end it. Logs go to standard error. Exit code 2: the settings cannot be
-met, or the master refuses the node, as where a live one has its name.
+Standard output has three JSON lines for the parent process:
+- {"event": "serving", ...}: it listens. `stop_s` is the time that a stop may take.
+- {"event": "ready", ...}: the master has its inventory; clients can put and get.
+- {"event": "warm", ...}: all DRAM has been touched. First writes are slower before.
+
+Logs go to standard error. Exit code 2: the settings are invalid, or the master refuses the node, as for the name of a
+live node.
 """
 
 import logging
@@ -35,14 +38,14 @@ log = logging.getLogger("kvstore.store")
 def main(config: str | None, **flags: Any) -> None:
     """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""
     begin_logging()
-    # Of torch, where it is used: the node has threads of its own that encode and decode, each one value at a time. More of them, which
-    # spin while they wait for one another, take the processor from the loop: 10 times slower on two busy cores.
+    # For torch: the node encodes and decodes in its own threads. OpenMP threads would spin while they wait for one another and
+    # take the processor from the loop: 10 times slower on two busy cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     done: set[str] = set()
     told: set[str] = set()
 
     def is_done(part: str) -> None:
-        """The master is met again after each lost link: each line is said once, in its order."""
+        """Print each line once, in order: the master is synced again after each lost link."""
         done.add(part)
         for event, needed in (("ready", {"master"}), ("warm", {"master", "memory"})):
             if needed <= done and event not in told:
@@ -65,14 +68,14 @@ def main(config: str | None, **flags: Any) -> None:
     except KVStoreError as error:
         click.echo(f"kvstore-node: error: {error}", err=True)
         sys.exit(2)
-    places = node.start()
-    came = stop_on_signals(node.reactor, node.end)
+    addresses = node.start()
+    signals = stop_on_signals(node.reactor, node.end)
     on_hangup(node.reread_certificates)
     facts = {
-        "name": places.name,
-        "listen": places.tcp,
-        "unix": places.unix,
-        "http": places.http,
+        "name": addresses.name,
+        "listen": addresses.tcp,
+        "unix": addresses.unix,
+        "http": addresses.http,
         "pid": os.getpid(),
         "stop_s": settings.drain_s + SHUTDOWN_TIMEOUT_S,
     }
@@ -80,8 +83,8 @@ def main(config: str | None, **flags: Any) -> None:
     node.prefault(lambda: is_done("memory"))
     try:
         serve(node.reactor)
-        why = " ".join(came) or node.refusal
-        log.info("this node stops: %s", why, extra=named("daemon_stops", why=why))
+        why = " ".join(signals) or node.refusal
+        log.info("node stops: %s", why, extra=named("daemon_stops", why=why))
     finally:
         node.close()
     if node.refusal:

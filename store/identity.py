@@ -1,9 +1,10 @@
-"""Identity of a node: what it reports of itself to masters and clients, its name, and its host's topology.
+"""Identity of a node: name, instance, addresses, and its host's topology.
 
-A node without a name in its settings is called the same after a restart, and as no other node of its host. That is HOST:PORT where the
-port is set. Where the system chooses it the name is HOST-ID: the id is drawn at random once and then is the name of a file, which one
-process holds (flock) for as long as it lives. With an NVMe tier the file lies in the tier's folder, so that it stays with the blocks;
-without, a node takes the first in `run_dir` that no process holds. The master keeps removals for an absent name, so names must last.
+A node without `name` keeps its name across restarts and shares it with no other node of its host. The master keeps
+tombstones by name, so names must last.
+- With a fixed port the name is HOST:PORT.
+- With port 0 it is HOST-ID. The random id is the name of a file that the process locks (flock): in the NVMe tier's
+  folder, so that it stays with the blocks; else the first unlocked one in `run_dir`.
 """
 
 import fcntl
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvstore.protocol.errors import Broken, ConfigError
-from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.config import NodeSettings, split_location
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.topology.discovery import Discovery
@@ -24,7 +25,7 @@ from kvstore.transfer.topology.links import LinkChange, LinkWatch
 from kvstore.transfer.topology.model import Topology
 
 ID_BYTES: Final = 4
-"""Random bytes of an id: hosts of one name, such as containers, are told apart by it."""
+"""Random bytes of an id; distinguishes hosts of one name, such as containers."""
 
 PREFIX: Final = "node-"
 
@@ -35,8 +36,8 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`; `http` is "" for
-    none."""
+    """Identity reported to masters and clients. `instance` differs in every process. `host_id` is the
+    `rpc.address.socket_id` of `unix`. `http` is "" for none."""
 
     name: str
     version: str
@@ -46,7 +47,7 @@ class NodeIdentity:
     instance: int
     http: str = ""
     takes_traces: bool = False
-    """The Trace messages of its master."""
+    """The node accepts Trace messages of its master."""
 
 
 def new_instance() -> int:
@@ -54,10 +55,11 @@ def new_instance() -> int:
 
 
 class NodeName:
-    """A node's name, which no other node of this host gets before `close`. Not thread-safe."""
+    """Name of a node, locked on this host until `close`. Not thread-safe."""
 
     def __init__(self, settings: NodeSettings, host: str, tcp: str, run_dir: Path) -> None:
-        """Of the node on `host` that listens at `tcp`. Raises ConfigError: the folder cannot be written."""
+        """Choose the name of the node on `host` that listens at `tcp`. Raises ConfigError: the folder cannot be
+        written."""
         self._descriptor: int | None = None
         port = tcp.rpartition(":")[2]
         if settings.name:
@@ -65,20 +67,20 @@ class NodeName:
         elif settings.listen.rpartition(":")[2] == port:
             self.text = f"{host}:{port}"
         else:
-            folder = Path(split_place(settings.nvme, "nvme")[0]) if settings.nvme else run_dir
+            folder = Path(split_location(settings.nvme, "nvme")[0]) if settings.nvme else run_dir
             try:
                 self.text = f"{host}-{self._take_id(folder)}"
             except OSError as error:
-                raise ConfigError(f"the node's name cannot be kept in {folder}: {error.strerror}: say with name what it is") from None
+                raise ConfigError(f"cannot store the node's name in {folder}: {error.strerror}: set name") from None
 
     def close(self) -> None:
-        """The name may be another's. A second close is a no-op."""
+        """Unlock the name. A second close is a no-op."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _take_id(self, folder: Path) -> str:
-        """The first id of the folder that nobody holds, or a new one."""
+        """Lock and return the first unlocked id of the folder, or a new one."""
         while True:
             ids = sorted(path.name.removeprefix(PREFIX).removesuffix(SUFFIX) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
             for node_id in [*ids, secrets.token_hex(ID_BYTES)]:
@@ -93,31 +95,31 @@ class NodeName:
 
 
 class Describe(Protocol):
-    """Has the masters told what is given. For any thread."""
+    """Sends topology and transfer description to the masters. Thread-safe."""
 
     def __call__(self, *, topology: bytes, transfer: bytes) -> None: ...
 
 
 def watch_topology(transfer: TransferSettings, engine: TransferEngine | None, describe: Describe) -> LinkWatch | None:
-    """Have `describe` told the topology as it is now, and from the watch's `start` on each change of it, which `engine` hears too, or of
-    how `engine` describes itself. The caller closes the watch. None, and a warning, where the system does not tell its network
-    interfaces."""
-    told = b""
+    """Report the topology now, and from the watch's `start` on each change of it or of the engine's description, to
+    `describe` and `engine`. The caller closes the watch. Returns None, with a warning, if the network interfaces cannot
+    be read."""
+    sent = b""
 
     def changed(topology: Topology, changes: list[LinkChange]) -> None:
         if engine is not None:
             engine.refresh(topology)
-        tell(topology)
+        report(topology)
 
-    def tell(topology: Topology) -> None:
-        nonlocal told
+    def report(topology: Topology) -> None:
+        nonlocal sent
         now = engine.describe() if engine is not None else b""
         describe(topology=dump_topology(topology), transfer=now)
-        told = now
+        sent = now
 
     def on_unchanged() -> None:
-        if engine is not None and engine.describe() != told:
-            tell(watch.topology)
+        if engine is not None and engine.describe() != sent:
+            report(watch.topology)
 
     try:
         look, interval_s = Discovery.configured(transfer).read_topology, transfer.link_poll_interval_s

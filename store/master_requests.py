@@ -1,4 +1,4 @@
-"""What a node asks its master over their link: each question is answered once, by the message expected or by an error."""
+"""Requests of a node to its master over their connection: each gets one reply or one error."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -11,10 +11,10 @@ from kvstore.rpc.server.session import Session
 M = TypeVar("M", bound=Message)
 
 ANSWER_TIMEOUT_S: Final = 3600.0
-"""The master answers a Publish when its catalog has it, however long that is away; a broken link is noticed by itself."""
+"""The master answers a Publish once its catalog has it, however slow that is. A broken link is detected separately."""
 
 
-def ask(
+def request_master(
     session: Session,
     message: Message,
     kind: type[M],
@@ -22,7 +22,8 @@ def ask(
     *,
     deadline_s: float = ANSWER_TIMEOUT_S,
 ) -> None:
-    """Call `answered` once: with the answer, the master's error, Unavailable (the link broke) or DeadlineExceeded."""
+    """Send a request and call `answered` once: with the reply, the master's error, Unavailable (the link broke) or
+    DeadlineExceeded."""
 
     def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
         if isinstance(body, KVStoreError):
@@ -32,9 +33,9 @@ def ask(
                 reply = kind.unpack(body)
             except ProtocolError as error:
                 answered(error)
-                raise  # whoever sends such a thing is hung up on
+                raise  # closes the connection
             answered(reply)
         else:
-            answered(ProtocolError(f"the master answered a {type(message).__name__} with something else"))
+            answered(ProtocolError(f"the master answered {type(message).__name__} with a message that is not {kind.__name__}"))
 
     session.request(message, on_reply, deadline_s=deadline_s)

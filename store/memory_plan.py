@@ -1,6 +1,7 @@
-"""How a node's memory divides into values, block table, shared index and process, and whether a memory limit allows the sum.
+"""Division of a node's memory into values, block table, shared-memory index and process, and the check against the
+memory limit.
 
-`memory` names the sum and the node divides it; else `dram` and `table_share` name two parts, and the sum follows.
+`memory` sets the sum and the node divides it. Otherwise `dram` and `table_share` set two parts, and the sum follows.
 """
 
 from dataclasses import dataclass, replace
@@ -15,21 +16,21 @@ from kvstore.tiers.memory_limit import MemoryLimit
 DEFAULT_DRAM_BYTES: Final = 1 << 30
 MIN_DRAM_BYTES: Final = 4096
 MIN_TABLE_BYTES: Final = 64 << 20
-"""`table_share` comes to no less: a store of a few MiB, for trying it out, keeps small blocks too."""
+"""Lower bound of the table: a store of a few MiB also keeps small blocks."""
 PROCESS_BYTES: Final = 96 << 20
-"""Of the interpreter and its libraries (67 MiB measured at rest, 28 of them of files), of requests under way, and of connections (30 MiB
-for 1,000 of them, with what the kernel holds)."""
+"""Interpreter and libraries (67 MiB measured at rest, 28 of them files), requests, and connections (30 MiB for 1,000,
+including the kernel's share)."""
 TORCH_BYTES: Final = 256 << 20
-"""Of torch where a codec or a tier needs it: 230 MiB measured with the build for CPUs."""
+"""torch, if a codec or a tier needs it: 230 MiB measured with the CPU build."""
 BYTES_PER_PAGE_TABLE_BYTE: Final = 512
-"""The kernel counts 8 bytes for each page of 4 KiB that the node maps."""
+"""The kernel uses 8 bytes for each mapped page of 4 KiB."""
 STEP_BYTES: Final = 1 << 20
-"""The node makes DRAM of its own choice a multiple of this."""
+"""The planned DRAM tier is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The most that each part takes, in bytes."""
+    """Limits of the parts, in bytes."""
 
     dram_bytes: int
     table_bytes: int
@@ -37,7 +38,7 @@ class MemoryPlan:
 
     @property
     def index_bytes(self) -> int:
-        """The shared-memory index of as many blocks as the table holds."""
+        """Shared-memory index of as many blocks as the table holds."""
         return most_index_bytes(self.table_bytes)
 
     @property
@@ -48,7 +49,7 @@ class MemoryPlan:
         parts = {
             "DRAM tier": self.dram_bytes,
             "block table": self.table_bytes,
-            "shared index": self.index_bytes,
+            "shared-memory index": self.index_bytes,
             "process": self.process_bytes,
         }
         return f"{format_size(self.total_bytes)} = " + " + ".join(f"{format_size(size)} {name}" for name, size in parts.items())
@@ -61,7 +62,7 @@ def plan_memory(settings: NodeSettings) -> MemoryPlan:
     if not settings.memory:
         return _plan(settings, settings.dram or DEFAULT_DRAM_BYTES)
     if settings.dram:
-        raise ConfigError("memory and dram are both given: leave out dram, which is what memory leaves for values, or memory")
+        raise ConfigError("memory and dram are both given: leave out one; memory includes the DRAM tier")
     least = _plan(settings, 0)
     dram_bytes = (settings.memory - least.total_bytes) * BYTES_PER_PAGE_TABLE_BYTE // (BYTES_PER_PAGE_TABLE_BYTE + 1)
     if settings.table_share * dram_bytes > MIN_TABLE_BYTES:
@@ -70,15 +71,15 @@ def plan_memory(settings: NodeSettings) -> MemoryPlan:
     dram_bytes = dram_bytes // STEP_BYTES * STEP_BYTES
     if dram_bytes < STEP_BYTES:
         raise ConfigError(
-            f"memory of {format_size(settings.memory)} leaves nothing for values: block table, shared index and process take "
+            f"memory of {format_size(settings.memory)} leaves nothing for values: block table, shared-memory index and process take "
             f"{format_size(least.total_bytes)}; give at least {_rounded_up(least.total_bytes + 2 * STEP_BYTES)}"
         )
     return _plan(settings, dram_bytes)
 
 
 def check_limit(settings: NodeSettings, plan: MemoryPlan, limit: MemoryLimit | None, *, has_reserved_pages: bool) -> None:
-    """Raises ConfigError where the plan exceeds the limit: the kernel would kill the node once it is full. Values in huge pages that the
-    system has reserved do not count (`has_reserved_pages`)."""
+    """Raises ConfigError if the plan exceeds the memory limit: the kernel would kill the node once it is full. Values
+    in reserved huge pages do not count (`has_reserved_pages`)."""
     counted_bytes = plan.total_bytes - (plan.dram_bytes if has_reserved_pages else 0)
     if limit is None or counted_bytes <= limit.limit_bytes:
         return
@@ -90,7 +91,7 @@ def check_limit(settings: NodeSettings, plan: MemoryPlan, limit: MemoryLimit | N
 
 
 def _mend(settings: NodeSettings, limit_bytes: int) -> str:
-    """What `memory` of as much as the limit would bring."""
+    """Suggest a `memory` setting that fits the limit."""
     if settings.memory or settings.hugepages:
         return ""
     try:

@@ -1,7 +1,6 @@
-"""A storage node put together: storage, service, server and the links to the masters, on one reactor.
+"""Storage node: storage, service, server and master connections on one reactor, and the order of start and stop.
 
-It owns all of them and the order in which they start and stop. What the storage is made of says storage.py, what it does again and again
-periodic_tasks.py. It does not read settings files or print: daemon.py does.
+storage.py makes the parts, periodic_tasks.py runs them, daemon.py reads settings and prints.
 """
 
 import functools
@@ -46,14 +45,14 @@ from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, span
 from kvstore.transfer.config import TransferSettings
 
 SEND_TIMEOUT_S: Final = 30.0
-"""Time that a connection has to take an answer. Then it is cut, and the blocks that the answer held are free."""
+"""Time that a connection has to receive an answer. Then it is closed, and the answer's blocks are released."""
 
 log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """Where a started node can be reached."""
+    """Addresses of a started node."""
 
     name: str
     tcp: str
@@ -63,11 +62,11 @@ class NodeAddresses:
 
 
 STOPPING_S: Final = 0.5
-"""For masters to acknowledge that this node ends."""
+"""Time for masters to acknowledge that this node stops."""
 
 
 class Node:
-    """See the module. All methods belong to the thread that calls `reactor.run`."""
+    """Storage node. All methods are for the thread that calls `reactor.run`, unless stated otherwise."""
 
     def __init__(
         self,
@@ -77,23 +76,23 @@ class Node:
         *,
         on_synced: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the tiers, recover what NVMe holds, and listen; whoever connects is served from `start` on.
+        """Open the tiers, recover NVMe, and listen. Connections are served from `start` on.
 
-        `on_synced` is called in the loop each time the master knows the whole inventory.
-        Raises ConfigError: the settings cannot be met, or an address cannot be had; nothing is left open then.
+        `on_synced` is called in the loop each time the master has the whole inventory. Raises ConfigError: invalid
+        settings or addresses; nothing is left open.
         """
         check(settings)
         self._settings = settings
-        self._measures = NodeMetrics()
+        self._metrics = NodeMetrics()
         self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._transfer = transfer or TransferSettings()
         self._trace_settings = tracing
-        join_token(settings)  # refused now if not when it looks for a master
+        join_token(settings)  # raises ConfigError early
         self._tls = Certificates.of_peer(settings, "a node")
         self._addresses = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._on_synced = on_synced
         self.refusal = ""
-        """Why no master takes the node, which has stopped for it."""
+        """Reason why masters refused the node, which has stopped for it."""
         self._instance = new_instance()
         with ExitStack() as opened:
             self.reactor = Reactor(busy_poll=BusyPoll(settings.busy_poll_us))
@@ -115,7 +114,7 @@ class Node:
         return self._tls is not None and self._tls.requires_client_cert
 
     def _listen(self, opened: ExitStack) -> None:
-        """Take the addresses, and with them the name."""
+        """Bind the addresses, and choose the name."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         check_binding(
             "listen",
@@ -135,7 +134,7 @@ class Node:
             ),
             send_limits=SendLimits(settings.peer_bytes, SEND_TIMEOUT_S),
             tls=self._tls,
-            observer=self._measures.requests if settings.http else None,  # else nobody can read it
+            observer=self._metrics.requests if settings.http else None,  # unused without HTTP
         )
         opened.callback(self._server.close)
         tcp = self._server.listen_tcp(listen.host, listen.port)
@@ -148,7 +147,7 @@ class Node:
         if self._tracing is not None:
             opened.callback(self._tracing.close)
         self.http = open_http(settings)
-        """Health and what is added before `start`; None where the settings want none."""
+        """HTTP server for health and metrics; None if not configured."""
         if self.http is not None:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
@@ -158,38 +157,39 @@ class Node:
         self.identity = NodeIdentity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
 
     def _check_certificate(self, host: str) -> None:
-        """Raises ConfigError: masters, clients and other nodes would refuse it."""
+        """Raises ConfigError if masters, clients and other nodes would refuse the certificate."""
         if self._tls is not None:
             is_wildcard = host in ("0.0.0.0", "::", "")
             self._tls.require_role(OwnRole(CertificateSubject(subjects.NODE, self._name.text), () if is_wildcard else (host,)))
 
     def _serve(self) -> None:
-        """Who connects has the service from now on."""
+        """Install the service as the server's handler."""
         storage = self._storage
-        self._admission = self._make_admission()
-        self._clockwork = NodePeriodicTasks(self.reactor, storage, self._measures, self._admission)
-        self._service = NodeService(storage, self._admission, self.identity)
+        self._authenticator = self._make_authenticator()
+        self._periodic_tasks = NodePeriodicTasks(self.reactor, storage, self._metrics, self._authenticator)
+        self._service = NodeService(storage, self._authenticator, self.identity)
         self._server.handler = self._service
         self._status = NodeStatus(storage, self._service.loads, self._server.counts)
 
-    def _make_admission(self) -> SessionAuthenticator:
+    def _make_authenticator(self) -> SessionAuthenticator:
         tls, regions = self._tls, self._storage.regions
         return SessionAuthenticator(
             clock_ns=self.reactor.now_ns,
             grace_s=self._settings.ticket_grace_s,
             is_revoked=tls.names_revoked if tls is not None else lambda _fingerprint: False,
-            on_revoked=regions.hide if regions is not None else lambda _tenant: None,
+            on_revoked=regions.close_exports if regions is not None else lambda _tenant: None,
         )
 
     def _find_masters(self) -> None:
-        """The ways to the masters, and what they are told: the last to be made, for nothing that they open is closed by another's failure.
-        Partition 0's tells which others there are."""
+        """Make the master connections. Last, because nothing here is closed if a later step fails."""
         storage = self._storage
-        self._links = MasterConnections(storage.partitioning, make_session=self._session, make_link=self._link, on_cut=storage.cut)
+        self._links = MasterConnections(
+            storage.partition_map, make_session=self._session, make_link=self._link, on_partitioned=storage.add_partitions
+        )
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
 
     def _session(self, partition: int) -> MasterSession:
-        return MasterSession(self, self._storage, self._service, self._admission, self._settings, partition, tracer=self._tracing)
+        return MasterSession(self, self._storage, self._service, self._authenticator, self._settings, partition, tracer=self._tracing)
 
     def _link(self, partition: int, session: MasterSession) -> MasterLink:
         settings = self._settings
@@ -197,7 +197,7 @@ class Node:
         needs_tickets = not (settings.allow_unauthenticated or self._asks_for_certificates() or is_private)
         return MasterLink(self, self._addresses, session, self._settings, needs_tickets=needs_tickets, tls=self._tls, partition=partition)
 
-    # --- the Member of the links, and the Owner of the sessions ---
+    # --- LinkedNode and SessionOwner ---
 
     def join_token(self) -> str:
         return join_token(self._settings)
@@ -209,27 +209,27 @@ class Node:
         return self._links.node_id if partition else 0
 
     def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
-        report = self._status.report(self._measures.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
-        return report._replace(counters={**report.counters, **self._measures.requests.told()})
+        report = self._status.report(self._metrics.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
+        return report._replace(counters={**report.counters, **self._metrics.requests.told()})
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         if not partition:
             self._links.registered(partitions, node_id)
 
     def refused(self, why: str) -> None:
-        """No master takes the node, and no time will change that: it ends."""
+        """Stop the node: masters refuse it permanently."""
         self.refusal = why
         self.reactor.stop()
 
     def synced(self) -> None:
-        if self._storage.publishers.is_synced:
+        if self._storage.replicators.is_synced:
             self._on_synced()
 
     def lost(self, partition: int, registration_epoch: int) -> None:
         self._links.lost(partition, registration_epoch)
 
-    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
-        """Take what tenants may have, and which namespaces are retired; who waits for room may have it now."""
+    def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Apply quotas and retired namespaces, and retry queued requests."""
         if told.HasField("quotas"):
             quotas = from_message(told.quotas)
             self._storage.table.quotas.set(quotas)
@@ -238,12 +238,12 @@ class Node:
             self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
         self._storage.waiting.retry()
 
-    # --- its life ---
+    # --- start and stop ---
 
     def start(self) -> NodeAddresses:
-        """Look for the master, and set the clockwork going."""
+        """Start the periodic tasks, the master links and the HTTP server."""
         log.info("memory of this node: at most %s", self._storage.memory)
-        self._clockwork.start()
+        self._periodic_tasks.start()
         if self._watch is not None:
             self._watch.start()
         self._links.start()
@@ -255,21 +255,21 @@ class Node:
         return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
 
     def prefault(self, on_done: Callable[[], None] = lambda: None) -> None:
-        """Touch all of DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""
+        """Touch all DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""
         self._storage.prefaulter.start(on_done)
 
     def end(self) -> None:
-        """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
-        self._storage.leaving.end(self._settings.drain_s, lambda: self._links.stopping(self.reactor.stop, STOPPING_S))
-        self._links.beat()  # a heartbeat, at once: new blocks are to go elsewhere
+        """Stop the reactor once memory is drained to NVMe, at most after `drain_s`."""
+        self._storage.drainer.end(self._settings.drain_s, lambda: self._links.announce_stop(self.reactor.stop, STOPPING_S))
+        self._links.send_heartbeats()  # masters send new blocks elsewhere
 
     def reread_certificates(self) -> None:
-        """Look at the files of TLS with the next connection. For any thread, and signal handlers."""
+        """Reload the TLS files with the next connection. Thread-safe and signal-safe."""
         if self._tls is not None:
             self._tls.reload()
 
     def close(self) -> None:
-        """Hang up, let copies under way end, close the tiers."""
+        """Close connections, wait for moves in progress, close the tiers."""
         storage = self._storage
         if self.http is not None:
             self.http.close()
@@ -277,12 +277,12 @@ class Node:
         if self._watch is not None:
             self._watch.close()
         self._links.stop()
-        storage.publishers.close()
+        storage.replicators.close()
         if storage.engine is not None:
             storage.engine.close()
         self._server.close()
         self._service.close()
-        storage.showing.close()
+        storage.shared_index.close()
         self._links.close()
         storage.close()
         self._name.close()
@@ -291,16 +291,16 @@ class Node:
         self.reactor.close()
 
     def unready(self) -> list[str]:
-        """Why it does not serve clients and its master, a line a reason."""
-        is_synced, is_closed = self._storage.publishers.is_synced, self._storage.leaving.is_closed
-        reasons = [] if is_synced else ["no master knows this node's blocks: it is not registered, or not yet"]
-        return reasons + (["the node is to be stopped, and takes no new blocks"] if is_closed else [])
+        """Reasons why it does not serve, one line each; empty if ready."""
+        is_synced, is_closed = self._storage.replicators.is_synced, self._storage.drainer.is_closed
+        reasons = [] if is_synced else ["not registered with a master, or its inventory is not complete there"]
+        return reasons + (["draining: the node takes no new blocks"] if is_closed else [])
 
     def readings(self) -> Readings:
-        """What its metrics tell now."""
+        """Return the readings of all metrics."""
         storage = self._storage
-        self._measures.tick(storage.table, self.reactor.now_ns())
-        return self._measures.read(
+        self._metrics.sample(storage.table, self.reactor.now_ns())
+        return self._metrics.read(
             storage.table,
             *self.status(),
             storage.engine,
@@ -315,4 +315,4 @@ class Node:
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         tiers, counters = self._status.now()
-        return tiers, counters | self._measures.requests.told()
+        return tiers, counters | self._metrics.requests.told()

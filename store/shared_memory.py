@@ -1,4 +1,4 @@
-"""Shared memory of a fixed size that the node makes for clients of its host: indexes, reader slots, writer pages."""
+"""Sealed shared memory for local clients: indexes, reader slots, writer pages."""
 
 import fcntl
 import os
@@ -10,10 +10,10 @@ from kvstore.transfer.memory.mapping import map_slab
 
 
 def make_shared_memory(name: str, size_bytes: int, *, mode: int) -> tuple[int, memoryview]:
-    """Return a descriptor, which the caller closes, and the memory, mapped read-write until the last view of it ends.
+    """Return a descriptor, which the caller closes, and the memory, mapped read-write until its last view is released.
 
-    `name` is seen in /proc, as kvstore-`name`. `mode` is that of the file: 0o400 keeps readers of other users from opening it for writing.
-    Pages take memory once they are used. Raises TierFailed: the system has no descriptor or memory left.
+    The file appears in /proc as kvstore-`name`. `mode` 0o400 keeps other users from opening it for writing. Pages take
+    memory once used. Raises TierFailed: the system has no descriptor or memory left.
     """
     try:
         fd = os.memfd_create(f"kvstore-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

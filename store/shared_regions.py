@@ -1,7 +1,7 @@
-"""What of the node's DRAM its transfer engine shows to clients of other hosts: slabs to read, slots to write.
+"""DRAM registered with the node's transfer engine for clients of other hosts: slabs for reading, slots for writing.
 
-A slab is shown to its tenant from its first remote reader on, for reading only; the readers' leases keep the blocks in place. A slot is
-shown to the one writer of an open put, and to nobody once the put is over: a late byte cannot reach the block that gets the slot next.
+A slab is exported to its tenant, read-only, at its first remote read; leases keep the blocks in place. A slot is
+exported to the writer of one open put and closed with it, so that a late write cannot reach the slot's next block.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from kvstore.transfer.memory.region import Region
 
 
 class RegionWritePermission:
-    """Leave to write one slot: an open_puts.Grant."""
+    """WritePermission for one exported slot."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -24,34 +24,34 @@ class RegionWritePermission:
 
 
 class SharedRegions:
-    """Not thread-safe: the node's loop is the only caller. It owns the regions, not their memory."""
+    """Exported regions of a node. It owns the regions, not their memory. Not thread-safe: called from the node's loop."""
 
     def __init__(self, dram: DramTier, engine: TransferEngine) -> None:
         self._dram = dram
         self._engine = engine
         self._slabs: dict[int, tuple[Region, bytes]] = {}
         self._tenants: dict[int, str] = {}
-        """Of the slabs that are shown."""
+        """By exported slab."""
         self._closing: list[Region] = []
 
-    def show_slab(self, slab: int, *, tenant: str) -> bytes:
-        """The slab as the engine exports it, for reading; b"" if it is gone or another tenant's."""
+    def export_slab(self, slab: int, *, tenant: str) -> bytes:
+        """Return the slab's read-only export; b"" if it was freed or is another tenant's."""
         try:
             memory = self._dram.slab_memory(slab, tenant=tenant)
-        except (StaleHandle, Unauthorized):  # one answer for both: another tenant's slab does not exist for this one
+        except (StaleHandle, Unauthorized):  # one answer for both hides other tenants' slabs
             return b""
         if slab not in self._slabs:
             self._slabs[slab] = self._export(memory, writable=False)
             self._tenants[slab] = tenant
         return self._slabs[slab][1]
 
-    def show_slot(self, slot: Slot) -> tuple[RegionWritePermission, bytes]:
-        """Leave to write a slot, and the slot as the engine exports it."""
+    def export_slot(self, slot: Slot) -> tuple[RegionWritePermission, bytes]:
+        """Return a write permission for a slot, and its export."""
         region, description = self._export(self._dram.view(slot), writable=True)
         return RegionWritePermission(region), description
 
     def _export(self, memory: memoryview, *, writable: bool) -> tuple[Region, bytes]:
-        """A region and its description. Raises whatever a transport has against the memory; none of them shows it then."""
+        """Register and export memory. Raises the transports' errors; nothing stays registered then."""
         region = self._engine.register(memory)
         try:
             return region, self._engine.export(region, writable=writable)
@@ -59,15 +59,15 @@ class SharedRegions:
             _close(region)
             raise
 
-    def hide(self, tenant: str) -> None:
-        """Show the tenant's slabs anew, under other keys, to whoever asks from now on: those told of before are refused."""
-        self._hide(slab for slab, whose in self._tenants.items() if whose == tenant)
+    def close_exports(self, tenant: str) -> None:
+        """Close the tenant's exported slabs. Later requests get new keys; the old ones are refused."""
+        self._close_slabs(slab for slab, owner in self._tenants.items() if owner == tenant)
 
-    def sweep(self) -> None:
-        """Stop showing slabs that are gone; their memory is kept for as long as it is being read."""
-        self._hide(slab for slab in self._slabs if not self._dram.has_slab(slab))
+    def close_stale(self) -> None:
+        """Close exports of freed slabs. Their memory is kept while it is being read."""
+        self._close_slabs(slab for slab in self._slabs if not self._dram.has_slab(slab))
 
-    def _hide(self, slabs: Iterable[int]) -> None:
+    def _close_slabs(self, slabs: Iterable[int]) -> None:
         for slab in list(slabs):
             self._closing.append(self._slabs.pop(slab)[0])
             del self._tenants[slab]
@@ -78,7 +78,7 @@ class SharedRegions:
 
 
 def _close(region: Region) -> bool:
-    """Refuse new transfers; True if none is under way."""
+    """Refuse new transfers; return True if none is in progress."""
     try:
         region.close(deadline_s=0.0)
     except DeadlineExceeded:

@@ -1,4 +1,4 @@
-"""What a node tells its master of itself with each heartbeat: its tiers and counters, and when it is asked which blocks are read most."""
+"""Status of a node for heartbeats and metrics: tiers, counters, hot blocks, usage of tenants."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -18,32 +18,32 @@ from kvstore.transfer.topology.traffic import traffic
 
 
 class NodeStatus:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Collects the status. Not thread-safe: called from the node's loop."""
 
     def __init__(self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]]) -> None:
-        """`loads` are those of the service, `connections` is `Server.counts`."""
+        """`loads` are the service's, `connections` is `Server.counts`."""
         self._storage = storage
         self._table = storage.table
         self._loads = loads
         self._connections = connections
 
     def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> HeartbeatReport:
-        """What a heartbeat reports; slow requests only if they are no longer those of `slow_version`."""
+        """Return a heartbeat report, with slow requests if they are newer than `slow_version`."""
         table = self._table
         tiers, counters = self.now()
         return HeartbeatReport(
             tiers,
             counters,
-            rates=self._storage.copies.rates.told(now_ns),
+            rates=self._storage.replica_queue.rates.report(now_ns),
             hot=_hot_blocks(table.events.hottest(hot_blocks, now_ns)),
             tenants=self.tenants(),
-            reads=[pb.NamespaceReads(tenant=one.tenant, namespace=one.namespace, age_s=one.age_s) for one in table.reads.told(now_ns)],
+            reads=[pb.NamespaceReads(tenant=one.tenant, namespace=one.namespace, age_s=one.age_s) for one in table.reads.recent(now_ns)],
             slow=pb.SlowTable(requests=slow_messages(slowest)) if slowest.version != slow_version else None,
             slow_version=slowest.version,
         )
 
     def tenants(self) -> list[pb.TenantUse]:
-        """Of the tenants that take most of DRAM: what they take, as the master hears it."""
+        """Return the usage of the tenants that use the most DRAM."""
         use = dict.fromkeys(self._loads.tenants(), NO_USE) | self._table.quotas.use()
         names = heapq.nlargest(MAX_TENANT_USES, use, key=lambda name: use[name].tiers[DRAM])
         return [
@@ -62,7 +62,7 @@ class NodeStatus:
         ]
 
     def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
-        """Tiers and counters as the master hears them."""
+        """Return tiers and counters."""
         storage, tiers = self._storage, []
         codec_name = storage.codec.name if storage.codec is not None else ""
         for index, tier, counts, blocks in self._table.levels():
@@ -92,14 +92,14 @@ class NodeStatus:
         counters = {
             "misses": self._table.misses,
             "corrupt_reads": self._table.corrupt_reads,
-            "in_bytes": storage.in_place.in_bytes + storage.sent.in_bytes,
+            "in_bytes": storage.in_place_puts.in_bytes + storage.socket_puts.in_bytes,
             "out_bytes": storage.reads.out_bytes,
             "table_bytes": self._table.table_bytes,
             "max_table_bytes": storage.memory.table_bytes,
             "open_puts": self._table.open_puts,
             "slots_ahead": len(self._table.ahead),
             "slots_ahead_bytes": self._table.ahead.bytes,
-            "slots_ahead_puts": storage.in_place.ahead.puts,
+            "slots_ahead_puts": storage.in_place_puts.ahead.puts,
             "slots_ahead_returned": self._table.ahead.taken_back,
             "leases": len(storage.leases),
             "holds": len(self._table.holds),
@@ -110,21 +110,21 @@ class NodeStatus:
             **self._connections(),
             "engine_bytes": storage.engine.served_bytes if storage.engine is not None else 0,
             "engine_connections": storage.engine.served_connections if storage.engine is not None else 0,
-            "index_bytes": storage.showing.memory_bytes,
-            "index_clients": storage.showing.clients,
-            "undecided": len(self._table.undecided),
-            "moving": self._table.room.under_way,
-            "spares": len(self._table.lowest.spares),
-            "publish_backlog": storage.publishers.backlog,
-            "closed": int(storage.leaving.is_closed),
-            "synced": int(storage.publishers.is_synced),
-            **storage.copies.counters(),
+            "index_bytes": storage.shared_index.memory_bytes,
+            "index_clients": storage.shared_index.clients,
+            "undecided": len(self._table.uncommitted),
+            "moving": self._table.evictor.under_way,
+            "spares": len(self._table.lowest.replicated_victims),
+            "publish_backlog": storage.replicators.backlog,
+            "closed": int(storage.drainer.is_closed),
+            "synced": int(storage.replicators.is_synced),
+            **storage.replica_queue.counters(),
         }
         return tiers, counters
 
 
 def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.LinkFlow]:
-    """What the host's NICs have carried. Reads files: for the link's thread."""
+    """Return the traffic of the host's NICs. Reads files, so it runs in the link's thread."""
     moved: dict[str, int] = {}
     for (_transport, rail), count in (engine.rails() if engine is not None else {}).items():
         moved[rail] = moved.get(rail, 0) + count.delivered_bytes
@@ -135,7 +135,7 @@ def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.Li
 
 
 def _hot_blocks(found: Iterable[BlockReads]) -> list[pb.HotBlocks]:
-    """Blocks and how often they are read, by tenant."""
+    """Group blocks and their read rates by tenant."""
     by_tenant: dict[str, pb.HotBlocks] = {}
     for block, reads_per_s, far_reads_per_s in found:
         one = by_tenant.setdefault(block.tenant, pb.HotBlocks(tenant=block.tenant))

@@ -1,7 +1,6 @@
-"""What a node has blocks in and works on them with: tiers, table, copies between tiers, puts, reads, replicas, all on one reactor.
+"""Storage of a node: makes tiers, block table, mover, puts, reads and replicas, all on one reactor.
 
-It makes them in the order in which they need one another. It knows no connection and no master: node.py does. What goes on by itself
-is in periodic_tasks.py.
+It knows no connections and no masters (node.py). Periodic work is in periodic_tasks.py.
 """
 
 import logging
@@ -22,11 +21,11 @@ from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.leases import Leases
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.rows import BlockRows
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.tags import from_recovered
-from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.config import NodeSettings, split_location
 from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
 from kvstore.store.reads.read_service import ReadService
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
@@ -57,26 +56,25 @@ from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import LOOPBACK, Topology
 
 PREFAULT_STEP_BYTES: Final = 64 << 20
-"""Bytes of DRAM that the prefault thread touches at once."""
+"""Bytes of DRAM touched at once by the prefault thread."""
 PUBLISH_BATCH_EVENTS: Final = 4096
 """Events in one message to the master."""
 PUBLISH_IN_FLIGHT: Final = 4
-"""Messages to the master that may wait for their answer."""
+"""Unanswered messages to the master."""
 SHUTDOWN_TIMEOUT_S: Final = 5.0
-"""Time that copies under way get at the end."""
+"""Time for the prefault thread to end at shutdown."""
 
 log = logging.getLogger("kvstore.store")
 
 WILDCARDS: Final = ("0.0.0.0", "::")
 
 SAVED_BATCHES = 4
-"""Batches of `move_batch` that are planned at once when memory is written down: the mover always has one, and no more than these are
-written yet when the time is over."""
+"""Batches of `move_batch` planned at once by a drain: the mover stays busy, and few are unwritten at the deadline."""
 
 
 def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, tls: Certificates | None = None) -> TransferEngine | None:
-    """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
-    tell its network interfaces. Raises ConfigError for settings that cannot be met."""
+    """Make the transfer engine of process `instance`, for clients of other hosts. Returns None, with a warning, if the
+    network interfaces cannot be read. Raises ConfigError for invalid settings."""
     try:
         topology = Discovery.configured(transfer).read_topology()
     except Broken as error:
@@ -87,46 +85,46 @@ def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, t
 
 
 def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str, is_tls: bool = False) -> TransferSettings:
-    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
-    is not either."""
+    """Return the engine's settings. Local clients map slabs, so shm is excluded. A node on loopback has its engine on
+    loopback."""
     names = [name for name in chosen_transports(transfer, topology, is_tls=is_tls) if name != "shm"]
     loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
     return replace(transfer, rails=transfer.rails or (loopback if is_loopback(listens_on) else ""), transports=",".join(names) or "tcp")
 
 
 def check(settings: NodeSettings) -> None:
-    """Raises ConfigError or InvalidArgument for settings that contradict one another, or addresses that are none."""
+    """Raises ConfigError or InvalidArgument for contradictory settings or invalid addresses."""
     if settings.low_watermark > settings.high_watermark:
-        raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+        raise ConfigError("low_watermark is above high_watermark: set it at most as high")
     if settings.nvme_codec != "none" and not settings.nvme:
-        raise ConfigError(f"nvme_codec is {settings.nvme_codec!r}, but there is no NVMe tier: say with nvme DIR:SIZE where it is")
+        raise ConfigError(f"nvme_codec is {settings.nvme_codec!r}, but there is no NVMe tier: set nvme to DIR:SIZE")
     if parse_address(settings.listen).unix:
-        raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
+        raise ConfigError(f"listen is {settings.listen!r}: use HOST:PORT; the Unix socket is created in run_dir")
     if parse_address(settings.listen).host in WILDCARDS and not settings.advertise:
-        raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
+        raise ConfigError(f"listen {settings.listen} is every interface: set advertise to the HOST:PORT that clients connect to")
     if settings.advertise and parse_address(settings.advertise).unix:
-        raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
+        raise ConfigError(f"advertise is {settings.advertise!r}: use HOST:PORT, for clients of other hosts")
     SocketAccess.chosen(settings.socket_group, settings.socket_mode)
 
 
 def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
-    """The tiers that are configured, by index. Raises ConfigError, also where the plan exceeds the memory limit; those already opened are
-    closed then."""
+    """Open the configured tiers; return them by index. Raises ConfigError, also if the plan exceeds the memory limit;
+    no tier stays open then."""
     tiers: dict[int, Tier] = {}
     try:
         dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages)
         tiers[DRAM] = dram
         check_limit(settings, plan, memory_limit(), has_reserved_pages=dram.hugepages)
         if settings.nvme:
-            folder, size_bytes = split_place(settings.nvme, "nvme")
+            folder, size_bytes = split_location(settings.nvme, "nvme")
             is_new = not os.path.exists(folder)  # Path.exists raises where a directory above may not be entered
             tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
             if is_new and os.stat(folder).st_dev == os.stat("/").st_dev:
-                log.warning("the NVMe folder %s is new, and on the disk of /: if one of its own was to be mounted there, it is not", folder)
+                log.warning("created the NVMe folder %s on the root file system: if a disk belongs there, mount it and restart", folder)
         if settings.hbm:
             from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
 
-            device, size_bytes = split_place(settings.hbm, "hbm")
+            device, size_bytes = split_location(settings.hbm, "hbm")
             tiers[HBM] = HbmTier(size_bytes, device)
     except BaseException:
         for tier in tiers.values():
@@ -136,30 +134,28 @@ def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
 
 
 def readable_blocks(tier: Tier, rows: BlockRows) -> list[Block]:
-    """What a durable tier held, as blocks that `rows` made; a value whose tag cannot be read is given up.
-
-    Raises ConfigError: there are encoded values, and nothing that could decode them.
-    """
+    """Return the recovered blocks of a durable tier, made by `rows`. A value with an invalid tag is freed. Raises
+    ConfigError: there are encoded values and no codec."""
     blocks = []
     for found in tier.recover():
         try:
             blocks.append(from_recovered(found, rows))
         except ProtocolError as error:
-            log.warning("a stored block is given up: %s", error)
+            log.warning("dropped a stored block with an invalid tag: %s", error)
             tier.free(found.slot)
     if any(loss is not None and loss.encoding is not None for block in blocks for loss in block.lossy):
         require_torch(f"what the {tier.name} tier holds is encoded, and is decoded")
     return blocks
 
 
-def hang_up_on_looker(owner: object) -> None:
-    """Its client has looked at something for longer than a lease may last, and it was in the way."""
+def disconnect_stalled_reader(owner: object) -> None:
+    """Close the connection of a client whose hazard pointer has blocked a slot for longer than a lease may last."""
     assert isinstance(owner, Session)
-    owner.close("the client looked at a value for longer than max_lease_s")
+    owner.close("the client's hazard pointer blocked a slot for longer than max_lease_s")
 
 
 class Storage:
-    """See the module. Its parts are for the thread that runs the reactor; who has them is node.py."""
+    """Parts of a node's storage, for node.py. Used in the reactor's thread."""
 
     def __init__(
         self,
@@ -171,19 +167,17 @@ class Storage:
         instance: int,
         tls: Certificates | None,
     ) -> None:
-        """Open the tiers, and recover what NVMe holds; `opened` closes what is open if the rest of the node cannot be made.
-
-        Raises ConfigError, TierFailed.
-        """
+        """Open the tiers and recover NVMe. `opened` closes what is open if a later step fails. Raises ConfigError,
+        TierFailed."""
         self._settings = settings
         self._reactor = reactor
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.codec = make_codec(settings.nvme_codec)
         self._open(opened, transfer, instance, tls)
         self._assemble(tls)
 
     def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
-        """Tiers, engine, and the table with what NVMe held."""
+        """Open tiers and engine; make the table with recovered blocks."""
         settings = self._settings
         self.memory = plan_memory(settings)
         self._tiers = open_tiers(settings, self.memory)
@@ -196,9 +190,9 @@ class Storage:
         assert isinstance(dram, DramTier)
         self.dram = dram
         interval_s = settings.claim_interval_s
-        self.publishers = EventReplicators(
+        self.replicators = EventReplicators(
             lambda: self.table.blocks(),
-            self.partitioning,
+            self.partition_map,
             lambda parts: EventReplicator(
                 parts,
                 batch_events=PUBLISH_BATCH_EVENTS,
@@ -210,8 +204,10 @@ class Storage:
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
         holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
-        self.showing = SharedIndexWriter(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
-        opened.callback(self.showing.close)
+        self.shared_index = SharedIndexWriter(
+            dram, holds, max_hazard_ns=int(settings.max_lease_s * 1e9), disconnect=disconnect_stalled_reader
+        )
+        opened.callback(self.shared_index.close)
         self.table = BlockTable(
             self._tiers,
             TableRules(
@@ -222,10 +218,10 @@ class Storage:
                 max_table_bytes=self.memory.table_bytes,
                 encoding_of=self._encoding if self.codec is not None else None,
             ),
-            emit=self.publishers.emit,
+            emit=self.replicators.emit,
             events=BlockEventLog(lambda: time.time_ns() // 1000),
-            showing=self.showing,
-            partitioning=self.partitioning,
+            shared_index=self.shared_index,
+            partition_map=self.partition_map,
             holds=holds,
         )
         if NVME in self._tiers:
@@ -233,7 +229,7 @@ class Storage:
             log.info("recovered %d blocks from NVMe", found)
 
     def _assemble(self, tls: Certificates | None) -> None:
-        """What works on the table: copies between tiers, puts, reads, replicas."""
+        """Make the services that work on the table."""
         settings, reactor, dram = self._settings, self._reactor, self.dram
         self.waiting = WaitQueue(max_of_owner=settings.peer_requests)
         self.leases = Leases(self.table.copies.release)
@@ -242,24 +238,24 @@ class Storage:
             self.table,
             self._tiers,
             settings=settings,
-            on_room=self.waiting.retry,
+            on_space_freed=self.waiting.retry,
             codec=self.codec,
         )
-        self.answers = CommitWaits()
-        self.claims = CommitRequests(self.table, self.answers, self.publishers, self.partitioning)
-        self.deciding = CommitBatcher(
+        self.commit_waits = CommitWaits()
+        self.commit_requests = CommitRequests(self.table, self.commit_waits, self.replicators, self.partition_map)
+        self.commit_batcher = CommitBatcher(
             reactor,
             self.table,
-            self.publishers,
-            self.answers,
+            self.replicators,
+            self.commit_waits,
             interval_s=settings.claim_interval_s,
-            on_room=self.waiting.retry,
+            on_space_freed=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
         slots = SlotAllocator(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
-        self._checker = ChecksumVerifier(reactor)
-        self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
-        self.sent = SocketPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
+        self._verifier = ChecksumVerifier(reactor)
+        self.in_place_puts = InPlacePuts(self.table, dram, self.replicators, slots, self.commit_waits, self._verifier, self.regions)
+        self.socket_puts = SocketPuts(self.table, dram, self.replicators, slots, self.commit_waits, self.commit_requests, self._verifier)
         self.reads = ReadService(
             self.table,
             dram,
@@ -268,7 +264,7 @@ class Storage:
             settings=settings,
             has_engine=self.engine is not None,
         )
-        self.copies = ReplicaQueue(
+        self.replica_queue = ReplicaQueue(
             reactor,
             self.table,
             dram,
@@ -277,29 +273,31 @@ class Storage:
             engine=self.engine,
             tls=tls,
         )
-        self.last_copies = LastReplicaQueries(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
-        saver = NvmeSaver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self.deciding.has_master)
-        self.leaving = Drainer(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
+        self.victim_queries = LastReplicaQueries(self.table.lowest, self.partition_map, clock_ns=reactor.now_ns)
+        saver = NvmeSaver(
+            self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, has_master_link=lambda: self.commit_batcher.has_master
+        )
+        self.drainer = Drainer(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
         self.pages = PageSizes(dram)
         self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=PREFAULT_STEP_BYTES)
 
     def close(self) -> None:
-        """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
-        nodes' engines."""
-        self.copies.close()
-        self._checker.close()
+        """Wait for moves in progress and close the tiers. All users of the memory must be disconnected: clients,
+        masters, other nodes' engines."""
+        self.replica_queue.close()
+        self._verifier.close()
         self.mover.close()
         self.prefaulter.join(SHUTDOWN_TIMEOUT_S)
         for tier in self._tiers.values():
             tier.close()
 
-    def cut(self) -> None:
-        """There are several partitions: each has events and claims of its own."""
-        self.publishers.cut()
-        self.table.undecided.regroup()
+    def add_partitions(self) -> None:
+        """Split events and commit requests by partition."""
+        self.replicators.add_partitions()
+        self.table.uncommitted.regroup()
 
     def _encoding(self, block: Block) -> Encoding | None:
-        """What a block of DRAM will be in NVMe, if it is encoded on its way."""
+        """Return the encoding of a DRAM block in NVMe, or None."""
         slot = block.dram
         assert slot is not None
         assert self.codec is not None

@@ -1,6 +1,7 @@
-"""Requests that wait for what a node has too little of now, in lines, first come first served, each until its deadline.
+"""Queues of requests that wait for a resource, first come first served, until their deadlines.
 
-Puts wait for room behind others of their tenant, reads for their turn behind others of their connection. Pure; `now_ns` is passed in.
+Puts wait for slots in a queue per tenant, reads for the read limiter in a queue per connection. Pure; `now_ns` is
+passed in.
 """
 
 from abc import ABC, abstractmethod
@@ -14,19 +15,20 @@ from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan
 
 DEFAULT_DEADLINE_NS: Final = 10 * 1_000_000_000
-"""For a peer that named no deadline."""
-EARLY_NS: Final = 200_000_000
-"""Deadlines are looked at every tenth of a second: this much before the asker's own, so that it hears the reason instead of silence."""
+"""For requests without a deadline."""
+DEADLINE_MARGIN_NS: Final = 200_000_000
+"""Deadlines are checked every 0.1 s. A request is answered this long before the client's own deadline, so that the
+client gets the reason."""
 
 
 def until_ns(session: Session, header: FrameHeader) -> int:
-    """When, in monotonic time, a request that still waits is to be answered with the reason."""
+    """Monotonic time at which a queued request is answered with an error."""
     deadline_ns = header.deadline_ms * 1_000_000 or DEFAULT_DEADLINE_NS
-    return session.reactor.now_ns() + deadline_ns - min(deadline_ns // 2, EARLY_NS)
+    return session.reactor.now_ns() + deadline_ns - min(deadline_ns // 2, DEADLINE_MARGIN_NS)
 
 
 class WaitingRequest(ABC):
-    """A request: it waits in `line`, and is forgotten with `owner`, its connection."""
+    """Queued request. `line` is the key of its queue, `owner` its connection."""
 
     __slots__ = ("deadline_ns", "line", "owner")
 
@@ -37,7 +39,7 @@ class WaitingRequest(ABC):
 
     @abstractmethod
     def attempt(self) -> bool:
-        """Try again: True when it is answered. What it raises goes to `fail`."""
+        """Try again; return True once it is answered. Exceptions are passed to `fail`."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
@@ -45,40 +47,41 @@ class WaitingRequest(ABC):
 
     @abstractmethod
     def give_up(self) -> None:
-        """The deadline is over: answer with the reason."""
+        """Answer with the reason: the deadline is over."""
 
 
-def begin_part(session: Session, header: FrameHeader, name: str) -> TraceSpan | None:
-    """What takes a request's time from now on, as a part of its span; None: it is not traced. It is over with the request at the latest."""
+def begin_child_span(session: Session, header: FrameHeader, name: str) -> TraceSpan | None:
+    """Begin a child span of a traced request, which ends with the request at the latest. None if it is not traced."""
     span = session.span(header.request_id)
     return span.begin(f"kvstore.node.{name}") if span is not None else None
 
 
 class WaitQueue:
-    """Of each line only the first is tried: a later, smaller request that overtakes could starve a large one for ever. Lines do not wait
-    for one another; the oldest is tried first."""
+    """Queues by key. Only the head of a queue is tried: overtaking by smaller requests could starve a large one. Queues
+    are independent; the oldest is tried first."""
 
     def __init__(self, *, max_of_owner: int) -> None:
-        """`max_of_owner` requests of one connection wait at most."""
+        """`max_of_owner`: queued requests of one connection."""
         self._max_of_owner = max_of_owner
         self._lines: dict[Hashable, deque[WaitingRequest]] = {}
-        """None of them empty."""
+        """By key. No empty deques."""
         self._served: set[Hashable] = set()
-        """Those whose first is being tried right now."""
+        """Queues whose head is being tried."""
 
     def add(self, waiting: WaitingRequest) -> None:
-        """Put it at its line's end. Raises Unavailable when its owner has too many there already."""
+        """Append a request. Raises Unavailable if its owner has too many in the queue."""
         line = self._lines.setdefault(waiting.line, deque())
         if len(line) >= self._max_of_owner and sum(other.owner is waiting.owner for other in line) >= self._max_of_owner:
-            raise Unavailable(f"{self._max_of_owner} requests of this connection wait already")
+            raise Unavailable(f"{self._max_of_owner} requests of this connection are queued already: try again later")
         line.append(waiting)
 
     def has(self, line: Hashable) -> bool:
-        """Whether anyone waits there: those who come now go behind."""
+        """Return True if the queue is not empty: new requests go behind."""
         return line in self._lines
 
     def retry(self) -> None:
-        """Something may have become free: serve each line as far as it goes. An attempt may itself end connections, or call this again."""
+        """Serve each queue as far as possible, after something was freed. Attempts may close connections or call this
+        again."""
         for line in list(self._lines):
             if line not in self._served:
                 self._served.add(line)
@@ -97,7 +100,7 @@ class WaitQueue:
                 is_done = True
             if not is_done:
                 return
-            if line and line[0] is first:  # else its owner has left meanwhile
+            if line and line[0] is first:  # unless its owner has disconnected meanwhile
                 line.popleft()
                 if not line:
                     del self._lines[name]
@@ -111,7 +114,7 @@ class WaitQueue:
                 del self._lines[name]
 
     def expire(self, *, now_ns: int) -> int:
-        """Send away those whose deadline is over; returns how many."""
+        """Fail requests whose deadline is over; return their number."""
         late = [waiting for line in self._lines.values() for waiting in line if waiting.deadline_ns <= now_ns]
         if late:
             self._keep(lambda waiting: waiting.deadline_ns > now_ns)
@@ -121,7 +124,7 @@ class WaitQueue:
         return len(late)
 
     def forget_owner(self, owner: object) -> None:
-        """The asker is gone: nobody is told."""
+        """Drop the requests of a closed connection."""
         if self._lines:
             self._keep(lambda waiting: waiting.owner is not owner)
 

@@ -1,12 +1,13 @@
-"""Counters of a node: hits and evictions by tier, ages of accesses, last reads of namespaces, and the blocks that are read most.
+"""Access statistics of a node: hits and evictions by tier, ages of accesses, last reads of namespaces, and hot blocks.
 
-The hottest blocks are counted only while a master asks, in bounded memory: Misra and Gries' counters, a batch at a time. When twice
-`MAX_COUNTED` blocks have one, the count of the `MAX_COUNTED`th goes off all of them, and a block that has nothing left goes. So a count is
-never too high, and too low by one in `MAX_COUNTED` of all reads at most; a read costs O(1) on average. With each question counts are aged,
-so that they stand for the last `SPAN_S`. Reads from other hosts are counted by themselves as well. Sans-I/O; `now_ns` is passed in.
+Hot blocks are counted only while a master polls them, in bounded memory: the Misra-Gries algorithm, in batches. At 2
+`MAX_COUNTED` counters the `MAX_COUNTED`th largest count is subtracted from all, and counters at 0 are dropped. A count
+is never too high, and too low by at most 1/`MAX_COUNTED` of all reads; a read costs O(1) amortized. Each poll ages the
+counts, so that they cover the last `SPAN_S`. Reads from other hosts have separate counts. Sans-I/O; `now_ns` is passed
+in.
 
-Source: J. Misra and D. Gries, "Finding Repeated Elements", 1982; in batches: D. Anderson et al., "A High-Performance Algorithm for
-Identifying Frequent Items in Data Streams", 2017.
+Source: J. Misra and D. Gries, "Finding Repeated Elements", 1982; in batches: D. Anderson et al., "A High-Performance
+Algorithm for Identifying Frequent Items in Data Streams", 2017.
 """
 
 import heapq
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 from kvstore.store.block_table.block import Block, BlockColumns
 
 MAX_TENANTS: Final = 64
-"""Told apart in the counts of hits; those with the fewest go together under OTHERS."""
+"""Tenants with separate hit counts. Those with the fewest are summed under OTHERS."""
 
 OTHERS: Final = "(others)"
 
@@ -28,35 +29,35 @@ MAX_SAMPLES: Final = 1024
 
 FIRST_INTERVAL_NS: Final = 1_000_000_000
 
-MAX_TOLD: Final = 256
-"""Namespaces that are known and told: those that were read last."""
+MAX_NAMESPACES: Final = 256
+"""Namespaces that are remembered and reported: those read last."""
 
 MAX_COUNTED: Final = 1024
-"""Blocks that keep a counter; twice as many have one between two cuts: 300 kB, and as much for reads from other hosts."""
+"""Counters kept after a cut, and half of those before it: 300 kB, and as much for reads from other hosts."""
 
 SPAN_S: Final = 60.0
-"""A read counts for 1/e after this."""
+"""Time constant: a read counts for 1/e after this."""
 
 IDLE_S: Final = 30.0
-"""Nobody has asked for so long: nothing is counted any more."""
+"""Counting stops after this time without a poll."""
 
 
 @dataclass(slots=True)
 class TierCounts:
-    """Since the node started."""
+    """Counters of one tier since the node started."""
 
     hits: int = 0
     evictions: int = 0
-    """Blocks that left the node from this tier."""
+    """Blocks dropped from the node by an eviction from this tier."""
     table_evictions: int = 0
-    """Of these, those that left because no more blocks may be known."""
+    """Those because of the block limit."""
     quota_evictions: int = 0
-    """Of these, those that left because their tenant has all that its quota gives it."""
+    """Those because of the tenant's quota."""
     demotions: int = 0
     promotions: int = 0
     tenant_hits: MutableMapping[str, int] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
-    """When each block that was evicted lately had been read last, in accesses: for whoever counts ages, who takes them."""
+    """Last access of each block evicted since `NodeMetrics.sample` cleared the list."""
 
     def hit(self, tenant: str, count: int = 1) -> None:
         self.hits += count
@@ -70,8 +71,8 @@ class TierCounts:
         self.evictions += len(last_accesses)
         self.evicted += last_accesses
 
-    def tidy(self) -> None:
-        """Keep no more than MAX_TENANTS tenants: inventing names is to grow nothing for long."""
+    def merge_rare_tenants(self) -> None:
+        """Keep at most MAX_TENANTS tenants, so that invented names cannot grow the table."""
         if len(self.tenant_hits) <= MAX_TENANTS:
             return
         fewest = sorted((name for name in self.tenant_hits if name != OTHERS), key=self.tenant_hits.__getitem__)
@@ -80,8 +81,8 @@ class TierCounts:
 
 
 class AccessClock:
-    """From a count of accesses to the time when there were so many, to within an interval that grows with what is remembered: each time
-    MAX_SAMPLES are reached every other one is dropped, so that 1024 of them reach back 17 minutes by seconds, or 12 days by 17 minutes."""
+    """Maps the access counter to time. At MAX_SAMPLES samples every other one is dropped and the interval doubles:
+    1,024 samples cover 17 minutes by seconds, or 12 days by 17 minutes."""
 
     def __init__(self) -> None:
         self._accesses: list[int] = []
@@ -89,7 +90,7 @@ class AccessClock:
         self._interval_ns = FIRST_INTERVAL_NS
 
     def sample(self, accesses: int, now_ns: int) -> None:
-        """There are so many accesses now. To be called more often than each second."""
+        """Record the counter's value now. Call it more often than once a second."""
         if self._times_ns and now_ns - self._times_ns[-1] < self._interval_ns:
             return
         self._accesses.append(accesses)
@@ -99,45 +100,47 @@ class AccessClock:
             self._interval_ns *= 2
 
     def age_ns(self, access: int, now_ns: int) -> int:
-        """How long ago that access was: from the sample before it on."""
+        """Age of that access, from the sample before it."""
         at = max(0, bisect_right(self._accesses, access) - 1)
         return max(0, now_ns - self._times_ns[at]) if self._times_ns else 0
 
 
 class NamespaceAccess(NamedTuple):
+    """Time since the last read of a namespace."""
+
     tenant: str
     namespace: str
     age_s: float
 
 
 class NamespaceReads:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Last reads by namespace. Not thread-safe: called from the node's loop."""
 
     def __init__(self) -> None:
         self._noted: set[BlockColumns] = set()
         self._last_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """By tenant and namespace, the one read last behind the others."""
+        """By tenant and namespace, the most recent last."""
 
     def note(self, block: Block) -> None:
-        """A reader was given the block."""
+        """Record a read, without its time."""
         self._noted.add(block.columns)
 
     def stamp(self, now_ns: int) -> None:
-        """What was noted was read now."""
+        """Assign the time `now_ns` to the reads since the last call."""
         for columns in self._noted:
             self._last_ns[columns.tenant, columns.namespace] = now_ns
             self._last_ns.move_to_end((columns.tenant, columns.namespace))
         self._noted.clear()
-        while len(self._last_ns) > MAX_TOLD:
+        while len(self._last_ns) > MAX_NAMESPACES:
             self._last_ns.popitem(last=False)
 
-    def told(self, now_ns: int) -> Iterator[NamespaceAccess]:
-        """The namespaces that were read, the last one first."""
+    def recent(self, now_ns: int) -> Iterator[NamespaceAccess]:
+        """Iterate over namespaces by recency, the latest first."""
         return (NamespaceAccess(*name, max(0, now_ns - last_ns) / 1e9) for name, last_ns in reversed(self._last_ns.items()))
 
 
 class BlockReads(NamedTuple):
-    """How often clients read a block, and of that those of other hosts."""
+    """Read rate of a block, and of it that of clients on other hosts."""
 
     block: Block
     reads_per_s: float
@@ -145,37 +148,38 @@ class BlockReads(NamedTuple):
 
 
 class HotBlocks:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Misra-Gries counters of the most read blocks. Not thread-safe: called from the node's loop."""
 
     def __init__(self) -> None:
         self.is_counting = False
         self._counts: dict[Block, float] = {}
         self._far: dict[Block, float] = {}
         self._counted_s = 0.0
-        """What `_counts` stand for, aged as they are, up to `_told_ns`."""
-        self._told_ns = 0
+        """Aged time span that `_counts` covers, up to `_counted_to_ns`."""
+        self._counted_to_ns = 0
 
     def read(self, blocks: Iterable[Block], *, is_far: bool) -> None:
-        """Clients were given these, of other hosts where `is_far`. While it is counting only."""
+        """Count reads, of other hosts if `is_far`. Call it only while `is_counting`."""
         self._counts = _counted(self._counts, blocks)
         if is_far:
             self._far = _counted(self._far, blocks)
 
-    def told(self, most: int, now_ns: int) -> list[BlockReads]:
-        """The `most` that are read most and still here, the hottest first; nothing when it begins to count. 0: nobody asks."""
-        elapsed_s = (now_ns - self._told_ns) / 1e9
+    def hottest(self, most: int, now_ns: int) -> list[BlockReads]:
+        """Return the `most` hottest blocks that still exist, the hottest first. The first call starts counting and
+        returns none. `most` 0 is no poll."""
+        elapsed_s = (now_ns - self._counted_to_ns) / 1e9
         if not most:
             if elapsed_s > IDLE_S:
                 self._stop()
             return []
         if not self.is_counting:
-            self.is_counting, self._told_ns = True, now_ns
+            self.is_counting, self._counted_to_ns = True, now_ns
             return []
         if elapsed_s <= 0:
             return []
         self._counted_s += elapsed_s
-        self._told_ns = now_ns
-        here = ((count, block) for block, count in self._counts.items() if not block.is_gone)
+        self._counted_to_ns = now_ns
+        here = ((count, block) for block, count in self._counts.items() if not block.is_dropped)
         found = [
             BlockReads(block, count / self._counted_s, self._far.get(block, 0.0) / self._counted_s)
             for count, block in heapq.nlargest(most, here, key=lambda one: one[0])
@@ -194,7 +198,7 @@ class HotBlocks:
 
 
 def _counted(counts: dict[Block, float], blocks: Iterable[Block]) -> dict[Block, float]:
-    """The counts with these reads, cut where they had become too many."""
+    """Return the counts with these reads, cut if there are too many."""
     for block in blocks:
         counts[block] = counts.get(block, 0.0) + 1.0
     if len(counts) <= 2 * MAX_COUNTED:
@@ -204,4 +208,4 @@ def _counted(counts: dict[Block, float], blocks: Iterable[Block]) -> dict[Block,
 
 
 def _aged(counts: dict[Block, float], share: float) -> dict[Block, float]:
-    return {block: count * share for block, count in counts.items() if not block.is_gone}
+    return {block: count * share for block, count in counts.items() if not block.is_dropped}

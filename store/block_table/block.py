@@ -1,8 +1,8 @@
-"""Blocks of a node, in columns: identity, where the copies are, and who uses them. A block is the number of its row.
+"""Blocks of a node in columns: identity, locations of the copies, and users. A `Block` is the number of its row.
 
-An object with all of that took 200 bytes a block, its slot in DRAM 110, and numbers too large to be shared 140: here they are 90, the key
-beside. What few blocks have is beside them. What happens to many blocks at once is an assignment a column, in a C loop. rows.py makes
-the rows.
+A row takes 90 bytes plus the key. Objects would take 200 bytes per block, 110 for the DRAM slot, and 140 for unshared
+integers. Rare fields are in a dict beside the columns. Batch operations are one numpy assignment per column. rows.py
+makes the rows.
 """
 
 from array import array
@@ -15,9 +15,9 @@ from kvstore.protocol.message import TIER_BITS
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import Encoding
 
-NOT_SHOWN: Final = -1
+NOT_INDEXED: Final = -1
 
-GONE: Final = 1
+DROPPED: Final = 1
 
 PINNED: Final = 2
 
@@ -25,28 +25,28 @@ MOVING: Final = 4
 
 STAYS_RAW: Final = 8
 
-GUEST: Final = 16
+SPILLED: Final = 16
 
 ON_HOLD: Final = (32, 64, 128)
-"""Bits of `BlockColumns.states`; the last ones by tier, for the copy that a hold keeps there (holds.py)."""
+"""Bits of `BlockColumns.states`. ON_HOLD is by tier: a hold keeps the copy there (holds.py)."""
 
 TIERS: Final = ("hbm", "dram", "nvme")
-"""Tier indexes from the fastest down; a block's `slots` and the table's tiers are in this order."""
+"""Tier names by index, fastest first; the order of a block's `slots`."""
 
 HBM, DRAM, NVME = range(3)
 
 HELD: Final = (1 << HBM, 1 << DRAM, 1 << NVME)
-"""By tier, its bit among those that hold a copy."""
+"""By tier: its bit in `BlockColumns.held`."""
 
 _HBM, _DRAM, _NVME = HELD
 
 IN_USE: Final = tuple(PINNED | MOVING | bit for bit in ON_HOLD)
-"""By tier: of the states, those in which its copy there must stay where it is, as it must while it is read."""
+"""By tier: state bits with which its copy must keep its slot, as while it is read."""
 
 _ANY_HOLD: Final = sum(ON_HOLD)
 
 _MAX_HITS: Final = (1 << 32) - 1
-"""They are counted up to here."""
+"""Saturation of the counter."""
 
 _ALL_HELD: Final = range(1 << len(TIERS))
 
@@ -55,16 +55,17 @@ TIER_MASKS: Final = [sum(TIER_BITS[name] for name, bit in zip(TIERS, HELD, stric
 FASTEST: Final = [DRAM if held & _DRAM else HBM if held & _HBM else NVME if held else None for held in _ALL_HELD]
 
 _HOLDING: Final = [tuple(tier for tier, bit in enumerate(HELD) if held & bit) for held in _ALL_HELD]
-"""By `held`: the bits of TIER_BITS, the fastest tier, all of them."""
+"""By `held`: TIER_BITS, the fastest tier, all tiers with a copy."""
 
 _new_slot = partial(tuple.__new__, Slot)
 """As Slot._make, in a third of the time."""
 
 
 class Loss(NamedTuple):
-    """Why a copy does not give the bytes that were put: it is encoded (`encoding`), or was made from a copy that is or was (None).
+    """Reason why a copy differs from the value that was put. `encoding`: it is encoded; None: it was made from a lossy
+    copy.
 
-    `checksum` is the xxh3_64 of what its readers get.
+    `checksum` is the xxh3_64 of the bytes that its readers get.
     """
 
     checksum: int
@@ -73,19 +74,21 @@ class Loss(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RareFields:
-    """What few blocks have."""
+    """Fields that few blocks have."""
 
     hbm: Slot | None = None
     lossy: tuple[Loss | None, ...] = ()
-    leaving: int | None = None
+    demoted_from: int | None = None
 
 
 class BlockColumns:
-    """The columns, and a tenant and namespace whose blocks they are: `named` gives the same columns for others. A number by row each.
+    """Columns of all blocks, one value per row. `named` returns the same columns bound to a tenant and namespace.
 
-    `held` has a bit a tier for the copies that there are. Of that in DRAM `places`, `slot_generations` and `groups` are what its Slot is,
-    besides the block's size; `nvme` has that in NVMe, and is no longer than it must be. `policy_states` is what eviction policies know of
-    it in DRAM (policy_states.py). `free` are rows that are nobody's.
+    - `held`: a bit per tier with a copy
+    - `slot_indexes`, `slot_generations`, `groups`: the DRAM slot, whose size is the block's
+    - `nvme`: the NVMe slot; only as long as needed
+    - `policy_states`: state of the DRAM eviction policy (policy_states.py)
+    - `free`: unused rows
     """
 
     __slots__ = (
@@ -96,18 +99,18 @@ class BlockColumns:
         "groups",
         "held",
         "hits",
+        "index_entries",
         "keys",
         "last_accesses",
         "namespace",
         "nvme",
         "others",
         "parents",
-        "places",
         "policy_states",
         "readers",
-        "shown",
         "sizes",
         "slot_generations",
+        "slot_indexes",
         "states",
         "tenant",
     )
@@ -116,8 +119,8 @@ class BlockColumns:
         self.tenant = self.namespace = ""
         self.sizes, self.generations, self.checksums = array("Q"), array("Q"), array("Q")
         self.last_accesses, self.event_seqs = array("Q"), array("Q")
-        self.places, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
-        self.shown, self.readers, self.hits = array("i"), array("I"), array("I")
+        self.slot_indexes, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
+        self.index_entries, self.readers, self.hits = array("i"), array("I"), array("I")
         self.held, self.states = bytearray(), bytearray()
         self.keys: list[bytes] = []
         self.parents: list[bytes] = []
@@ -127,16 +130,24 @@ class BlockColumns:
         self.free: list[int] = []
 
     def named(self, tenant: str, namespace: str) -> "BlockColumns":
-        """The same columns, of blocks of these."""
+        """Return these columns bound to a tenant and namespace."""
         found = copy(self)
         found.tenant, found.namespace = tenant, namespace
         return found
 
     def lengthen(self, count: int) -> None:
-        """So many rows more."""
-        for wide in (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations):
+        """Append `count` rows."""
+        for wide in (
+            self.sizes,
+            self.generations,
+            self.checksums,
+            self.last_accesses,
+            self.event_seqs,
+            self.slot_indexes,
+            self.slot_generations,
+        ):
             wide.frombytes(bytes(8 * count))
-        for narrow in (self.groups, self.shown, self.readers, self.hits):
+        for narrow in (self.groups, self.index_entries, self.readers, self.hits):
             narrow.frombytes(bytes(4 * count))
         for byte in (self.held, self.states):
             byte.extend(bytes(count))
@@ -145,7 +156,7 @@ class BlockColumns:
         self.policy_states.extend([None] * count)
 
     def __len__(self) -> int:
-        """Rows that there are."""
+        """Number of rows."""
         return len(self.sizes)
 
 
@@ -153,18 +164,20 @@ _NOTHING: Final = RareFields()
 
 
 class Block(int):
-    """One value under one key of one tenant: the number of its row, which it keeps as long as anybody knows the block. Made by BlockRows;
-    owned by the BlockTable. A subclass for each tenant and namespace (`block_type`) names the columns. Compared and hashed as the number
-    is, which no two blocks of a node have at a time; never 0. It takes 48 bytes, an object that keeps its number, key and columns 96.
+    """Value under one key of one tenant, as the number of its row: an int of 48 bytes, where an object takes 96.
 
-    `hbm`, `dram` and `nvme`, by index `slots[tier]`, are its complete copies, or None. `readers` counts leases and copies in flight: while
-    it is above zero no slot of the block is reused. `moving` is set while a copy to another tier is being made, `leaving` then is the tier
-    that the copy is to make room in, if that is its purpose. `event_seq` is the newest event about it.
+    Made by BlockRows, owned by the BlockTable. Each tenant and namespace has a subclass (`block_type`) that binds the
+    columns. The number is unique among live blocks, is kept as long as the block is referenced, and is never 0.
 
-    `size_bytes` and `checksum` are those of the value as it was put: they are the block's identity at the master, whatever its copies
-    have become. `lossy` is empty, or by tier what is known of copies that give other bytes, all of them the same ones: else nobody could
-    read the block twice. `shown` is its entry in the index that clients of this host read (store/shown/). `stays_raw` is set once the
-    codec has refused it. `is_guest`: another node has spilled it here, and it is not spilled again.
+    - `hbm`, `dram`, `nvme`, or `slots[tier]`: complete copies, or None
+    - `readers`: leases and copies in progress; while above zero no slot is reused
+    - `moving`: a copy to another tier is in progress; `demoted_from`: the tier that it is to free
+    - `event_seq`: newest event about the block
+    - `size_bytes`, `checksum`: of the value that was put; the block's identity at the master
+    - `lossy`: empty, or by tier the Loss of copies that give other bytes, the same bytes in all
+    - `index_entry`: its entry in the shared-memory index
+    - `stays_raw`: the codec has refused it
+    - `is_spilled`: another node has spilled it here; it is not spilled again
     """
 
     __slots__ = ()
@@ -180,23 +193,23 @@ class Block(int):
     readers: int
     last_access: int
     event_seq: int
-    shown: int
+    index_entry: int
 
     def __del__(self) -> None:
-        # In whatever thread: one instruction gives the row back, and one takes it.
+        # Any thread: the append that frees a row is atomic, as is the pop.
         columns = self.columns
         columns.keys[self] = columns.parents[self] = b""
         columns.free.append(int(self))
 
     @property
-    def is_guest(self) -> bool:
-        return bool(self.columns.states[self] & GUEST)
+    def is_spilled(self) -> bool:
+        return bool(self.columns.states[self] & SPILLED)
 
-    @is_guest.setter
-    def is_guest(self, is_guest: bool) -> None:
-        self._set_state(GUEST, is_guest)
+    @is_spilled.setter
+    def is_spilled(self, is_spilled: bool) -> None:
+        self._set_state(SPILLED, is_spilled)
 
-    # --- where it is ---
+    # --- copies ---
 
     @property
     def hbm(self) -> Slot | None:
@@ -207,7 +220,7 @@ class Block(int):
         columns = self.columns
         if not columns.held[self] & _DRAM:
             return None
-        return _new_slot((columns.places[self], columns.slot_generations[self], columns.sizes[self], columns.groups[self]))
+        return _new_slot((columns.slot_indexes[self], columns.slot_generations[self], columns.sizes[self], columns.groups[self]))
 
     @property
     def nvme(self) -> Slot | None:
@@ -218,18 +231,18 @@ class Block(int):
         return self.hbm, self.dram, self.nvme
 
     def slot_in(self, tier: int) -> Slot | None:
-        """Its copy in that tier."""
+        """Return its slot in that tier."""
         return self.dram if tier == DRAM else self.nvme if tier == NVME else self.hbm
 
     def set_slot(self, tier: int, slot: Slot | None) -> None:
-        """Its copy in that tier is there from now on, of the block's size where it is DRAM; None: it has none."""
+        """Set or clear its slot in a tier. A DRAM slot has the block's size."""
         columns = self.columns
         if slot is None:
             columns.held[self] &= ~HELD[tier]
             return
         columns.held[self] |= HELD[tier]
         if tier == DRAM:
-            columns.places[self], columns.slot_generations[self], size_bytes, columns.groups[self] = slot
+            columns.slot_indexes[self], columns.slot_generations[self], size_bytes, columns.groups[self] = slot
             assert size_bytes == columns.sizes[self]
         elif tier == NVME:
             if self >= len(columns.nvme):
@@ -239,7 +252,7 @@ class Block(int):
             self._others().hbm = slot
 
     def group_in(self, tier: int) -> int:
-        """The group of its slot in a tier that has a copy."""
+        """Return the group of its slot in a tier that has a copy."""
         if tier == DRAM:
             return self.columns.groups[self]
         slot = self.slot_in(tier)
@@ -247,26 +260,26 @@ class Block(int):
         return slot.group
 
     def is_in(self, tier: int) -> bool:
-        """Whether there is a copy in that tier."""
+        """Return True if the tier has a copy."""
         return bool(self.columns.held[self] & HELD[tier])
 
     def is_also_outside(self, tier: int) -> bool:
-        """Whether there is a copy in another tier."""
+        """Return True if another tier has a copy."""
         return bool(self.columns.held[self] & ~HELD[tier])
 
     def tiers(self) -> tuple[int, ...]:
-        """Those that have a copy, from the fastest down."""
+        """Tiers with a copy, fastest first."""
         return _HOLDING[self.columns.held[self]]
 
     def fastest(self) -> int | None:
-        """Index of the fastest tier for a reader on a CPU: DRAM can be mapped, HBM has to be copied out, NVMe read."""
+        """Index of the fastest tier for a reader on a CPU: DRAM can be mapped, HBM is copied out, NVMe read."""
         return FASTEST[self.columns.held[self]]
 
     def tier_mask(self) -> int:
-        """Bits of TIER_BITS for the tiers that hold a copy; none for a block that is gone, whose slots may still wait for readers."""
-        return 0 if self.is_gone else TIER_MASKS[self.columns.held[self]]
+        """TIER_BITS of the tiers with a copy; 0 for a dropped block."""
+        return 0 if self.is_dropped else TIER_MASKS[self.columns.held[self]]
 
-    # --- who uses it ---
+    # --- users ---
 
     @property
     def pinned(self) -> bool:
@@ -286,7 +299,7 @@ class Block(int):
 
     @property
     def hold_bits(self) -> int:
-        """Those of ON_HOLD: the tiers whose copy stays for a lookup that found it."""
+        """ON_HOLD bits: tiers whose copy a lookup's hold keeps."""
         return self.columns.states[self] & _ANY_HOLD
 
     @hold_bits.setter
@@ -294,23 +307,23 @@ class Block(int):
         self.columns.states[self] = self.columns.states[self] & ~_ANY_HOLD | bits
 
     @property
-    def leaving(self) -> int | None:
-        return self._known_others().leaving
+    def demoted_from(self) -> int | None:
+        return self._known_others().demoted_from
 
-    @leaving.setter
-    def leaving(self, tier: int | None) -> None:
-        self._others().leaving = tier
+    @demoted_from.setter
+    def demoted_from(self, tier: int | None) -> None:
+        self._others().demoted_from = tier
 
     @property
-    def is_gone(self) -> bool:
-        return bool(self.columns.states[self] & GONE)
+    def is_dropped(self) -> bool:
+        return bool(self.columns.states[self] & DROPPED)
 
-    @is_gone.setter
-    def is_gone(self, is_gone: bool) -> None:
-        if is_gone:  # one call less for each that leaves
-            self.columns.states[self] |= GONE
+    @is_dropped.setter
+    def is_dropped(self, is_dropped: bool) -> None:
+        if is_dropped:  # inlined: called per eviction
+            self.columns.states[self] |= DROPPED
         else:
-            self.columns.states[self] &= ~GONE
+            self.columns.states[self] &= ~DROPPED
 
     @property
     def hits(self) -> int:
@@ -327,15 +340,15 @@ class Block(int):
             self.columns.states[self] &= ~bit
 
     def _known_others(self) -> RareFields:
-        """To look at only."""
+        """Return its rare fields, read-only."""
         others = self.columns.others
         return others.get(self, _NOTHING) if others else _NOTHING
 
     def _others(self) -> RareFields:
-        """To change."""
+        """Return its rare fields, made if needed."""
         return self.columns.others.setdefault(int(self), RareFields())
 
-    # --- what its copies give ---
+    # --- contents of the copies ---
 
     @property
     def lossy(self) -> tuple[Loss | None, ...]:
@@ -354,27 +367,28 @@ class Block(int):
         return lossy[tier] if lossy else None
 
     def checksum_in(self, tier: int) -> int:
-        """xxh3_64 of what a reader of that tier's copy gets."""
+        """xxh3_64 of the bytes that a reader of that tier's copy gets."""
         loss = self.loss_in(tier)
         return self.checksum if loss is None else loss.checksum
 
     def loss_of_copy(self, source: int) -> Loss | None:
-        """That of what readers of tier `source` get, once it is copied byte by byte."""
+        """Return the Loss of a byte-by-byte copy of tier `source`'s copy."""
         loss = self.loss_in(source)
         return None if loss is None else Loss(loss.checksum)
 
     def lossy_checksum(self) -> int | None:
-        """xxh3_64 of what the lossy copies give; None where there are none."""
+        """xxh3_64 of the lossy copies' bytes; None without lossy copies."""
         return next((loss.checksum for loss in self.lossy if loss is not None), None)
 
     def set_loss(self, tier: int, loss: Loss | None) -> None:
-        """Say what that tier's copy gives its readers; None: what was put, or there is none."""
+        """Set the Loss of that tier's copy; None: it is exact, or does not exist."""
         known = [loss if other == tier else self.loss_in(other) for other in range(len(TIERS))]
         self._others().lossy = tuple(known) if any(known) else ()
 
 
 def block_type(columns: BlockColumns) -> type[Block]:
-    """The class of the blocks of these columns. Its fields are the columns' own methods: Python's take three times as long."""
+    """Return the Block subclass of these columns. Its fields are the columns' own methods; Python functions take three
+    times as long."""
     fields: dict[str, Any] = {
         "key": columns.keys,
         "parent": columns.parents,
@@ -384,7 +398,7 @@ def block_type(columns: BlockColumns) -> type[Block]:
         "readers": columns.readers,
         "last_access": columns.last_accesses,
         "event_seq": columns.event_seqs,
-        "shown": columns.shown,
+        "index_entry": columns.index_entries,
     }
     properties = {name: property(column.__getitem__, column.__setitem__) for name, column in fields.items()}
     names = {"columns": columns, "tenant": columns.tenant, "namespace": columns.namespace}

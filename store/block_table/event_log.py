@@ -1,9 +1,8 @@
-"""What happened to blocks lately, for recorders: a bounded ring for each tenant that somebody records, and nothing for the others. And
-which blocks are read most (access_counts.py), while somebody asks for that.
+"""Recent block events for recorders: a bounded ring for each recorded tenant. Also the entry to counting hot blocks
+(access_counts.py).
 
-While nobody does either, a caller's only cost is a look at `is_recording`. While somebody does, it is one tuple a batch. A recorder that
-asks too seldom loses the oldest events and is told how many: nobody waits for it. Pure; not thread-safe: the node's loop is the only
-caller.
+Without recorders the cost is a test of `is_recording`, with them one tuple per batch. A recorder that polls too rarely
+loses the oldest events and receives their number. Pure; not thread-safe: called from the node's loop.
 """
 
 from bisect import bisect_left
@@ -18,13 +17,13 @@ from kvstore.store.block_table.access_counts import BlockReads, HotBlocks
 from kvstore.store.block_table.block import Block
 
 RING_EVENTS: Final = 131_072
-"""Events (blocks) kept for each tenant: 50 MB where all of them are of blocks that are gone, and a second of the busiest node's."""
+"""Events (blocks) kept per tenant: 50 MB if all blocks are evicted, and one second of the busiest node."""
 MAX_TENANTS: Final = 16
-"""Tenants that are recorded at once, which bounds the memory of all rings."""
+"""Tenants recorded at once; bounds the memory of all rings."""
 
 
 class _Event(NamedTuple):
-    """`first` counts the tenant's events (blocks) before this one, and 1."""
+    """Event of a batch of blocks. `first` is the number of its first block in the tenant's stream, from 1."""
 
     first: int
     kind: int
@@ -33,7 +32,7 @@ class _Event(NamedTuple):
 
 
 class _Ring:
-    """The newest events of one tenant, and who asks for them."""
+    """Newest events of one tenant, and the recorders that poll them."""
 
     __slots__ = ("askers", "end", "events")
 
@@ -49,7 +48,7 @@ class _Ring:
             self.events.popleft()
 
     def since(self, cursor: int, max_events: int) -> list[_Event]:
-        """Whole events from `cursor` on: the first one, and more while all have no more than `max_events` blocks."""
+        """Return whole events from `cursor` on: the first, and more up to `max_events` blocks in all."""
         start = bisect_left(self.events, cursor, key=lambda event: event.first)
         found: list[_Event] = []
         for event in islice(self.events, start, None):
@@ -61,34 +60,34 @@ class _Ring:
 
 
 class BlockEventLog:
-    """See the module. Give it only batches of blocks of one tenant."""
+    """Event rings by tenant. Each batch holds blocks of one tenant."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
-        """`now_us` is the wall clock, in microseconds: recorders put several nodes' events into one order."""
+        """`now_us` is the wall clock, in microseconds: recorders merge the events of several nodes."""
         self._now_us = now_us
         self._rings: dict[str, _Ring] = {}
         self._hot = HotBlocks()
         self.is_recording = False
-        """Whether anybody records or counts anything: look here before a batch is put together."""
+        """True if anything is recorded or counted. Test it before building a batch."""
 
     def stored(self, tenant: str, blocks: Sequence[Block]) -> None:
-        """A client wrote these."""
+        """Record blocks that a client wrote."""
         self._add(STORED, tenant, blocks)
 
     def read(self, tenant: str, blocks: Sequence[Block], *, is_far: bool) -> None:
-        """A client was given these, in this order; one of another host where `is_far`."""
+        """Record blocks given to a client, in order. `is_far`: a client of another host."""
         if self._hot.is_counting:
             self._hot.read(blocks, is_far=is_far)
         self._add(READ, tenant, blocks)
 
     def missed(self, tenant: str, count: int) -> None:
-        """Clients were given so many blocks more of which nothing is known: recorders are told that they lost them."""
+        """Record accesses whose blocks are unknown; recorders see them as lost."""
         ring = self._rings.get(tenant)
         if ring is not None:
             ring.end += count
 
     def removed(self, block: Block) -> None:
-        """The block's last copy leaves this node."""
+        """Record that the block's last copy is dropped from this node."""
         self._add(REMOVED, block.tenant, (block,))
 
     def _add(self, kind: int, tenant: str, blocks: Sequence[Block]) -> None:
@@ -97,13 +96,14 @@ class BlockEventLog:
             ring.append(kind, self._now_us(), blocks)
 
     def answer(self, asker: object, tenant: str, message: FetchEvents) -> EventBatch:
-        """What happened since. Raises InvalidArgument for a cursor that this asker was not given, Unavailable for a tenant too many."""
+        """Return the events since the cursor. Raises InvalidArgument for a cursor of another connection, Unavailable if
+        too many tenants are recorded."""
         ring = self._rings.get(tenant)
         if message.cursor == 0:
             ring = ring or self._begin(tenant)
             ring.askers.add(asker)
         elif ring is None or asker not in ring.askers or message.cursor > ring.end:
-            raise InvalidArgument(f"cursor {message.cursor} is none of this connection's: begin with cursor 0")
+            raise InvalidArgument(f"cursor {message.cursor} is not of this connection: begin with cursor 0")
         cursor = message.cursor or ring.end
         events = ring.since(cursor, min(message.max_events, MAX_ANSWER_EVENTS))
         blocks = [block for event in events for block in event.blocks]
@@ -121,23 +121,24 @@ class BlockEventLog:
 
     def _begin(self, tenant: str) -> _Ring:
         if len(self._rings) >= MAX_TENANTS:
-            raise Unavailable(f"this node records for {MAX_TENANTS} tenants already: try again when one of them has ended")
+            raise Unavailable(f"this node records events of {MAX_TENANTS} tenants already: try again later")
         self._rings[tenant] = _Ring()
-        self._look()
+        self._update_recording()
         return self._rings[tenant]
 
     def hottest(self, most: int, now_ns: int) -> list[BlockReads]:
-        """See HotBlocks.told: who asks has reads counted from then on, and until nobody does for a while."""
-        found = self._hot.told(most, now_ns)
-        self._look()
+        """Return the most read blocks; see `HotBlocks.hottest`. The call starts counting, which stops after a while
+        without calls."""
+        found = self._hot.hottest(most, now_ns)
+        self._update_recording()
         return found
 
-    def _look(self) -> None:
+    def _update_recording(self) -> None:
         self.is_recording = bool(self._rings) or self._hot.is_counting
 
     def forget_asker(self, asker: object) -> None:
-        """The connection is gone; what only it asked for is not recorded any more."""
+        """Remove a closed connection. Tenants without recorders are no longer recorded."""
         for ring in self._rings.values():
             ring.askers.discard(asker)
         self._rings = {tenant: ring for tenant, ring in self._rings.items() if ring.askers}
-        self._look()
+        self._update_recording()

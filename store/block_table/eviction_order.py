@@ -1,9 +1,11 @@
-"""Which block leaves a tier: one eviction policy a slot group, and the rule by which a group gets another group's memory.
+"""Eviction order of one tier: a policy per slot group, and the rebalancing of slabs between groups.
 
-A slot freed in one group (tenant and size class) is of no use to another until its whole slab is free. So the victim is normally of
-the newcomer's own group. But when the coldest block of all is in another group, its slab is taken if the whole of it is colder than
-the victim; else that group owes us, and its slab is taken once it owes a whole one. Memory so follows the load: what is cold goes
-first, and at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
+A group is a tenant and a size class. Other groups can use a freed slot only once its whole slab is free, so a victim is
+usually of the new block's own group. If the coldest block of all is in another group, its slab is taken
+- at once if all of it is colder than the victim;
+- else when the group has collected rebalance credit for a whole slab, by its own evictions.
+
+So memory follows the load, and at most one slab with warm blocks is flushed per slab's worth of evictions.
 """
 
 import heapq
@@ -18,23 +20,26 @@ from kvstore.store.block_table.rows import keys_of
 from kvstore.tiers.policies.block_values import BlockValues, block_of_value, is_of_values
 from kvstore.tiers.policies.interface import EvictionPolicy
 
-MAX_UNTOLD: Final = 64
-"""Reads that the policies have not been told of: one at a time takes three times as long as many at once, and a reader waits."""
+MAX_PENDING_TOUCHES: Final = 64
+"""Reads not yet passed to the policies. One at a time takes three times as long, and a reader waits."""
 MAX_FORGOTTEN: Final = 64
-"""Blocks that left and are forgotten at once: whose turn it is to forget is not asked at each eviction, and none takes long."""
-MAX_GROUPS_ASKED: Final = 256
-"""Groups asked for their coldest block at one eviction, in turn: a few us each. Thousands of small tenants would stop the loop."""
+"""Remembered blocks that are forgotten at once; bounds the time of an eviction."""
+MAX_GROUPS_SEARCHED: Final = 256
+"""Groups searched per eviction, round robin, a few us each. Thousands of small tenants would stop the loop."""
 
 
-MAX_RETIRED_ASKED: Final = 256
-"""Retired blocks of a group that are looked at for one victim; those that may not leave are looked at again last."""
+MAX_RETIRED_EXAMINED: Final = 256
+"""Retired blocks of a group examined per victim. Those in use are examined last the next time."""
 
 
 @dataclass(slots=True, eq=False)
 class _OrderGroup:
-    """The order of a group's keys. The policy knows keys and no blocks: a block that comes back is a new Block and the same key. Whose they
-    are says the tenant's table of visible blocks. `retired` are those of the policy's keys whose namespaces were retired
-    (retired_blocks.py), in the order in which they were put: the last leaves first, so that the beginning of a prompt stays longest."""
+    """Order of a group's keys. The policy knows keys, not blocks: a block stored again is a new Block under the same
+    key. The tenant's visible blocks map keys to blocks.
+
+    `retired` are the keys of retired namespaces (retired_blocks.py), in the order of their puts. The last is evicted
+    first, so that the beginning of a prompt stays longest.
+    """
 
     policy: EvictionPolicy[bytes]
     tenant: str
@@ -42,10 +47,10 @@ class _OrderGroup:
 
 
 class EvictionOrder:
-    """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller.
+    """Readable blocks of one tier in eviction order. Not thread-safe: called from the node's loop.
 
-    A group's policy is there while the group has blocks: tenants and sizes of the past cost a search for the coldest nothing.
-    So what it remembers of blocks that left ends with the group's last block.
+    A group's policy exists while the group has blocks, so that former tenants and sizes cost searches nothing. The
+    policy's memory of evicted blocks ends with the group's last block.
     """
 
     def __init__(
@@ -56,28 +61,29 @@ class EvictionOrder:
         max_remembered: int | None = None,
         is_of_dram: bool = False,
     ) -> None:
-        """`blocks_of` gives a tenant's visible blocks by key: a second table of them would cost 100 bytes a block and tier. All policies
-        together remember no more than `max_remembered` blocks that left; None: as many as they like. `is_of_dram`: what they know of
-        a block is in its columns."""
+        """`blocks_of` returns a tenant's visible blocks by key; a second table would cost 100 bytes per block and tier.
+        All policies together remember at most `max_remembered` evicted blocks; None: no bound. `is_of_dram`: policy
+        state is kept in the block's columns."""
         self._make_policy = make_policy
         self._blocks_of = blocks_of
         self._max_remembered = max_remembered
         self._is_of_dram = is_of_dram
         self.remembered = 0
-        """Blocks that left and that the policies of groups that are there remember."""
+        """Evicted blocks that the policies of existing groups remember."""
         self._groups: OrderedDict[int, _OrderGroup] = OrderedDict()
         self._groups_of: dict[str, OrderedDict[int, None]] = {}
-        """By tenant, its groups. None of them empty."""
-        self._debts: dict[int, tuple[int, int]] = {}
-        """Group to (bytes it is owed, bytes at which they are paid)."""
+        """Groups by tenant. No empty dicts."""
+        self._rebalance_credits: dict[int, tuple[int, int]] = {}
+        """By group: bytes of credit, bytes at which a slab is taken."""
         self.is_retired: Callable[[Block], bool] | None = None
-        """Whether a block's namespace is retired: it leaves before others of its group. None: none is."""
-        self._untold: list[tuple[int, bytes]] = []
-        """Groups and keys that were read: the policies hear of them before anything else is told or asked."""
+        """Returns True for a block of a retired namespace, which is evicted before others of its group. None: no
+        namespace is retired."""
+        self._pending_touches: list[tuple[int, bytes]] = []
+        """Groups and keys that were read; passed to the policies before any other call."""
 
     def insert(self, block: Block, group: int) -> None:
-        """A block whose key is not in the group."""
-        self.tell()
+        """Add a block whose key is not in the group."""
+        self.flush_touches()
         members = self._group_for(block, group)
         policy = members.policy
         self.remembered -= policy.remembered
@@ -87,8 +93,8 @@ class EvictionOrder:
             members.retired[block.key] = None
 
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
-        """As `insert`, one after the other."""
-        self.tell()
+        """Add blocks in this order."""
+        self.flush_touches()
         parents = list(map(blocks[0].columns.parents.__getitem__, blocks))
         members = self._group_for(blocks[0], group)
         policy = members.policy
@@ -103,7 +109,7 @@ class EvictionOrder:
             members.retired.update(dict.fromkeys(block.key for block in blocks if self.is_retired(block)))
 
     def retire(self, block: Block, group: int) -> None:
-        """The block's namespace was retired: it leaves before others of its group."""
+        """Mark a block of a retired namespace."""
         members = self._groups.get(group)
         if members is not None and block.key in members.policy:
             members.retired[block.key] = None
@@ -131,21 +137,21 @@ class EvictionOrder:
         return members
 
     def touch(self, block: Block, group: int) -> None:
-        """A block of the group was read; it is told soon."""
-        self._untold.append((group, block.key))
-        if len(self._untold) >= MAX_UNTOLD:
-            self.tell()
+        """Record a read of a block of the group."""
+        self._pending_touches.append((group, block.key))
+        if len(self._pending_touches) >= MAX_PENDING_TOUCHES:
+            self.flush_touches()
 
-    def tell(self) -> None:
-        """Have the policies know of all reads so far. To be called now and then, for they have clocks."""
-        if not self._untold:
+    def flush_touches(self) -> None:
+        """Pass pending reads to the policies. Called periodically, because policies have clocks."""
+        if not self._pending_touches:
             return
-        untold, self._untold = self._untold, []
+        untold, self._pending_touches = self._pending_touches, []
         for group, key in untold:
             self._groups[group].policy.touch(key)
 
     def remove(self, block: Block, group: int) -> None:
-        self.tell()
+        self.flush_touches()
         members = self._groups[group]
         policy = members.policy
         self.remembered -= policy.remembered
@@ -155,9 +161,8 @@ class EvictionOrder:
         self._have_left(group, 1)
 
     def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_evict: Callable[[Block], bool]) -> list[Block]:
-        """As `victim` and `remove` one after the other, up to `count` blocks, which are the order's no more; none from the first on that
-        may not go."""
-        self.tell()
+        """As `victim` and `remove` in turn, up to `count` blocks. Stops at the first that `may_evict` refuses."""
+        self.flush_touches()
         members = self._groups.get(group)
         if members is None:
             return []
@@ -180,14 +185,14 @@ class EvictionOrder:
         return [blocks[key] for key in found]
 
     def _have_left(self, group: int, count: int) -> None:
-        """So many blocks of the group, whose policy does not count among what is remembered."""
+        """Account for removed blocks of the group. Its policy is not included in `remembered` at this point."""
         members = self._groups[group]
         policy, tenant = members.policy, members.tenant
         if not len(policy):
             del self._groups[group], self._groups_of[tenant][group]
             if not self._groups_of[tenant]:
                 del self._groups_of[tenant]
-            self._debts.pop(group, None)
+            self._rebalance_credits.pop(group, None)
             return
         self.remembered += policy.remembered
         for _ in range(count):
@@ -196,8 +201,8 @@ class EvictionOrder:
             self._forget(policy, self._max_remembered // len(self._groups))
 
     def _forget(self, policy: EvictionPolicy[bytes], share: int) -> None:
-        """Blocks of a group that remembers more than its `share`: of this one that has just lost a block, or of one that is looked for."""
-        for _ in range(min(len(self._groups), MAX_GROUPS_ASKED)):
+        """Make a policy forget blocks: this one if it remembers more than `share`, else another that does."""
+        for _ in range(min(len(self._groups), MAX_GROUPS_SEARCHED)):
             if policy.remembered > share:
                 break
             other, members = next(iter(self._groups.items()))
@@ -212,13 +217,13 @@ class EvictionOrder:
         return members is not None and block.key in members.policy and self._blocks_of(members.tenant).get(block.key) is block
 
     def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """The group's next block to leave; None when it has none that may."""
-        self.tell()
+        """Return the group's next victim; None if no block is evictable."""
+        self.flush_touches()
         members = self._groups.get(group)
         return self._victim(members, evictable) if members is not None else None
 
     def retired_victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """The next block of the group to leave whose namespace is retired; None when it has none that may."""
+        """Return the group's next victim of a retired namespace, or None."""
         members = self._groups.get(group)
         return self._retired_in(members, evictable) if members is not None else None
 
@@ -230,10 +235,10 @@ class EvictionOrder:
         return blocks[key] if key is not None else None
 
     def _retired_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
-        """A retired block of the group that may leave. Those whose namespace is used again are retired no more; those that may not leave
-        are looked at again last."""
+        """Return an evictable retired block of the group. Blocks whose namespace is used again are unmarked; blocks in
+        use are examined last the next time."""
         retired, is_retired = members.retired, self.is_retired
-        for _ in range(min(len(retired), MAX_RETIRED_ASKED)):
+        for _ in range(min(len(retired), MAX_RETIRED_EXAMINED)):
             key = next(reversed(retired))
             block = self._blocks_of(members.tenant)[key]
             if is_retired is not None and is_retired(block):
@@ -245,10 +250,11 @@ class EvictionOrder:
         return None
 
     def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int) -> list[Block]:
-        """Return up to `count` different blocks of the group, in about the order in which they would leave.
+        """Return up to `count` different blocks of the group, in approximate eviction order.
 
-        A policy may ask about a block that was refused once more, as SIEVE does in its second round."""
-        self.tell()
+        A policy may offer a refused block twice, as SIEVE does in its second round.
+        """
+        self.flush_touches()
         found: dict[Block, None] = {}
         members = self._groups.get(group)
 
@@ -263,16 +269,16 @@ class EvictionOrder:
         return list(found)
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """Of the other groups' next victims the one read longest ago; where there are more than MAX_GROUPS_ASKED groups, of those asked."""
+        """Return the next victim of the other groups that was read longest ago, among at most MAX_GROUPS_ASKED groups."""
         return self._coldest(self._groups, evictable, _last_access, besides=group)
 
     def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
-        """Of the next victims of a tenant's groups a retired one, else the one read longest ago; where it has more than MAX_GROUPS_ASKED,
-        of those asked."""
+        """Return a retired next victim of the tenant's groups, else the one read longest ago, among at most
+        MAX_GROUPS_ASKED groups."""
         return self._coldest(self._groups_of.get(tenant, OrderedDict()), evictable, self._coldness)
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
-        """Of all groups' next victims the one read longest ago."""
+        """Return the next victim of all groups that was read longest ago."""
         return self.coldest_elsewhere(-1, evictable)
 
     def _coldest(
@@ -283,28 +289,30 @@ class EvictionOrder:
         *,
         besides: int = -1,
     ) -> Block | None:
-        self.tell()
+        self.flush_touches()
         found: list[Block] = []
-        for group in _in_turn(groups, found):
+        for group in _round_robin(groups, found):
             if group != besides and (block := self._victim(self._groups[group], evictable)) is not None:
-                found.append(block)  # noqa: PERF401 - what is found ends the turns
+                found.append(block)  # noqa: PERF401 - `found` ends the iteration
         return min(found, key=rank, default=None)
 
     def _coldness(self, block: Block) -> tuple[bool, int]:
-        """Of a tenant's blocks the least leaves first."""
+        """Sort key within a tenant: the least is evicted first."""
         return self.is_retired is None or not self.is_retired(block), block.last_access
 
     def next_coldest(self, evictable: Callable[[Block], bool], count: int, tenant: str | None = None) -> list[Block]:
-        """Up to `count` blocks, of that tenant or of all, as `coldest_of` or `coldest` would give them one after the other if each that was
-        given were refused next. At least one where any may leave: of each group asked only its share of so many is looked at, and the first
-        whose share is used up ends it, for its next block may be colder than those of the others."""
-        self.tell()
+        """Return up to `count` blocks, of `tenant` or of all, in the order of repeated `coldest_of` or `coldest`.
+
+        At least one if any is evictable. Each group is searched for its share only; the first group whose share is used
+        up ends the result, because its next block may be colder than those of others.
+        """
+        self.flush_touches()
         groups: OrderedDict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, OrderedDict())
-        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_ASKED)))
+        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_SEARCHED)))
         found: list[list[Block]] = []
-        for group in _in_turn(groups, found):
+        for group in _round_robin(groups, found):
             if blocks := self.next_victims(group, evictable, share):
-                found.append(blocks)  # noqa: PERF401 - what is found ends the turns
+                found.append(blocks)  # noqa: PERF401 - `found` ends the iteration
         rank: Callable[[Block], Any] = _last_access if tenant is None else self._coldness
         heads = [(rank(blocks[0]), number, 0) for number, blocks in enumerate(found)]
         heapq.heapify(heads)
@@ -322,21 +330,22 @@ class EvictionOrder:
         return coldest
 
     @property
-    def asks_all(self) -> bool:
-        """Whether `coldest_elsewhere` asks all groups: what it gives is so until one of another group changes."""
-        return len(self._groups) <= MAX_GROUPS_ASKED
+    def searches_all(self) -> bool:
+        """True if `coldest_elsewhere` searches all groups, so that its result stays valid until another group changes."""
+        return len(self._groups) <= MAX_GROUPS_SEARCHED
 
-    def owe(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
-        """`group` gives up a block of `size_bytes` though a colder one is elsewhere; True when it is now owed a whole slab.
+    def add_rebalance_credit(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
+        """Credit the group for evicting a block of `size_bytes` although another group has a colder one. Return True if
+        the credit pays for a slab now.
 
-        `slab_bytes` says what the colder one's slab costs, 0 for nothing. It is asked once a debt: it walks the slab.
+        `slab_bytes` returns the price of the slab, 0 if it is free. It walks the slab, and is called once per credit.
         """
-        owed_bytes, due_bytes = self._debts[group] if group in self._debts else (0, slab_bytes())
+        owed_bytes, due_bytes = self._rebalance_credits[group] if group in self._rebalance_credits else (0, slab_bytes())
         owed_bytes += size_bytes
         if owed_bytes >= due_bytes:
-            self._debts.pop(group, None)
+            self._rebalance_credits.pop(group, None)
             return True
-        self._debts[group] = (owed_bytes, due_bytes)
+        self._rebalance_credits[group] = (owed_bytes, due_bytes)
         return False
 
     def __len__(self) -> int:
@@ -347,10 +356,10 @@ def _last_access(block: Block) -> int:
     return block.last_access
 
 
-def _in_turn(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
-    """The groups to ask: MAX_GROUPS_ASKED, and more until something is in `found`. Those that are asked come last the next time."""
+def _round_robin(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
+    """Iterate over groups round robin: MAX_GROUPS_ASKED, and more until `found` is not empty."""
     for asked in range(len(groups)):
-        if asked >= MAX_GROUPS_ASKED and len(found):
+        if asked >= MAX_GROUPS_SEARCHED and len(found):
             return
         group = next(iter(groups))
         groups.move_to_end(group)

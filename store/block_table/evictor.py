@@ -1,7 +1,7 @@
-"""Room in the tiers: who leaves one for something new, at once or once a copy of it is in a lower tier. It plans these copies, and those
-up to HBM; the mover makes them (store/tiering/mover.py), and the block table records them when they are done (`BlockTable.finish_move`).
+"""Eviction: frees space in the tiers for new blocks, and plans demotions and promotions.
 
-It owns the planned copies until they are taken, and no block: what leaves at once leaves by copies.py.
+A victim is dropped at once or demoted first. The evictor owns planned moves until `take_moves`; the mover executes them
+(store/tiering/mover.py) and the block table records them (`BlockTable.finish_move`).
 """
 
 import functools
@@ -15,37 +15,36 @@ from kvstore.store.block_table.copies import BlockCopies
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import read, rows_of
 from kvstore.store.block_table.tier_view import TierView
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
 
 PROMOTE_AT_HITS = 2
-"""A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
+"""A block below DRAM is promoted on its second hit there: 76 % of a production trace's blocks are read at most once
+more."""
 
-SURPLUS_BLOCKS = 512
-"""Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
+MAX_QUOTA_EVICTIONS = 512
+"""Blocks evicted per call after a quota was lowered: a few milliseconds."""
 
-EXTRA_BLOCKS = 1024
-"""Blocks that leave in one turn of the loop beyond one for each newcomer: those that a lowered quota is short of, or whose room one large
-value takes. Some 20 ms; who wants more has it in the next turns, and others are served in between. Of a slab a part leaves whole."""
+MAX_EXTRA_EVICTIONS = 1024
+"""Evictions per loop iteration beyond one per new block, for a lowered quota or a large value: about 20 ms. The rest
+follows in later iterations. A slab's part is evicted whole."""
 
-MAX_LEAVING = 512
-"""Blocks of a tier that are being copied down at once to make room ahead. They stay first in the order meanwhile, and whoever looks for a
-victim passes by them: four thousand, planned one by one, stopped the loop for seconds."""
+MAX_DEMOTIONS = 512
+"""Blocks of a tier that are being demoted at once. They stay first in the eviction order, and every victim search skips
+them: 4,000, planned one by one, stopped the loop for seconds."""
 
-MAX_LOOKED = 4096
-"""Blocks looked at in one turn for those that leave next: a few milliseconds. What is left is for the next turns."""
+MAX_CANDIDATES = 4096
+"""Candidates examined per call: a few milliseconds. The rest follows in later calls."""
 
-LEAVING_AT_ONCE = 512
-"""Blocks of a batch that leave in one go: no policy remembers many more than it may meanwhile, which is looked at afterwards."""
+DROP_BATCH = 512
+"""Blocks dropped at once. Policies may exceed their memory bound by this many, until the check afterwards."""
 
 
 @dataclass(slots=True, eq=False)
 class TierMove:
-    """A planned copy of `block` from one tier to another; `block.moving` is set until `BlockTable.finish_move`.
-
-    `encoding` is what the copy will be, where `slot` has room for the encoded value only.
-    """
+    """Planned copy of `block` from one tier to another. `block.moving` is set until `BlockTable.finish_move`. With
+    `encoding`, `slot` fits the encoded value only."""
 
     block: Block
     source: int
@@ -55,7 +54,7 @@ class TierMove:
 
 
 class Evictor:
-    """See the module. The node's loop is the only caller."""
+    """Frees slots and plans moves. Not thread-safe: called from the node's loop."""
 
     def __init__(
         self,
@@ -64,28 +63,32 @@ class Evictor:
         encoding_of: Callable[[Block], Encoding | None] | None,
         holds: Holds,
     ) -> None:
-        """`levels` by index, fastest first; the rest as in BlockTable."""
+        """`levels` are the tier views by index, fastest first. The rest as in BlockTable."""
         self._holds = holds
         self._levels = levels
         self._copies = copies
         self._encoding_of = encoding_of
         self._moves: list[TierMove] = []
         self.under_way = 0
-        """Copies between tiers that were planned or begun, promotions of the block table's included, and are not finished."""
-        self._in_vain: set[tuple[int, str | None, bool]] = set()
-        """What was looked for and not found since the last `look_again`: the tier, whose blocks (None: anybody's), whether slabs. A look at
-        thousands of blocks that are pinned, or that the master does not know yet, takes milliseconds, and each round of events asks."""
-        self._extra_left = EXTRA_BLOCKS
-        """In this turn."""
+        """Moves planned or in progress, including the table's promotions."""
+        self._failed_searches: set[tuple[int, str | None, bool]] = set()
+        """Searches that found nothing since the last `retry_failed_searches`: tier, tenant (None: all), whether for
+        slabs. A search over thousands of pinned or uncommitted blocks takes milliseconds and would run in every round
+        of events."""
+        self._extra_left = MAX_EXTRA_EVICTIONS
+        """MAX_EXTRA_EVICTIONS left in this iteration."""
         self._is_cut_short = False
-        """Somebody wanted more in this turn."""
+        """More evictions were requested than this iteration permits."""
 
     def make(self, level: TierView, size_bytes: int, tenant: str, *, may_wait: bool = True, may_drop: bool = False) -> Slot | None:
-        """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
-        leave at once (demotions may have been planned), or enough has left in this turn.
+        """Return a slot in the tier, evicting until one is free. For a tenant at its quota only its own blocks are
+        evicted.
 
-        With `may_drop` a victim that no lower tier holds leaves the node, instead of being copied down first. Not for a quota, nor all
-        blocks of a slab: no watermark makes room ahead for these, and NVMe would get none of them."""
+        Returns None if nothing can be dropped at once (demotions may have been planned), or this iteration's evictions
+        are used up. With `may_drop` a victim without a copy in a lower tier is dropped instead of demoted first; not
+        for a quota and not for a whole slab, because no watermark frees space ahead for these and NVMe would get none
+        of them.
+        """
         is_over, is_first = False, True
         while True:
             try:
@@ -96,12 +99,12 @@ class Evictor:
             except TierFull:
                 victims = level.own_slab(tenant) if is_over else level.victims(level.tier.group(size_bytes, tenant=tenant))
             if not victims:
-                if self.holds_give_way(level, tenant if is_over else None):
+                if self.yield_holds(level, tenant if is_over else None):
                     continue
                 return None
-            # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
-            leaving_bytes = level.limits.leaving_bytes(tenant) if is_over else level.leaving_bytes
-            is_patient = not may_wait or leaving_bytes >= size_bytes
+            # If enough is being demoted, another demotion frees space no sooner; each retry would plan one more.
+            demoting_bytes = level.limits.demoting_bytes(tenant) if is_over else level.demoting_bytes
+            is_patient = not may_wait or demoting_bytes >= size_bytes
             is_dropped = may_drop and not is_over and len(victims) == 1
             if is_patient and not is_dropped and not all(self._can_leave_now(block, level) for block in victims):
                 return None
@@ -112,27 +115,28 @@ class Evictor:
             if still_here:
                 return None
 
-    def holds_give_way(self, level: TierView, tenant: str | None) -> bool:
-        """Whether holds, of the tenant or of all, have ended for a newcomer for which nothing else can leave: it is worth another search.
-        Not while something is on its way down, which makes room without that."""
-        return not level.leaving_blocks and self._holds.give_way(level.index, tenant)
+    def yield_holds(self, level: TierView, tenant: str | None) -> bool:
+        """End holds for a new block if nothing else is evictable. Return True if a new search is worthwhile. No-op
+        while demotions are in progress."""
+        return not level.demoting_blocks and self._holds.yield_oldest(level.index, tenant)
 
     def may_take(self, count: int) -> bool:
-        """Whether so many blocks may leave beyond one for each newcomer: they are counted. False: not in this turn any more."""
+        """Count evictions beyond one per new block. Return False if this iteration permits no more."""
         if self._extra_left <= 0:
             self._is_cut_short = True
             return False
         self._extra_left -= count
         return True
 
-    def next_turn(self) -> bool:
-        """The loop has served others. True: somebody wanted more than could leave in the turn before, and should be tried again."""
-        is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, EXTRA_BLOCKS
+    def begin_iteration(self) -> bool:
+        """Start a new loop iteration. Return True if the last one was cut short and its requests should be retried."""
+        is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, MAX_EXTRA_EVICTIONS
         return is_cut_short
 
     def free_at_once(self, level: TierView, size_bytes: int, tenant: str, count: int, *, may_drop: bool = False) -> bool:
-        """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
-        be copied first. False: none has left. `may_drop` is as for `make`: one look passes by all that are on their way down."""
+        """Drop up to `count` blocks as `make` would in turn, or a slab of another group, if they need not be demoted
+        first. Return False if none was dropped. With `may_drop`, a single search skips all blocks that are being
+        demoted."""
         if level.lacks_quota(size_bytes, tenant):
             return self._free_own(level, size_bytes, tenant, count)
         group = level.tier.group(size_bytes, tenant=tenant)
@@ -141,7 +145,7 @@ class Evictor:
         has_left = left > 0
         for _ in range(count - left):
             victims = level.victims(group)
-            is_dropped = may_drop and len(victims) == 1 and victims[0].generation != UNDECIDED
+            is_dropped = may_drop and len(victims) == 1 and victims[0].generation != UNCOMMITTED
             if not victims or not (is_lowest or is_dropped or all(block.is_also_outside(level.index) for block in victims)):
                 break
             if len(victims) > 1 and not self.may_take(len(victims)):
@@ -155,10 +159,11 @@ class Evictor:
         return has_left
 
     def _free_coldest(self, level: TierView, group: int, tenant: str, count: int) -> int:
-        """Have the group's coldest blocks leave the node, up to `count`, as far as each would be the next victim; how many have left."""
+        """Drop the group's coldest blocks from the node, up to `count`, while each is the next victim. Return their
+        number."""
         left = 0
         while left < count:
-            blocks = level.take_coldest(group, tenant, min(count - left, LEAVING_AT_ONCE))
+            blocks = level.take_coldest(group, tenant, min(count - left, DROP_BATCH))
             if not blocks:
                 break
             level.counts.evict_all(read(blocks[0].columns.last_accesses, rows_of(blocks)).tolist())
@@ -167,14 +172,14 @@ class Evictor:
         return left
 
     def _drop_coldest(self, level: TierView, group: int, count: int) -> int:
-        """As `_free_coldest`, where they could go down and no time is left for it."""
+        """As `_free_coldest`, for blocks that could be demoted if there were time."""
         blocks = level.coldest_of_all(group, count)
         for block in blocks:
             self.evict(block, level, is_dropped=True)
         return len(blocks)
 
     def _free_own(self, level: TierView, size_bytes: int, tenant: str, count: int) -> bool:
-        """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
+        """As `free_at_once`, with the tenant's own blocks, until its quota permits `count` values."""
         has_left, due = False, count
         while level.within_limit(tenant, size_bytes, count) < count:
             victims = level.own_victims(size_bytes, tenant)
@@ -188,44 +193,45 @@ class Evictor:
         return has_left
 
     def evict(self, block: Block, level: TierView, *, for_quota: bool = False, is_dropped: bool = False) -> bool:
-        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first; with `is_dropped` it
-        leaves the node instead. `for_quota`: for its tenant has all that its quota gives it."""
+        """Evict the block from the tier. Return True if its slot is free now, False if it must be demoted first.
+        `is_dropped`: drop it instead of demoting it. `for_quota`: counted as a quota eviction."""
         if block.is_also_outside(level.index):
             self._copies.drop_copy(block, level.index)
             return True
         lower = self._lower(level.index)
-        if lower is not None and block.generation == UNDECIDED:
-            return False  # it goes down once the master has decided
+        if lower is not None and block.generation == UNCOMMITTED:
+            return False  # demoted once it is committed
         if lower is not None and not is_dropped and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
-            return False  # cut short: there may be room for it in the next turn
+            return False  # cut short: retry in the next iteration
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota
         self._copies.drop(block)
         return True
 
-    def relieve(self) -> None:
-        """Plan demotions from each tier above its high watermark down to the low one, counting those under way: some now, the others by the
-        next calls. What a tenant has above its limit leaves, too, down or for good.
+    def demote_to_low_watermark(self) -> None:
+        """Plan demotions from each tier above its high watermark down to the low one, some per call. Also evict what
+        tenants have over quota.
 
-        Blocks leave the node for a watermark from the lowest tier only."""
+        Only the lowest tier's evictions drop blocks from the node for a watermark.
+        """
         for level in self._levels.values():
-            if level.limits.surplus:
-                self._take_surplus(level)
-            if level.slab_limits.surplus:
-                self._take_surplus_slabs(level)
-            if level.tier.used_bytes - level.leaving_bytes > (level.low_bytes if level.is_relieved else level.high_bytes):
-                self._relieve(level)
+            if level.limits.over_quota:
+                self._evict_over_quota(level)
+            if level.slab_limits.over_quota:
+                self._evict_over_quota_slabs(level)
+            if level.tier.used_bytes - level.demoting_bytes > (level.low_bytes if level.is_demoting else level.high_bytes):
+                self._demote_to_low_watermark(level)
             else:
-                level.is_relieved = False
+                level.is_demoting = False
 
-    def look_again(self) -> None:
-        """To be called now and then: what could not leave before may by now."""
-        self._in_vain.clear()
+    def retry_failed_searches(self) -> None:
+        """Repeat searches that found nothing. Called periodically."""
+        self._failed_searches.clear()
         for level in self._levels.values():
-            level.look_again()
+            level.retry_failed_searches()
 
-    def warm(self, block: Block) -> None:
-        """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
+    def promote_to_hbm(self, block: Block) -> None:
+        """Plan a copy of a DRAM block to HBM if it was read often enough and a slot is free at once."""
         hbm = self._levels.get(HBM)
         if hbm is None or block.hits < PROMOTE_AT_HITS or block.is_in(HBM) or block.moving:
             return
@@ -233,34 +239,34 @@ class Evictor:
             self._plan_move(block, self._levels[DRAM], hbm)
 
     def save(self, block: Block) -> bool:
-        """Plan a copy of the block to NVMe, beside those that it has; False: none can be made, or it is being copied already."""
+        """Plan an additional copy in NVMe. Return False if none can be made, or the block is moving."""
         source, nvme = block.fastest(), self._levels.get(NVME)
         if nvme is None or source is None or block.is_in(NVME) or block.moving or not nvme.takes_values:
             return False
-        return self._plan_move(block, self._levels[source], nvme, stays=True)
+        return self._plan_move(block, self._levels[source], nvme, keeps_source=True)
 
-    def goes_down(self, index: int) -> bool:
-        """Whether there is a lower tier that takes what leaves this one."""
+    def has_lower_tier(self, index: int) -> bool:
+        """Return True if a lower tier takes this tier's victims."""
         return self._lower(index) is not None
 
     def suspend(self, index: int, *, is_suspended: bool) -> None:
-        """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
+        """Suspend or resume a tier. A suspended tier gets no new copies: its device has refused one."""
         self._levels[index].is_suspended = is_suspended
 
     def take_moves(self) -> list[TierMove]:
-        """The copies planned since the last call, for the mover."""
+        """Return and clear the moves planned since the last call."""
         moves, self._moves = self._moves, []
         return moves
 
-    def _relieve(self, level: TierView) -> None:
-        if level.leaving_blocks >= MAX_LEAVING:
+    def _demote_to_low_watermark(self, level: TierView) -> None:
+        if level.demoting_blocks >= MAX_DEMOTIONS:
             return
-        level.is_relieved = False
+        level.is_demoting = False
         if self._lower(level.index) is None and not any(len(other) for other in self._levels.values() if other is not level):
-            return  # there is nowhere to go, and no copy is one of several
+            return  # no lower tier, and no second copies
 
         def is_too_full() -> bool:
-            return level.tier.used_bytes - level.leaving_bytes > level.low_bytes
+            return level.tier.used_bytes - level.demoting_bytes > level.low_bytes
 
         for block in self._next_to_leave(level, is_too_full):
             if block.is_also_outside(level.index):
@@ -268,26 +274,29 @@ class Evictor:
             else:
                 lower = self._lower(level.index)
                 if lower is None or not self._plan_move(block, level, lower):
-                    level.is_relieved = False
-                    return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
-            level.is_relieved = is_too_full()
+                    level.is_demoting = False
+                    return  # a watermark alone drops no block that cannot be demoted
+            level.is_demoting = is_too_full()
 
     def _next_to_leave(self, level: TierView, is_wanted: Callable[[], bool], tenant: str | None = None) -> Iterator[Block]:
-        """The coldest blocks, of that tenant or of all, each when the one before has left or is on its way down: while more are wanted, and
-        as many as one turn may take. Twice as many are looked for each time, for each look passes by all that are on their way; but once a
-        block has left, the policy has another order."""
-        looked, count, what = 0, 1, (level.index, tenant, False)
+        """Iterate over the coldest blocks, of `tenant` or of all, while `is_wanted` and the limits permit. The caller
+        evicts each or plans its demotion before the next.
+
+        Each search skips all blocks in progress, so the searched count doubles. After a drop the policy's order has
+        changed, and the count restarts at 1.
+        """
+        examined, count, what = 0, 1, (level.index, tenant, False)
 
         def may_leave(block: Block) -> bool:
-            nonlocal looked
-            looked += 1
-            return block.generation != UNDECIDED and is_unused(block)
+            nonlocal examined
+            examined += 1
+            return block.generation != UNCOMMITTED and is_unused(block)
 
-        while what not in self._in_vain and is_wanted() and looked < MAX_LOOKED and level.leaving_blocks < MAX_LEAVING:
-            is_unused = level.may_leave_now()
-            blocks = level.order.next_coldest(may_leave, min(count, MAX_LEAVING - level.leaving_blocks), tenant)
+        while what not in self._failed_searches and is_wanted() and examined < MAX_CANDIDATES and level.demoting_blocks < MAX_DEMOTIONS:
+            is_unused = level.evictable_now()
+            blocks = level.order.next_coldest(may_leave, min(count, MAX_DEMOTIONS - level.demoting_blocks), tenant)
             if not blocks:
-                self._in_vain.add(what)
+                self._failed_searches.add(what)
                 return
             count *= 2
             for block in blocks:
@@ -298,41 +307,41 @@ class Evictor:
                 if not is_wanted():
                     return
 
-    def _take_surplus(self, level: TierView) -> None:
-        """The coldest blocks of tenants above their limit leave, SURPLUS_BLOCKS at most; the others by the next calls."""
-        limits, left = level.limits, SURPLUS_BLOCKS
-        for tenant in list(limits.surplus):
+    def _evict_over_quota(self, level: TierView) -> None:
+        """Evict the coldest blocks of tenants over quota, at most MAX_QUOTA_EVICTIONS per call."""
+        limits, left = level.limits, MAX_QUOTA_EVICTIONS
+        for tenant in list(limits.over_quota):
             if not limits.is_above(tenant):
-                limits.surplus.discard(tenant)
-            for block in islice(self._next_to_leave(level, functools.partial(_has_surplus, level, tenant), tenant), left):
+                limits.over_quota.discard(tenant)
+            for block in islice(self._next_to_leave(level, functools.partial(_is_over_quota, level, tenant), tenant), left):
                 left -= 1
                 if not (self.evict(block, level, for_quota=True) or block.moving):
                     break
 
-    def _take_surplus_slabs(self, level: TierView) -> None:
-        """The coldest slabs of tenants that have more than they may are emptied, at least one and then up to SURPLUS_BLOCKS blocks; none
-        while something of the tenant is being copied down: its slab may be empty then."""
-        limits, left = level.slab_limits, SURPLUS_BLOCKS
-        for tenant in list(limits.surplus):
+    def _evict_over_quota_slabs(self, level: TierView) -> None:
+        """Empty the coldest slabs of tenants with too many, at least one and up to MAX_QUOTA_EVICTIONS blocks. None
+        while a demotion of the tenant is in progress: its slab may become empty."""
+        limits, left = level.slab_limits, MAX_QUOTA_EVICTIONS
+        for tenant in list(limits.over_quota):
             what = (level.index, tenant, True)
-            while left > 0 and what not in self._in_vain and limits.is_above(tenant) and not level.limits.leaving_bytes(tenant):
+            while left > 0 and what not in self._failed_searches and limits.is_above(tenant) and not level.limits.demoting_bytes(tenant):
                 slab = level.own_slab(tenant)
                 if not slab:
-                    self._in_vain.add(what)
+                    self._failed_searches.add(what)
                     break
                 left -= len(slab)
                 for block in slab:
                     self.evict(block, level, for_quota=True)
                 if all(block.is_in(level.index) and not block.moving for block in slab):
-                    self._in_vain.add(what)
+                    self._failed_searches.add(what)
                     break
             if not limits.is_above(tenant):
-                limits.surplus.discard(tenant)
+                limits.over_quota.discard(tenant)
 
-    def _plan_move(self, block: Block, source: TierView, target: TierView, *, stays: bool = False) -> bool:
-        """`stays`: the copy is to make no room in the source."""
-        if block.generation == UNDECIDED:
-            return False  # what a durable tier holds comes back with the next process, and must have the generation it was granted
+    def _plan_move(self, block: Block, source: TierView, target: TierView, *, keeps_source: bool = False) -> bool:
+        """`keeps_source`: the copy frees no space in the source."""
+        if block.generation == UNCOMMITTED:
+            return False  # a durable copy survives a restart and needs its generation
         is_demotion = target.index > source.index
         encoding = None
         if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:
@@ -340,15 +349,15 @@ class Evictor:
         size_bytes = block.size_bytes if encoding is None else encoding.size_bytes
         try:
             slot = self.make(target, size_bytes, block.tenant, may_wait=is_demotion)
-        except KVStoreError:  # larger than that tier, or it just failed
+        except KVStoreError:  # larger than that tier, or the tier failed
             return False
         if slot is None:
             return False
         block.moving = True
         self.under_way += 1
-        if is_demotion and not stays:
-            block.leaving = source.index
-            source.count_leaving(block, 1)
+        if is_demotion and not keeps_source:
+            block.demoted_from = source.index
+            source.count_demotion(block, 1)
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
 
@@ -356,11 +365,11 @@ class Evictor:
         return block.is_also_outside(level.index) or self._lower(level.index) is None
 
     def _lower(self, index: int) -> TierView | None:
-        """The next lower tier that takes values."""
+        """Return the next lower tier that takes values."""
         levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
         return next((level for level in levels if level.takes_values), None)
 
 
-def _has_surplus(level: TierView, tenant: str) -> bool:
-    """Whether the tenant has more there than it may, without what is leaving."""
-    return -(level.limits.left(tenant) or 0) > level.limits.leaving_bytes(tenant)
+def _is_over_quota(level: TierView, tenant: str) -> bool:
+    """Return True if the tenant is over quota there, not counting demotions in progress."""
+    return -(level.limits.left(tenant) or 0) > level.limits.demoting_bytes(tenant)

@@ -1,14 +1,12 @@
-"""Slots in DRAM before a put has them: free ones, those of blocks that leave at once, and those opened ahead for a connection.
+"""Free DRAM slots for puts, and slots opened ahead for a connection's next put. Part of the block table.
 
-Slots of FreeSlots are given back where no put comes. A part of the block table.
-
-A connection has one slot ahead at most. It belongs to no key and no block. It counts as used memory, of the tier and of the tenant's quota,
-as the slot of an open put does. It goes back to the tier when
+A connection has at most one slot ahead. It belongs to no key and no block, and counts as used memory of the tier and of
+the tenant's quota. It is freed when
 - its connection ends;
 - it was idle for IDLE_NS;
-- another put finds no room, or would have to wait for it (`take_back`).
+- another put finds no slot (`take_back`).
 
-A slot that its writer is writing is not taken back: the page, which both share, says so (protocol/writer_page.py).
+A slot that its writer is writing is not taken back; the shared page records that (protocol/writer_page.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,77 +24,79 @@ from kvstore.tiers.tier import Slot, TierFull
 IDLE_NS: Final = 1_000_000_000
 
 MAX_SHARE: Final = 16
-"""All slots ahead together take at most 1/16 of DRAM."""
+"""All slots ahead take at most 1/16 of DRAM."""
 
 
 class FreeSlots:
-    """See the module."""
+    """Allocates DRAM slots for many new blocks at once. Unused ones are returned by `free`."""
 
-    def __init__(self, landing: TierView, crowding: BlockLimit, room: Evictor, *, is_lowest: bool) -> None:
-        """`landing` is DRAM; `is_lowest`: what leaves there leaves the node."""
-        self._landing = landing
-        self._crowding = crowding
-        self._room = room
+    def __init__(self, ingest_tier: TierView, block_limit: BlockLimit, evictor: Evictor, *, is_lowest: bool) -> None:
+        """`ingest_tier` is DRAM. `is_lowest`: its evictions drop blocks from the node."""
+        self._ingest_tier = ingest_tier
+        self._block_limit = block_limit
+        self._evictor = evictor
         self._is_lowest = is_lowest
 
     def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
-        """Up to `count` slots in DRAM for new blocks of that size that nobody has to leave for, for `open_at` to use at once: what is not
-        used has to be given back (`give_back`) before anything else is asked of the table."""
-        count = self._landing.within_limit(tenant, size_bytes, self._crowding.at_most(tenant, count))
-        tier, found = self._landing.tier, list[Slot]()
+        """Return up to `count` free slots for `open_at`, without evictions. Unused ones must be freed before any other
+        call to the table."""
+        count = self._ingest_tier.within_limit(tenant, size_bytes, self._block_limit.at_most(tenant, count))
+        tier, found = self._ingest_tier.tier, list[Slot]()
         try:
-            while len(found) < count and not self._landing.slab_limits.lacks(size_bytes, tenant):
+            while len(found) < count and not self._ingest_tier.slab_limits.lacks(size_bytes, tenant):
                 found += tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found)) or [
-                    tier.allocate(size_bytes, tenant=tenant)  # the first of another slab
+                    tier.allocate(size_bytes, tenant=tenant)  # opens another slab
                 ]
         except TierFull:
             pass
         except KVStoreError:
-            self.give_back(found)
+            self.free(found)
             raise
         return found
 
-    def guest_slot(self, tenant: str, size_bytes: int) -> Slot | None:
-        """A slot in DRAM for a block that nobody has to leave the node for, for `open_at`; None: there is none. With a lower tier there is
-        none above DRAM's high watermark, for something would be copied down for it, and something else leave there."""
-        level = self._landing
+    def spill_slot(self, tenant: str, size_bytes: int) -> Slot | None:
+        """Return a slot for a block that another node spills here, or None. Nothing is evicted for it: with a lower
+        tier none is given above DRAM's high watermark."""
+        level = self._ingest_tier
         if not self._is_lowest and level.tier.used_bytes + size_bytes > level.high_bytes:
             return None
         return next(iter(self.spare_slots(tenant, size_bytes, 1)), None)
 
     def free_slots(self, tenant: str, size_bytes: int, count: int, *, may_drop: bool = False) -> list[Slot]:
-        """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other. `may_drop`:
-        see `Evictor.make`."""
+        """As `spare_slots`, but evict blocks that can be dropped at once if too few are free. `may_drop`: see
+        `Evictor.make`."""
         found = self.spare_slots(tenant, size_bytes, count)
-        while len(found) < count and self._room.free_at_once(self._landing, size_bytes, tenant, count - len(found), may_drop=may_drop):
+        while len(found) < count and self._evictor.free_at_once(
+            self._ingest_tier, size_bytes, tenant, count - len(found), may_drop=may_drop
+        ):
             more = self.spare_slots(tenant, size_bytes, count - len(found))
             if not more:
                 break
             found += more
         return found
 
-    def give_back(self, slots: Iterable[Slot]) -> None:
-        """Slots of `spare_slots` or `free_slots` that no put has."""
+    def free(self, slots: Iterable[Slot]) -> None:
+        """Free unused slots of `spare_slots` or `free_slots`."""
         for slot in slots:
-            self._landing.tier.free(slot)
+            self._ingest_tier.tier.free(slot)
 
 
 class Page(Protocol):
-    """Where a writer is offered its slot."""
+    """Shared page in which a writer is offered its slot."""
 
     def offer(self, number: int, slab: int, offset: int, size_bytes: int, slabs_ahead: Sequence[int] = ()) -> None:
-        """The writer may write this slot from now on, and is to map the slabs meanwhile."""
+        """Offer a slot to the writer, and slabs to map in advance."""
 
     def withdraw(self, number: int) -> bool:
-        """Whether the writer does not write the slot, and does not begin to. False: it does, and the slot stays offered."""
+        """Withdraw the offer. Return False if the writer is writing the slot; it stays offered."""
 
     def clear(self) -> None:
-        """No slot is offered. For a writer that writes none now."""
+        """Clear the offer. The writer must not be writing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotAhead:
-    """One slot, opened at `since_ns` (monotonic) for the writer that shares `page`."""
+    """Slot opened at `since_ns` (monotonic) for the writer that shares `page`."""
 
     number: int
     tenant: str
@@ -106,7 +106,7 @@ class SlotAhead:
 
 
 class SlotsAhead:
-    """See the module. The block table's; the node's loop is the only caller."""
+    """Slots ahead by owner. Not thread-safe: called from the node's loop."""
 
     def __init__(self, slots: FreeSlots, *, capacity_bytes: int) -> None:
         """`capacity_bytes` is DRAM's."""
@@ -115,28 +115,26 @@ class SlotsAhead:
         self._of_owner: dict[object, SlotAhead] = {}
         self._next_number = 1
         self.bytes = 0
-        """Of the values that fit into those that are open."""
+        """Sum of the values' sizes that fit into open slots."""
         self.taken_back = 0
-        """Slots that were taken back from a writer that was connected."""
+        """Slots taken back from connected writers."""
 
     def __len__(self) -> int:
         return len(self._of_owner)
 
     def of(self, owner: object, number: int) -> SlotAhead | None:
-        """The owner's slot, if that is its number."""
+        """Return the owner's slot if it has that number."""
         ahead = self._of_owner.get(owner)
         return ahead if ahead is not None and ahead.number == number else None
 
     def open(self, owner: object, tenant: str, size_bytes: int, page: Page, *, now_ns: int) -> SlotAhead | None:
-        """Open a slot in place of the one that `owner` has, which it does not write now. Blocks leave for it as for a put.
-
-        The caller offers it in the page. None: the size is none that is opened ahead, or there is no room.
-        """
+        """Replace the owner's idle slot by a new one, evicting as for a put. The caller offers it in the page. None:
+        the size is not opened ahead, or no slot is free."""
         self.close(owner)
         if not 0 < size_bytes <= MAX_SLOT_AHEAD_BYTES or self.bytes + size_bytes > self._max_bytes:
             return None
         found: list[Slot] = []
-        with suppress(KVStoreError):  # the writer's next put is told what is wrong
+        with suppress(KVStoreError):  # the writer's next put reports the error
             found = self._slots.free_slots(tenant, size_bytes, 1)
         if not found:
             return None
@@ -146,19 +144,19 @@ class SlotsAhead:
         return ahead
 
     def used(self, owner: object) -> None:
-        """A block has the owner's slot from now on."""
+        """Hand the owner's slot over to a block."""
         ahead = self._of_owner.pop(owner)
         ahead.page.clear()
         self.bytes -= ahead.slot.size_bytes
 
     def close(self, owner: object) -> None:
-        """The owner is gone, or does not write its slot now: free it."""
+        """Free the owner's slot, which is not being written."""
         ahead = self._of_owner.get(owner)
         if ahead is not None:
             self._free(owner, ahead)
 
     def withdraw(self, owner: object) -> bool:
-        """Take back the owner's slot unless it is being written: whether it has none any more."""
+        """Free the owner's slot unless it is being written. Return True if it has none any more."""
         ahead = self._of_owner.get(owner)
         if ahead is None:
             return True
@@ -168,11 +166,11 @@ class SlotsAhead:
         return is_idle
 
     def expire(self, *, now_ns: int) -> None:
-        """Take back the slots that were idle for too long."""
+        """Take back slots that were idle for IDLE_NS."""
         self._take_back(lambda ahead: ahead.since_ns + IDLE_NS <= now_ns)
 
     def take_back(self) -> bool:
-        """Take back every slot that is not being written: another put needs room. Whether there was one."""
+        """Take back all slots that are not being written. Return True if there was one."""
         return self._take_back(lambda ahead: True)
 
     def _take_back(self, is_wanted: Callable[[SlotAhead], bool]) -> bool:
@@ -185,4 +183,4 @@ class SlotsAhead:
 
     def _free(self, owner: object, ahead: SlotAhead) -> None:
         self.used(owner)
-        self._slots.give_back([ahead.slot])
+        self._slots.free([ahead.slot])

@@ -1,11 +1,12 @@
-"""Holds: blocks that a lookup found and that stay in their tier until they were loaded. Bookkeeping; `now_ns` is passed in.
+"""Holds: blocks that a lookup found are kept in their tier until they are loaded. Bookkeeping; `now_ns` is passed in.
 
-A hold is one client's, under a number of its own, and covers any number of blocks; a block may be in several. It ends when the client
-releases it, when its connection ends, or at its time. Until then the block's state says so (ON_HOLD, by tier) and no search for a victim
-takes it. A hold yields to everything that was ordered: `remove` with force, a drain, a quota that was lowered. It also yields to a newcomer
-for which nothing else can leave, so that holds never make a put fail.
+A hold has a client's number and covers any number of blocks; a block may be in several. It ends by release, by the end
+of the connection, or at its time. Until then ON_HOLD is set in the block's state and victim searches skip it.
 
-Limits: held blocks are at most a tenth of each tier, and of what a tenant may have there. Beyond that a lookup gets no hold.
+A hold yields to a forced `remove`, a drain, and a lowered quota. It also yields to a new block for which nothing else
+is evictable, so that holds never fail a put.
+
+Held blocks are at most 1/SHARE of each tier, and of a tenant's quota there. Beyond that a lookup gets no hold.
 """
 
 import heapq
@@ -14,20 +15,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
-from kvstore.store.block_table.block import FASTEST, GONE, ON_HOLD, TIERS, Block
+from kvstore.store.block_table.block import DROPPED, FASTEST, ON_HOLD, TIERS, Block
 
 SHARE: Final = 10
-"""One part in so many of a tier, or of a tenant's quota, may be held."""
+"""1/SHARE of a tier, or of a tenant's quota, may be held."""
 MAX_ENTRIES: Final = 1 << 17
-"""Blocks of all holds together, one in several holds counted in each: about 20 MB."""
+"""Blocks in all holds together, counted once per hold: about 20 MB."""
 MIN_STALE_ENTRIES: Final = 1024
-"""The expiry heap keeps entries of ended holds until they are the majority, as the leases' does."""
+"""The expiry heap is rebuilt when entries of ended holds are the majority, and at least this many."""
 
 _COUNT_SHIFT: Final = 2
 _ONE: Final = 1 << _COUNT_SHIFT
-"""Of what is known of a held block: the tier where it stays below, and in how many holds it is above."""
+"""A held block's value: its tier in the low bits, its number of holds above."""
 Name = tuple[str, int]
-"""A tenant and the number that its client chose."""
+"""Tenant, and the number that its client chose."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,33 +40,33 @@ class _Hold:
 
 
 class Holds:
-    """See the module. Not thread-safe: the node's loop is the only caller."""
+    """Holds of a node, bounded by tier and tenant. Not thread-safe: called from the node's loop."""
 
     def __init__(self, capacities: Mapping[int, int], *, max_ns: int) -> None:
-        """`capacities` are the bytes of each tier, by its index; no hold lasts longer than `max_ns`."""
+        """`capacities` are the tiers' bytes, by index. No hold lasts longer than `max_ns`."""
         self._most_bytes = {tier: capacity_bytes // SHARE for tier, capacity_bytes in capacities.items()}
         self._max_ns = max_ns
         self._quotas = UNLIMITED
         self._holds: dict[Name, _Hold] = {}
-        """By age: the oldest first."""
+        """Oldest first."""
         self._by_owner: dict[object, set[_Hold]] = {}
         self._held: dict[Block, int] = {}
-        """Each block that is held: see _ONE."""
+        """By held block; see _ONE."""
         self._entries = 0
         self._bytes = [0] * len(TIERS)
         self._of_tenant: dict[str, list[int]] = {}
-        """Bytes by tier, then the number of blocks, of tenants that hold some."""
+        """By tenant with held blocks: bytes by tier, then the number of blocks."""
         self._expiry: list[tuple[int, Name]] = []
         self.refused = 0
-        """Blocks that a lookup wanted held and that were not, since the node began."""
+        """Blocks whose hold was refused, since the start."""
         self.yielded = 0
-        """Blocks whose hold ended early, for a newcomer or a quota."""
+        """Blocks whose hold ended early, for a new block or a quota."""
 
-    # --- taking and ending ---
+    # --- begin and end ---
 
     def add(self, owner: object, tenant: str, number: int, blocks: Sequence[Block], *, until_ns: int, now_ns: int) -> list[bool]:
-        """Hold these blocks of the tenant until then; for each whether it is held now. A number that is known already gets these blocks
-        besides its own, the later end, and this owner."""
+        """Hold these blocks until `until_ns`; return for each whether it is held. A known number gets these blocks in
+        addition, the later end, and this owner."""
         until_ns = min(until_ns, now_ns + self._max_ns)
         if until_ns <= now_ns:
             self.refused += len(blocks)
@@ -80,24 +81,24 @@ class Holds:
             self._holds[name] = hold
             heapq.heappush(self._expiry, (until_ns, name))
         elif hold.owner is not owner:
-            self._disown(hold)
+            self._detach_owner(hold)
             hold.owner = owner
         self._by_owner.setdefault(owner, set()).add(hold)
         return flags
 
     def release(self, tenant: str, number: int) -> None:
-        """End the tenant's hold of that number. One that is unknown or over is ignored: a release races with its expiry."""
+        """End the tenant's hold of that number. Unknown numbers are ignored: a release races with expiry."""
         hold = self._holds.get((tenant, number))
         if hold is not None:
             self._end(hold)
 
     def forget_owner(self, owner: object) -> None:
-        """End what was held over a connection that is gone."""
+        """End the holds of a closed connection."""
         for hold in list(self._by_owner.get(owner, ())):
             self._end(hold)
 
     def expire(self, *, now_ns: int) -> int:
-        """End the holds whose time is over; returns how many."""
+        """End expired holds; return their number."""
         count = 0
         while self._expiry and self._expiry[0][0] <= now_ns:
             _, name = heapq.heappop(self._expiry)
@@ -109,11 +110,11 @@ class Holds:
                 count += 1
         return count
 
-    # --- what comes before a hold ---
+    # --- yielding ---
 
-    def give_way(self, tier: int, tenant: str | None = None) -> bool:
-        """End the older half of the holds, of that tenant or of all, for a newcomer of the tier that finds no room. False: none is in its
-        way. Half of them each time: whole slabs become free in a few searches."""
+    def yield_oldest(self, tier: int, tenant: str | None = None) -> bool:
+        """End the older half of the holds, of `tenant` or of all, for a new block in the tier. Return False if none
+        holds anything there. Halving frees whole slabs in a few searches."""
         if not (self._bytes[tier] if tenant is None else self._of_tenant.get(tenant, [0] * len(TIERS))[tier]):
             return False
         mine = [hold for hold in self._holds.values() if tenant is None or hold.name[0] == tenant]
@@ -123,7 +124,7 @@ class Holds:
         return True
 
     def set_quotas(self, quotas: Quotas) -> None:
-        """These are in force: holds of tenants that have more than their share of them end, the oldest first."""
+        """Apply quotas. Holds of tenants above their share end, oldest first."""
         self._quotas = quotas
         for hold in list(self._holds.values()):
             tenant = hold.name[0]
@@ -131,24 +132,25 @@ class Holds:
                 self.yielded += len(hold.blocks)
                 self._end(hold)
 
-    # --- the whole ---
+    # --- totals ---
 
     def __len__(self) -> int:
         return len(self._holds)
 
     @property
     def blocks(self) -> int:
-        """Blocks that are held."""
+        """Number of held blocks."""
         return len(self._held)
 
     def held_bytes(self, tier: int) -> int:
-        """Of values held in that tier."""
+        """Bytes of values held in that tier."""
         return self._bytes[tier]
 
-    # --- in here ---
+    # --- internals ---
 
     def _take(self, hold: _Hold, blocks: Sequence[Block]) -> list[bool]:
-        """Add what may be added; whether each is in the hold then. The loop is a lookup's cost for the node: 1,024 blocks at a time."""
+        """Add blocks within the limits; return for each whether it is in the hold. This loop is a lookup's cost for the
+        node: 1,024 blocks per call."""
         held, mine, flags = self._held, hold.blocks, list[bool]()
         left, entries_left = self._left(hold.name[0]), MAX_ENTRIES - self._entries
         began = list(left)
@@ -158,7 +160,7 @@ class Holds:
                 continue
             columns = block.columns
             known = held.get(block)
-            if entries_left <= 0 or columns.states[block] & GONE:
+            if entries_left <= 0 or columns.states[block] & DROPPED:
                 flags.append(False)
                 continue
             if known is None:
@@ -180,7 +182,7 @@ class Holds:
         return flags
 
     def _left(self, tenant: str) -> list[int]:
-        """Bytes that the tenant may still hold by tier, and how many blocks; below 0 where its quota was lowered."""
+        """Return the bytes that the tenant may still hold by tier, then the blocks; negative after a quota was lowered."""
         most, use = self._most_bytes, self._of_tenant.get(tenant, (0,) * (len(TIERS) + 1))
         left = [most.get(tier, 0) - self._bytes[tier] for tier in range(len(TIERS))]
         if self._quotas is UNLIMITED:
@@ -192,7 +194,7 @@ class Holds:
         return [*left, MAX_ENTRIES if quota.blocks is None else quota.blocks // SHARE - use[-1]]
 
     def _count(self, tenant: str, more: Sequence[int]) -> None:
-        """So many bytes by tier, and so many blocks, are held more than before."""
+        """Add to the held bytes by tier and to the number of blocks."""
         if not any(more):
             return
         use = self._of_tenant.setdefault(tenant, [0] * (len(TIERS) + 1))
@@ -203,7 +205,7 @@ class Holds:
         if not use[-1]:
             del self._of_tenant[tenant]
 
-    def _disown(self, hold: _Hold) -> None:
+    def _detach_owner(self, hold: _Hold) -> None:
         mine = self._by_owner[hold.owner]
         mine.discard(hold)
         if not mine:
@@ -211,7 +213,7 @@ class Holds:
 
     def _end(self, hold: _Hold) -> None:
         del self._holds[hold.name]
-        self._disown(hold)
+        self._detach_owner(hold)
         self._entries -= len(hold.blocks)
         held, less = self._held, [0] * (len(TIERS) + 1)
         for block in hold.blocks:

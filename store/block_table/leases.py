@@ -1,4 +1,4 @@
-"""Leases on blocks that readers have mapped: who reads what, until when. Pure; `now_ns` is passed in."""
+"""Read leases on mapped blocks: owner, blocks, end. Pure; `now_ns` is passed in."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from kvstore.store.block_table.block import Block
 
 MIN_STALE_ENTRIES = 1024
-"""The expiry heap keeps entries of ended leases, for taking one out costs a search; it is made anew when they are the majority."""
+"""The expiry heap is rebuilt when entries of ended leases are the majority, and at least this many."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadLease:
-    """`owner`'s right to read the blocks' slots until `until_ns`."""
+    """The owner's right to read the blocks' slots until `until_ns`."""
 
     lease_id: int
     owner: object
@@ -21,17 +21,17 @@ class ReadLease:
 
 
 class Leases:
-    """Every block of a lease has been acquired at the table by the caller; `give_back` is called for each, exactly once."""
+    """Leases by id and owner. The caller has acquired every block; `release_block` is called for each, exactly once."""
 
-    def __init__(self, give_back: Callable[[Block], None]) -> None:
-        self._give_back = give_back
+    def __init__(self, release_block: Callable[[Block], None]) -> None:
+        self._release_block = release_block
         self._leases: dict[int, ReadLease] = {}
         self._by_owner: dict[object, set[int]] = {}
         self._expiry: list[tuple[int, int]] = []
         self._next_id = 1
 
     def grant(self, owner: object, blocks: Sequence[Block], until_ns: int) -> int:
-        """The new lease's id, never 0."""
+        """Return the id of a new lease, never 0."""
         lease = ReadLease(self._next_id, owner, blocks, until_ns)
         self._next_id += 1
         self._leases[lease.lease_id] = lease
@@ -40,7 +40,7 @@ class Leases:
         return lease.lease_id
 
     def release(self, owner: object, lease_id: int) -> None:
-        """End a lease. One that is another owner's, unknown or over is ignored: a release races with expiry."""
+        """End a lease. Unknown leases and those of other owners are ignored: a release races with expiry."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.owner is owner:
             self._end(lease)
@@ -50,7 +50,7 @@ class Leases:
             self._end(self._leases[lease_id])
 
     def expire(self, *, now_ns: int) -> int:
-        """End the leases whose time is over; returns how many."""
+        """End expired leases; return their number."""
         count = 0
         while self._expiry and self._expiry[0][0] <= now_ns:
             lease = self._leases.get(heapq.heappop(self._expiry)[1])
@@ -69,7 +69,7 @@ class Leases:
             self._expiry = [(one.until_ns, one.lease_id) for one in self._leases.values()]
             heapq.heapify(self._expiry)
         for block in lease.blocks:
-            self._give_back(block)
+            self._release_block(block)
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -1,4 +1,4 @@
-"""How many bytes and slabs of one tier each tenant may take, and who takes more. Bookkeeping; the node's loop is the only caller."""
+"""Byte and slab limits of tenants in one tier, and which tenants exceed them. Bookkeeping; called from the node's loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,66 +9,67 @@ from kvstore.tiers.tier import Tier
 
 
 class _Limits(ABC):
-    """What each tenant may take, and who takes more."""
+    """Limits of one kind, by tenant."""
 
     def __init__(self) -> None:
         self._limits: Mapping[str, int | None] = {}
         self._default: int | None = None
         self.are_any = False
-        """Whether any tenant has a limit: nothing else need be asked else."""
-        self.surplus: set[str] = set()
-        """Tenants that had more than their limit when they were last looked at: what they have goes first."""
+        """True if any tenant has a limit."""
+        self.over_quota: set[str] = set()
+        """Tenants above their limit at the last check. Their blocks are evicted first."""
 
     @abstractmethod
     def held(self) -> Mapping[str, int]:
-        """What each tenant takes that takes anything."""
+        """Usage by tenant."""
 
     def set(self, limits: Mapping[str, int | None], default: int | None) -> None:
-        """By tenant, and of all others; None: no limit."""
+        """Set limits by tenant, and of all others; None: no limit."""
         self._limits, self._default = limits, default
         self.are_any = default is not None or any(limit is not None for limit in limits.values())
-        self.surplus = {tenant for tenant in self.held() if self.is_above(tenant)}
+        self.over_quota = {tenant for tenant in self.held() if self.is_above(tenant)}
 
     def left(self, tenant: str) -> int | None:
-        """What the tenant may take yet, less than 0 where it has too much; None: no limit."""
+        """Unused part of the tenant's limit, negative if exceeded; None: no limit."""
         limit = self._limits.get(tenant, self._default)
         return None if limit is None else limit - self.held().get(tenant, 0)
 
     def is_above(self, tenant: str) -> bool:
-        """The tenant has more than it may, whatever of it is leaving."""
+        """Return True if the tenant exceeds its limit, demotions in progress included."""
         left = self.left(tenant)
         return left is not None and left < 0
 
 
 class TierLimits(_Limits):
-    """Of bytes. What is leaving for a lower tier is counted until it has left."""
+    """Byte limits. Demotions count as used until they are done."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__()
         self._tier = tier
-        self._leaving_bytes: dict[str, int] = {}
+        self._demoting_bytes: dict[str, int] = {}
 
     def held(self) -> Mapping[str, int]:
         return self._tier.tenant_bytes
 
-    def leaving_bytes(self, tenant: str) -> int:
-        """Bytes of the tenant's blocks that are being copied to a lower tier in order to leave this one."""
-        return self._leaving_bytes.get(tenant, 0)
+    def demoting_bytes(self, tenant: str) -> int:
+        """Bytes of the tenant's blocks that are being demoted."""
+        return self._demoting_bytes.get(tenant, 0)
 
-    def count_leaving(self, block: Block, times: int) -> None:
-        """The block is leaving (1), or no more (-1)."""
-        left_bytes = self._leaving_bytes.get(block.tenant, 0) + times * block.size_bytes
+    def count_demotion(self, block: Block, times: int) -> None:
+        """Count the start (1) or end (-1) of a block's demotion."""
+        left_bytes = self._demoting_bytes.get(block.tenant, 0) + times * block.size_bytes
         if left_bytes:
-            self._leaving_bytes[block.tenant] = left_bytes
+            self._demoting_bytes[block.tenant] = left_bytes
         else:
-            self._leaving_bytes.pop(block.tenant, None)
+            self._demoting_bytes.pop(block.tenant, None)
 
 
 class SlabLimits(_Limits):
-    """Of slabs. A slab is one tenant's, so one value keeps the memory of a whole one from all others: a tenant of few bytes may hold many,
-    where it stores values of many sizes or most of what it stored has left. A slab in which it has nothing counts for no tenant.
+    """Slab limits. A slab belongs to one tenant, so a single value occupies a whole one. A tenant with few bytes may
+    hold many slabs if its values have many sizes or most were evicted. Empty slabs count for no tenant.
 
-    A tenant above its limit takes no further slab; what it has leaves in the background, or for others."""
+    A tenant above its limit gets no further slab; its blocks are evicted in the background or for others.
+    """
 
     def __init__(self, tier: SlabTier | None) -> None:
         """None: the tier has no slabs, and no tenant a limit."""
@@ -76,11 +77,11 @@ class SlabLimits(_Limits):
         self._tier = tier
 
     def held(self) -> Mapping[str, int]:
-        """Slabs in which values are being written or still read count."""
+        """Slabs by tenant, including those with open puts or readers only."""
         return self._tier.tenant_slabs if self._tier is not None else {}
 
     def lacks(self, size_bytes: int, tenant: str) -> bool:
-        """Whether one more value of this size would be in a slab that the tenant may not have. Raises InvalidArgument."""
+        """Return True if one more value of this size needs a slab beyond the tenant's limit. Raises InvalidArgument."""
         if not self.are_any or self._tier is None:
             return False
         left = self.left(tenant)

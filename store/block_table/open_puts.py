@@ -1,6 +1,6 @@
-"""Open puts: which writer has which key, until when, and when the slot of an ended one can be used again. `now_ns` is passed in.
+"""Open puts: slots that writers fill, by key and by owner, with their expiry. `now_ns` is passed in.
 
-A put ends by its commit, its abort, its time, or the end of its writer. Its slot is free once no writer can write into it any more.
+A put ends by commit, abort, expiry, or the end of its writer. Its slot is freed once no writer can write it any more.
 """
 
 from array import array
@@ -16,28 +16,29 @@ from kvstore.store.block_table.rows import keys_of
 from kvstore.tiers.tier import Slot, Tier
 
 MAX_WHOLE: Final = 64
-"""Batches of a tenant that are kept as such: a key is looked for in one after the other."""
+"""Batches of a tenant that stay unsplit. A key lookup scans them."""
 
 MAX_EXPIRED: Final = 2048
-"""Puts that expire at once: some 10 ms of the loop. The others do the next time."""
+"""Puts expired per call: about 10 ms of the loop."""
 
 MAX_ENDED: Final = 2048
-"""Puts of writers who are gone that end at once: some 10 ms of the loop. The others do in the next turns."""
+"""Puts of disconnected writers ended per call: about 10 ms of the loop."""
 
 
 class WritePermission(Protocol):
-    """Leave to write a slot from another host, by the transfer engine."""
+    """Permission to write a slot from another host, through the transfer engine."""
 
     def revoke(self) -> bool:
-        """Nothing new may be written. True once nothing is being written any more either; may be called again."""
+        """Refuse new writes. Return True once none is in progress. May be called again."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenPut:
-    """An open put: the block it will make visible, and until when. Its bytes are undefined until the writer says `commit`.
+    """Open put of one block. Its slot's bytes are undefined until the commit.
 
-    `is_named`: its writer was told the number, writes the slot itself and ends the put by that number. All others are ended by who opened
-    them (for a value that comes through a socket, a claim that the master has not decided, a replica), and by no number: it can be guessed.
+    `is_named`: the writer knows the id, writes the slot itself and ends the put by id. Other puts are ended by the code
+    that opened them (payload over a socket, unanswered commit request, replica), never by id, because ids can be
+    guessed.
     """
 
     put_id: int
@@ -49,7 +50,7 @@ class OpenPut:
 
     @property
     def slot(self) -> Slot:
-        """Where the value goes."""
+        """Slot of the value."""
         slot = self.block.dram
         assert slot is not None
         return slot
@@ -57,9 +58,8 @@ class OpenPut:
 
 @dataclass(slots=True, eq=False)
 class OpenBatch:
-    """Puts of one message to one tenant, with numbers in a row, that have their slots and end together as a rule: until somebody asks for
-    one of them there is no OpenPut, only this. `keys` are those of `blocks`, as a set; `is_named` as of an OpenPut.
-    """
+    """Puts of one message for one tenant, with consecutive ids, that usually end together. No OpenPut exists until one
+    is requested. `keys` is the set of the blocks' keys."""
 
     first_id: int
     blocks: list[Block]
@@ -68,32 +68,32 @@ class OpenBatch:
     expires_ns: int
     is_named: bool = False
     puts: list[OpenPut] = field(default_factory=list)
-    """Once they were asked for."""
+    """Set once one of them was requested."""
 
     @property
     def ids(self) -> range:
-        """The puts' numbers, in the order of the blocks."""
+        """Ids of the puts, in the order of the blocks."""
         return range(self.first_id, self.first_id + len(self.blocks))
 
 
 class OpenPuts:
-    """At most one a key. It owns no slot: the block table frees what `close` and the `reclaim`s give back."""
+    """Index of open puts, at most one per key. It owns no slots: the block table frees those of ended puts."""
 
     def __init__(self, *, ttl_ns: int) -> None:
         self._ttl_ns = ttl_ns
         self._puts: dict[int, OpenPut] = {}
         self._writers: dict[str, dict[bytes, OpenPut]] = {}
-        """By tenant and key. None of them empty."""
+        """By tenant and key. No empty dicts."""
         self._of_owner: dict[object, dict[int, OpenPut | OpenBatch]] = {}
-        """By owner, puts by their numbers and batches by their first. None of them empty."""
+        """By owner: puts by id, batches by first id. No empty dicts."""
         self._batches: dict[int, OpenBatch] = {}
-        """Those of which no put was asked for by itself, by their first number, ascending: their puts are in neither of these."""
+        """Unsplit batches by first id, ascending. Their puts are in neither of the dicts above."""
         self._first_ids: list[int] = []
-        """Theirs."""
+        """Keys of `_batches`."""
         self._of_tenant: dict[str, dict[int, OpenBatch]] = {}
-        """The same by tenant, MAX_WHOLE at most of each. None of them empty."""
+        """`_batches` by tenant, at most MAX_WHOLE each. No empty dicts."""
         self._whole_blocks = 0
-        """Blocks in them."""
+        """Number of blocks in `_batches`."""
         self._expiry: deque[OpenPut | OpenBatch] = deque()
         self._stranded: dict[object, dict[int, OpenPut]] = {}
         self._next_id = 1
@@ -106,7 +106,7 @@ class OpenPuts:
         return of_tenant.get(key) if of_tenant is not None else None
 
     def has_any(self, tenant: str, keys: Iterable[bytes]) -> bool:
-        """Whether one of the keys has a put."""
+        """Return True if one of the keys has an open put."""
         of_tenant = self._writers.get(tenant)
         if of_tenant is not None and not of_tenant.keys().isdisjoint(keys):
             return True
@@ -114,7 +114,7 @@ class OpenPuts:
         return batches is not None and any(not batch.keys.isdisjoint(keys) for batch in batches.values())
 
     def get(self, put_id: int, owner: object) -> OpenPut | None:
-        """The open put of that id, if `owner` is its writer and was told it."""
+        """Return the open put of that id if `owner` is its writer and knows the id."""
         put = self._puts.get(put_id)
         if put is None and self._batches:
             before = bisect_right(self._first_ids, put_id)
@@ -125,18 +125,17 @@ class OpenPuts:
         return put if put is not None and put.owner is owner and put.is_named else None
 
     def get_batch(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
-        """The batch that these are the numbers of, all of them in order, if `owner` is its writer and was told them, and nobody has asked
-        for one of its puts."""
+        """Return the unsplit batch with exactly these ids, in order, if `owner` is its writer and knows them."""
         batch = self._batches.get(put_ids[0]) if put_ids else None
         is_meant = batch is not None and batch.owner is owner and batch.is_named
         return batch if is_meant and batch is not None and array("Q", put_ids) == array("Q", batch.ids) else None
 
     def holds(self, put: OpenPut) -> bool:
-        """Whether it is still open."""
+        """Return True if the put is open."""
         return self._puts.get(put.put_id) is put
 
     def of_owner(self, owner: object, most: int | None = None) -> list[OpenPut]:
-        """Its open puts, so many at most."""
+        """Return the owner's open puts, `most` at most."""
         found: list[OpenPut] = []
         for one in list(islice(self._of_owner.get(owner, {}).values(), most)):
             found += self._split(one) if isinstance(one, OpenBatch) else [one]
@@ -145,11 +144,11 @@ class OpenPuts:
         return found[:most]
 
     def has_any_of(self, owner: object) -> bool:
-        """Whether the owner has open puts, or expired ones whose slots wait for it."""
+        """Return True if the owner has open puts, or expired ones whose slots are not freed."""
         return owner in self._of_owner or owner in self._stranded
 
     def add(self, block: Block, owner: object, *, now_ns: int) -> OpenPut:
-        """Begin a put of a block that has its slot; nobody else may be writing its key."""
+        """Open a put of a block that has its slot. The key must have no other put."""
         put = OpenPut(self._next_id, block, owner, now_ns + self._ttl_ns)
         self._next_id += 1
         self._puts[put.put_id] = self._writers.setdefault(block.tenant, {})[block.key] = put
@@ -158,7 +157,7 @@ class OpenPuts:
         return put
 
     def add_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
-        """As `add`, of blocks of one tenant that have different keys; there is at least one."""
+        """Open puts of one tenant's blocks with distinct keys; at least one."""
         batch = OpenBatch(self._next_id, blocks, frozenset(keys_of(blocks)), owner, now_ns + self._ttl_ns)
         self._next_id += len(blocks)
         of_tenant = self._of_tenant.setdefault(blocks[0].tenant, {})
@@ -173,15 +172,15 @@ class OpenPuts:
         return batch
 
     def add_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
-        """As `add_batch`: the puts."""
+        """As `add_batch`, but return the puts."""
         return self._split(self.add_batch(list(blocks), owner, now_ns=now_ns))
 
     def puts_of(self, batch: OpenBatch) -> list[OpenPut]:
-        """All puts that the batch began with."""
+        """Return all puts that the batch began with."""
         return self._split(batch) if batch.first_id in self._batches else batch.puts
 
     def _split(self, batch: OpenBatch) -> list[OpenPut]:
-        """Each put of a batch is by itself from now on."""
+        """Replace a batch by its puts."""
         self.close_batch(batch)
         owner, expires_ns, is_named = batch.owner, batch.expires_ns, batch.is_named
         columns = zip(batch.ids, batch.blocks, strict=True)
@@ -193,7 +192,7 @@ class OpenPuts:
         return batch.puts
 
     def close(self, put: OpenPut) -> None:
-        """The put is over, however it ended."""
+        """Remove a put that has ended."""
         del self._puts[put.put_id]
         self._take_from(put.owner, put.put_id)
         of_tenant = self._writers[put.block.tenant]
@@ -202,7 +201,7 @@ class OpenPuts:
             del self._writers[put.block.tenant]
 
     def close_batch(self, batch: OpenBatch) -> None:
-        """As `close`, of all puts of a batch that `get_batch` gave."""
+        """Remove all puts of an unsplit batch."""
         del self._batches[batch.first_id]
         del self._first_ids[bisect_left(self._first_ids, batch.first_id)]
         self._take_from(batch.owner, batch.first_id)
@@ -214,7 +213,7 @@ class OpenPuts:
         self._whole_blocks -= len(batch.blocks)
 
     def close_all(self, puts: Sequence[OpenPut]) -> None:
-        """As `close`, of different puts of one tenant; there is at least one."""
+        """Remove puts of one tenant; at least one."""
         tenant = puts[0].block.tenant
         by_id, of_tenant = self._puts, self._writers[tenant]
         for put in puts:
@@ -230,13 +229,12 @@ class OpenPuts:
             del self._of_owner[owner]
 
     def expire(self, *, now_ns: int) -> list[OpenPut]:
-        """Close puts whose time is over, MAX_EXPIRED at most, and return them. Their slots are stranded until their writers are done with
-        them."""
+        """Close and return expired puts, at most MAX_EXPIRED. Their slots are stranded until their writers are done."""
         expired = list[OpenPut]()
         while len(expired) < MAX_EXPIRED and self._expiry and (self._expiry[0].expires_ns <= now_ns or not self._is_open(self._expiry[0])):
             first = self._expiry.popleft()
             if isinstance(first, OpenBatch):
-                self._expiry.extendleft(reversed(self.puts_of(first)))  # which may be more than expire at once
+                self._expiry.extendleft(reversed(self.puts_of(first)))  # may exceed MAX_EXPIRED
             elif first.put_id in self._puts:
                 self.close(first)
                 self._stranded.setdefault(first.owner, {})[first.put_id] = first
@@ -244,13 +242,12 @@ class OpenPuts:
         return expired
 
     def _is_open(self, one: OpenPut | OpenBatch) -> bool:
-        """Whether the put, or one of the batch's, is still open."""
         if isinstance(one, OpenPut):
             return one.put_id in self._puts
         return one.first_id in self._batches or any(put.put_id in self._puts for put in one.puts)
 
     def reclaim(self, put_id: int, owner: object) -> OpenPut | None:
-        """The writer of an expired put has said that it is done: the put, whose slot is free now, if this is one."""
+        """Return the owner's expired put of that id, whose slot its writer has released; None if it has none."""
         of_owner = self._stranded.get(owner)
         put = of_owner.pop(put_id, None) if of_owner is not None else None
         if of_owner is not None and not of_owner:
@@ -258,7 +255,7 @@ class OpenPuts:
         return put
 
     def reclaim_all(self, owner: object, most: int | None = None) -> list[OpenPut]:
-        """The writer is gone: its expired puts, so many at most, whose slots are free now."""
+        """Return expired puts of a disconnected owner, `most` at most. Their slots can be freed."""
         of_owner = self._stranded.get(owner, {})
         found = list(islice(of_owner.values(), most))
         for put in found:
@@ -268,16 +265,16 @@ class OpenPuts:
         return found
 
     def stranded(self) -> list[object]:
-        """The writers that expired puts wait for."""
+        """Owners whose expired puts still have slots."""
         return list(self._stranded)
 
     def count_of(self, tenant: str) -> int:
-        """Open puts of a tenant."""
+        """Number of a tenant's open puts."""
         whole = self._of_tenant.get(tenant)
         return len(self._writers.get(tenant, ())) + (sum([len(batch.blocks) for batch in whole.values()]) if whole else 0)
 
     def tenants(self) -> set[str]:
-        """Those that have some."""
+        """Tenants with open puts."""
         return set(self._writers) | set(self._of_tenant)
 
     def __len__(self) -> int:
@@ -285,19 +282,19 @@ class OpenPuts:
 
 
 class EndedPuts:
-    """Ends `puts`, whose slots are in `tier` (DRAM)."""
+    """Ends puts and frees their DRAM slots once no writer can write them."""
 
     def __init__(self, puts: OpenPuts, tier: Tier) -> None:
         self._puts = puts
         self._tier = tier
         self._revoking: list[OpenPut] = []
-        """Puts that are over, whose slots are still being written from another host."""
+        """Ended puts whose slots are still being written from another host."""
         self._gone: dict[object, None] = {}
-        """Writers who are gone and may have puts yet."""
+        """Disconnected owners that may still have puts."""
 
     def abort(self, put: OpenPut) -> None:
-        """Its writer is done with the put, which is open or has expired: free its slot at once, for nobody else knew of it; or, when it
-        is being written from another host right now, as soon as that has ended. One that ended otherwise is left alone."""
+        """End a put that is open or expired, and free its slot: at once, or once a transfer into it has ended. A put
+        that ended otherwise is left alone."""
         if self._puts.holds(put):
             self._puts.close(put)
             self._tier.quarantine(put.slot)
@@ -306,9 +303,11 @@ class EndedPuts:
             self.settle(put.put_id, put.owner)
 
     def expire(self, *, now_ns: int) -> int:
-        """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end
-        (`forget_owner`): a stopped process that goes on may still write through its mapping, and must not write into another block.
-        Those written from another host are free as soon as nothing is written any more."""
+        """Close expired puts and return their number.
+
+        A slot that a local writer has mapped waits for `settle` or `forget_owner`: a stopped process may resume and
+        write through its mapping. A slot written from another host is freed once no transfer is in progress.
+        """
         revoking, self._revoking = self._revoking, []
         for put in revoking:
             self._release(put)
@@ -321,23 +320,23 @@ class EndedPuts:
         return len(expired)
 
     def settle(self, put_id: int, owner: object) -> None:
-        """The writer says that it is done with a put that is not open: an expired one's slot can be used again."""
+        """Free the slot of an expired put whose writer reports that it is done."""
         put = self._puts.reclaim(put_id, owner)
         if put is not None:
             self._release(put)
 
     def awaited(self) -> list[object]:
-        """The writers that the slots of expired puts wait for."""
+        """Owners whose expired puts keep their slots."""
         return [owner for owner in self._puts.stranded() if owner not in self._gone]
 
     def forget_owner(self, owner: object) -> None:
-        """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again; of very many, some at once,
-        and the others by `go_on`, as if its end had been noticed later."""
+        """Abort the puts of a disconnected owner and free its expired ones; at most MAX_ENDED now, the others by
+        `run_due`."""
         self._gone[owner] = None
-        self.go_on()
+        self.run_due()
 
-    def go_on(self) -> None:
-        """To be called in each turn of the loop."""
+    def run_due(self) -> None:
+        """End puts of disconnected owners, at most MAX_ENDED. Called once per loop iteration."""
         left = MAX_ENDED
         while left and self._gone:
             owner = next(iter(self._gone))
@@ -353,7 +352,7 @@ class EndedPuts:
                 del self._gone[owner]
 
     def _release(self, put: OpenPut) -> None:
-        """Free a quarantined slot once nobody can write it any more."""
+        """Free a quarantined slot, or keep it in `_revoking` while it is written."""
         if put.grant is None or put.grant.revoke():
             self._tier.release(put.slot)
         else:

@@ -1,6 +1,6 @@
-"""What an eviction policy knows of the keys of one group of DRAM: a column of the tenant's visible blocks, by row.
+"""Eviction-policy states of one DRAM group, kept in a column of the tenant's visible blocks.
 
-A policy knows keys, and the table has found their blocks by them already: a second dict of them would take 40 to 80 bytes a block.
+A policy knows keys only. A dict of its own would take 40 to 80 bytes per block; the table's dict finds the blocks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,19 +12,21 @@ from kvstore.store.block_table.rows import FIRST_ROW
 
 
 class BlockStates:
-    """States (tiers/policies/interface.py) of the keys of one group. A block is visible from before its key has a state until it has none.
+    """Policy states (tiers/policies/interface.py) by key of one group. A block is visible before its key has a state,
+    and until it has none.
 
-    Keys that no visible block has, such as those of blocks of several values, are kept in a dict."""
+    Keys without a visible block, such as blocks of several values, are kept in a dict.
+    """
 
     __slots__ = ("_blocks", "_column", "_count", "_others", "get")
 
     def __init__(self, group: int, blocks: Mapping[bytes, Block], columns: BlockColumns) -> None:
-        """`blocks` are the tenant's visible ones, of these columns."""
+        """`blocks` are the tenant's visible ones, in these columns."""
         self._blocks = blocks
         self._column = columns.policy_states
         self._others: dict[bytes, Any] = {}
         self._count = 0
-        """Of those in the column."""
+        """Number of states in the column."""
         self.get = _getter(group, blocks, columns, self._others)
 
     def __len__(self) -> int:
@@ -58,13 +60,14 @@ class BlockStates:
         return self.scan(len(self._blocks))
 
     def scan(self, max_passed: int) -> Iterator[tuple[bytes, Any]]:
-        """The table's blocks are looked at: most may be of other groups."""
+        """Iterate over the states, examining at most `max_passed` of the tenant's blocks, most of which may be of other
+        groups."""
         keys = islice(self._blocks, max_passed)
         yield from ((key, state) for key in keys if key not in self._others and (state := self.get(key)) is not None)
         yield from self._others.items()
 
     def found(self, keys: Sequence[bytes]) -> Iterator[Any]:
-        """As `get` of each; of a key whose visible block is another group's it may be that one's state."""
+        """As `get` of each key. For a key whose visible block is in another group it may return that group's state."""
         return map(self._column.__getitem__, map(self._blocks.get, keys, repeat(_NO_ROW)))
 
     def set_all(self, keys: Sequence[bytes], state: Any) -> None:
@@ -77,7 +80,7 @@ class BlockStates:
 
 
 def _getter(group: int, blocks: Mapping[bytes, Block], columns: BlockColumns, others: Mapping[bytes, Any]) -> Callable[[bytes], Any]:
-    """A function, for a policy asks it several times a block: a method would take half as long again."""
+    """Return `get` as a closure. Policies call it several times per block; a method takes half as long again."""
     find, column, groups = blocks.get, columns.policy_states, columns.groups
 
     def get(key: bytes) -> Any:
@@ -90,4 +93,4 @@ def _getter(group: int, blocks: Mapping[bytes, Block], columns: BlockColumns, ot
 
 
 _NO_ROW = FIRST_ROW - 1
-"""Nothing is ever in the column there."""
+"""Row whose column is always empty."""

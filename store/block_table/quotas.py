@@ -1,9 +1,9 @@
-"""Limits of tenants and of the block table: bytes and slabs by tier, and blocks. Bookkeeping; the node's loop is the only caller.
+"""Quotas of tenants, and the limit of blocks known at once. Bookkeeping; called from the node's loop.
 
-The tiers count a tenant's bytes and slabs (`Tier.tenant_bytes`, `SlabTier.tenant_slabs`), the tables of visible blocks and open puts its
-blocks: all of it with the slot, and nothing per block here. A tenant at its limit makes room out of its own blocks (evictor.py); one above
-it, because the limit was lowered or because what an earlier process left is found again, has its surplus leave in the background,
-coldest first. Where as many blocks are known as may be, of all tenants or of one, the coldest leaves the node for the next one.
+Usage is not counted here: tiers count a tenant's bytes and slabs (`Tier.tenant_bytes`, `SlabTier.tenant_slabs`),
+visible blocks and open puts its blocks. A tenant at its quota evicts its own blocks (evictor.py). A tenant above it,
+after a lowered quota or a restart, has blocks evicted in the background, coldest first. At the block limit, of all
+tenants or of one, the coldest block is evicted for the next one.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,29 +13,28 @@ from kvstore.protocol.errors import QuotaExceeded
 from kvstore.protocol.settings import format_size
 from kvstore.security.quotas.quota import SLABS, UNLIMITED, Quotas
 from kvstore.store.block_table.block import DRAM, TIERS, Block
-from kvstore.store.block_table.evictor import SURPLUS_BLOCKS, Evictor
+from kvstore.store.block_table.evictor import MAX_QUOTA_EVICTIONS, Evictor
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import OpenPuts
 from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 
 TABLE_BYTES: Final = 470
-"""Of a block with a copy in one tier: its row, key, tables and the default policy (404 bytes measured in prompts of 16 blocks, 309 without
-parents where many come at a time). A value of a block that is stored in 2, 4 or 8 values takes some 150, 70 and 30 more."""
+"""Bytes per block with a copy in one tier: row, key, tables and default policy. Measured: 404 in prompts of 16 blocks,
+309 without parents in large batches. Values of a block stored in 2, 4 or 8 parts take about 150, 70 and 30 more."""
 
 INDEX_BYTES: Final = 176
-"""Of a block that the shared index shows to clients of the host, with a key of 16 bytes: 80, and 96 more in the larger index while it
-grows."""
+"""Bytes per block in the shared-memory index, with a key of 16 bytes: 80, and 96 in the larger index during growth."""
 
 REMEMBERED_BYTES: Final = 400
-"""Of a block that left and that the default policy remembers (396 measured where blocks have no parents, 236 in prompts of 50)."""
+"""Bytes per evicted block that the default policy remembers. Measured: 396 without parents, 236 in prompts of 50."""
 
 REMEMBERED_SHARE: Final = 0.25
-"""Of the table's memory, for these: a policy remembers several times as many as are there."""
+"""Share of the table's memory for remembered blocks: a policy remembers several times as many as exist."""
 
 
 class TenantUsage(NamedTuple):
-    """Of one tenant: bytes by tier, from HBM down, blocks, open puts among them, and slabs of HBM and DRAM."""
+    """Usage of one tenant: bytes by tier from HBM down, blocks including open puts, slabs of HBM and DRAM."""
 
     tiers: tuple[int, int, int] = (0, 0, 0)
     blocks: int = 0
@@ -46,7 +45,7 @@ NO_USE: Final = TenantUsage()
 
 
 class BlockQuotas:
-    """See the module. A part of the block table."""
+    """Quotas in force, and usage by tenant. Part of the block table."""
 
     def __init__(self, visible: VisibleBlocks, puts: OpenPuts, levels: Mapping[int, TierView], holds: Holds) -> None:
         self._holds = holds
@@ -54,32 +53,32 @@ class BlockQuotas:
         self._puts = puts
         self._levels = levels
         self._quotas = UNLIMITED
-        self.crowded: set[str] = set()
-        """Tenants that had more blocks than they may when they were last looked at: relief sees to them."""
+        self.over_block_quota: set[str] = set()
+        """Tenants above their block quota at the last check."""
 
     def set(self, quotas: Quotas) -> None:
-        """These are in force from now on."""
+        """Apply quotas."""
         self._quotas = UNLIMITED if quotas == UNLIMITED else quotas
         self._holds.set_quotas(self._quotas)
         for index, level in self._levels.items():
             level.limits.set({name: quota.of_tier(index) for name, quota in quotas.tenants.items()}, quotas.default.of_tier(index))
             slabs = {name: quota.slabs_of_tier(index) for name, quota in quotas.tenants.items()}
             level.slab_limits.set(slabs, quotas.default.slabs_of_tier(index))
-        self.crowded = {tenant for tenant in self._visible.tenants() if self.surplus_blocks(tenant) > 0}
+        self.over_block_quota = {tenant for tenant in self._visible.tenants() if self.blocks_over_quota(tenant) > 0}
 
     @property
     def now(self) -> Quotas:
         return self._quotas
 
     def blocks_left(self, tenant: str) -> int | None:
-        """How many more blocks the tenant may have, none or less where it has all; None: there is no limit."""
+        """Unused part of the tenant's block quota, negative if exceeded; None: no limit."""
         if self._quotas is UNLIMITED:
             return None
         limit = self._quotas.of(tenant).blocks
         return None if limit is None else limit - self._blocks_of(tenant)
 
-    def surplus_blocks(self, tenant: str) -> int:
-        """Blocks that the tenant has above its limit."""
+    def blocks_over_quota(self, tenant: str) -> int:
+        """Number of blocks above the tenant's quota."""
         left = self.blocks_left(tenant)
         return 0 if left is None else max(0, -left)
 
@@ -91,15 +90,14 @@ class BlockQuotas:
         limit = quota.of_tier(DRAM)
         if limit is not None and self._levels[DRAM].tier.slot_bytes(size_bytes, tenant=tenant) > limit:
             raise QuotaExceeded(
-                f"a value of {format_size(size_bytes)} is larger than what tenant {tenant!r} may have in DRAM, "
-                f"{format_size(limit)} (dram_bytes)"
+                f"value of {format_size(size_bytes)} exceeds the DRAM quota of tenant {tenant!r}, {format_size(limit)} (dram_bytes)"
             )
         for name in ("blocks", SLABS[DRAM]):
             if getattr(quota, name) == 0:
-                raise QuotaExceeded(f"tenant {tenant!r} may have no {name.replace('_', ' ')} here ({name})")
+                raise QuotaExceeded(f"the quota of tenant {tenant!r} is 0 {name.replace('_', ' ')} ({name})")
 
     def exceeded(self, tenant: str, size_bytes: int) -> QuotaExceeded | None:
-        """What a put of this size fails with for which no room was freed; None: no quota was in its way."""
+        """Return the error of a put of this size that got no slot; None if no quota was the cause."""
         level, left = self._levels[DRAM], self.blocks_left(tenant)
         if left is not None and left <= 0:
             what = f"{self._quotas.of(tenant).blocks} blocks (blocks)"
@@ -110,12 +108,12 @@ class BlockQuotas:
         else:
             return None
         return QuotaExceeded(
-            f"tenant {tenant!r} has all that its quota gives it at this node, {what}, and none of its blocks could leave before the "
-            "deadline: let some go, or have the operator raise it"
+            f"tenant {tenant!r} has used its quota on this node, {what}, and none of its blocks could be evicted before the "
+            "deadline: remove or unpin some, or raise the quota"
         )
 
     def use(self) -> dict[str, TenantUsage]:
-        """Of each tenant that has something here."""
+        """Usage of each tenant with blocks or open puts."""
         tiers = [self._levels[index].tier.tenant_bytes if index in self._levels else {} for index in range(len(TIERS))]
         names = self._visible.tenants() | self._puts.tenants() | {name for used in tiers for name in used}
         slabs = [self._levels[index].slab_limits.held() if index in self._levels else {} for index in range(len(SLABS))]
@@ -133,7 +131,7 @@ class BlockQuotas:
 
 
 class BlockLimit:
-    """See the module."""
+    """Limits on the number of blocks, and the evictions that keep them."""
 
     def __init__(
         self,
@@ -142,60 +140,60 @@ class BlockLimit:
         levels: Mapping[int, TierView],
         quotas: BlockQuotas,
         drop: Callable[[Block], None],
-        room: Evictor,
+        evictor: Evictor,
         *,
         max_blocks: int | None,
     ) -> None:
-        """`levels` by index, fastest first; `max_blocks` of all tenants together, None: any number."""
+        """`levels` by index, fastest first. `max_blocks`: of all tenants together; None: no bound."""
         self._visible = visible
         self._puts = puts
         self._lowest_first = list(levels.values())[::-1]
         self._quotas = quotas
         self._drop = drop
-        self._room = room
+        self._evictor = evictor
         self._max_blocks = max_blocks
-        self._in_vain: set[str] = set()
-        """Tenants of whose surplus nothing could leave since the last `look_again`."""
+        self._failed_searches: set[str] = set()
+        """Tenants over quota without an evictable block since the last `retry_failed_searches`."""
 
     def at_most(self, tenant: str, count: int) -> int:
-        """As many of so many blocks of the tenant as there is a place for now."""
+        """Return how many of `count` further blocks of the tenant the limits permit without evictions."""
         if self._max_blocks is not None:
             count = min(count, self._max_blocks - len(self._visible) - len(self._puts))
         left = self._quotas.blocks_left(tenant)
         return count if left is None else min(count, left)
 
-    def may_know_one_more(self, tenant: str) -> bool:
-        """Have blocks leave until there is a place for one of the tenant: its own where it has as many as it may. False: none
-        can, or the tenant has more than it may and enough have left in this turn."""
+    def make_space_for_one(self, tenant: str) -> bool:
+        """Evict until one more block of the tenant is permitted: its own at its quota. Return False if none is
+        evictable, or the tenant is over quota and this iteration's evictions are used up."""
         while (left := self._quotas.blocks_left(tenant)) is not None and left <= 0:
-            if (left < 0 and not self._room.may_take(1)) or not self._evict_of(tenant):
+            if (left < 0 and not self._evictor.may_take(1)) or not self._evict_of(tenant):
                 return False
         while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
-            has_left = self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False)
-            if not (has_left or any(self._room.holds_give_way(level, None) for level in self._lowest_first)):
+            has_left = self._evict(lambda level: level.order.coldest(level.evictable_now()), for_quota=False)
+            if not (has_left or any(self._evictor.yield_holds(level, None) for level in self._lowest_first)):
                 return False
         return True
 
-    def take_surplus(self) -> None:
-        """Blocks leave that are more than their tenant may have, SURPLUS_BLOCKS at most; the others by the next calls."""
-        left = SURPLUS_BLOCKS
-        for tenant in self._quotas.crowded - self._in_vain:
-            while left and self._quotas.surplus_blocks(tenant) and self._evict_of(tenant):
+    def evict_over_quota(self) -> None:
+        """Evict blocks of tenants over their block quota, at most MAX_QUOTA_EVICTIONS per call."""
+        left = MAX_QUOTA_EVICTIONS
+        for tenant in self._quotas.over_block_quota - self._failed_searches:
+            while left and self._quotas.blocks_over_quota(tenant) and self._evict_of(tenant):
                 left -= 1
-            if not self._quotas.surplus_blocks(tenant):
-                self._quotas.crowded.discard(tenant)
+            if not self._quotas.blocks_over_quota(tenant):
+                self._quotas.over_block_quota.discard(tenant)
             elif left:
-                self._in_vain.add(tenant)
+                self._failed_searches.add(tenant)
 
-    def look_again(self) -> None:
-        """As of Room."""
-        self._in_vain.clear()
+    def retry_failed_searches(self) -> None:
+        """See `Evictor.retry_failed_searches`."""
+        self._failed_searches.clear()
 
     def _evict_of(self, tenant: str) -> bool:
-        return self._evict(lambda level: level.order.coldest_of(tenant, level.may_leave_now()), for_quota=True)
+        return self._evict(lambda level: level.order.coldest_of(tenant, level.evictable_now()), for_quota=True)
 
     def _evict(self, coldest: Callable[[TierView], Block | None], *, for_quota: bool) -> bool:
-        """Have the block leave that `coldest` gives of the lowest tier where there is one. False: there is none."""
+        """Evict the block that `coldest` returns for the lowest tier with one. Return False if there is none."""
         for level in self._lowest_first:
             block = coldest(level)
             if block is not None:
@@ -210,20 +208,20 @@ class BlockLimit:
 
 
 def most_blocks(max_table_bytes: int) -> int:
-    """How many blocks may be known in so much memory."""
+    """Number of blocks that fit into the table's memory."""
     return max(1, int(max_table_bytes * (1 - REMEMBERED_SHARE)) // TABLE_BYTES)
 
 
 def most_index_bytes(max_table_bytes: int) -> int:
-    """What the shared index of so many blocks takes: a memfd, beside the table's memory."""
+    """Bytes of the shared-memory index of that many blocks: a memfd, beside the table's memory."""
     return most_blocks(max_table_bytes) * INDEX_BYTES
 
 
 def most_remembered(max_table_bytes: int) -> int:
-    """How many that left may be remembered, all tiers together."""
+    """Number of evicted blocks that may be remembered, all tiers together."""
     return int(max_table_bytes * REMEMBERED_SHARE) // REMEMBERED_BYTES
 
 
 def table_bytes(blocks: int, remembered: int) -> int:
-    """What so many blocks, and so many that left, take."""
+    """Estimated bytes of known and remembered blocks."""
     return blocks * TABLE_BYTES + remembered * REMEMBERED_BYTES

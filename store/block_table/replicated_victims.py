@@ -1,8 +1,9 @@
-"""Blocks of a tier that may leave before colder ones, for another node holds them as well: so the last copy of a block leaves last.
+"""Victims with a replica on another node: they are evicted before colder blocks, so that a last replica is evicted
+last.
 
-Evictions of a group are counted. After some of them its coldest blocks are to be asked about; those of which the master says that they are
-elsewhere are spares until they are read again, or the answer is old. An eviction only takes the next spare: it waits for no answer, and
-costs nothing where there are none. Where answers name none, as with one node, questions become rare. It sends nothing and knows no order.
+Evictions are counted by group. After some of them the master is queried about the group's coldest blocks. Those with
+another replica are preferred victims until they are read again or the answer is too old. An eviction never waits for an
+answer. Without replicas, as with one node, queries become rare. It sends nothing and keeps no eviction order.
 """
 
 from collections import deque
@@ -13,28 +14,29 @@ from typing import Final
 from kvstore.store.block_table.block import Block
 
 LOOK_AHEAD: Final = 64
-"""Of a group's coldest blocks so many are asked about at once: no block leaves for its copies before one that is this much colder."""
-ASK_EVERY: Final = 16
-"""Evictions of a group between two questions where the last answer named a spare: a quarter of what was looked at has left by then."""
-MAX_ASK_EVERY: Final = 4096
-"""The same at most: doubled with each answer that names none."""
+"""Coldest blocks of a group per query. A replicated block is evicted at most this much earlier than its order."""
+QUERY_INTERVAL: Final = 16
+"""Evictions of a group between queries while answers find replicas: a quarter of the queried blocks."""
+MAX_QUERY_INTERVAL: Final = 4096
+"""Upper bound of that interval, which doubles with each answer that finds none."""
 MAX_AGE_NS: Final = 10_000_000_000
-"""What the master said counts for so long: the other holder may be gone since."""
+"""Validity of an answer: the other replica may have been evicted since."""
 
 
 @dataclass(slots=True)
 class _VictimGroup:
-    """`spares` are blocks with their last access when they were asked about, coldest first."""
+    """Query state of a group. `victims` are replicated blocks with their last access at the time of the query, coldest
+    first."""
 
-    spares: deque[tuple[Block, int]] = field(default_factory=deque)
+    victims: deque[tuple[Block, int]] = field(default_factory=deque)
     due_in: int = 1
-    every: int = ASK_EVERY
-    is_asked: bool = False
+    every: int = QUERY_INTERVAL
+    is_queried: bool = False
     until_ns: int = 0
 
 
 class ReplicatedVictims:
-    """Of one tier. Not thread-safe: the node's loop is the only caller."""
+    """Preferred victims of one tier. Not thread-safe: called from the node's loop."""
 
     def __init__(self, index: int) -> None:
         """`index` is the tier's."""
@@ -43,21 +45,21 @@ class ReplicatedVictims:
         self._due: set[int] = set()
 
     def __len__(self) -> int:
-        """Blocks that may leave first, as far as is known."""
-        return sum(len(group.spares) for group in self._groups.values())
+        """Number of preferred victims."""
+        return sum(len(group.victims) for group in self._groups.values())
 
     def next(self, group: int, may_leave: Callable[[Block], bool]) -> Block | None:
-        """A block of the group is about to leave: which may leave first, None where none is known. It is a spare until it has left."""
+        """Count one eviction and return the group's preferred victim, or None. It stays preferred until it is evicted."""
         state = self._leaving(group, 1)
-        while state.spares:
-            block, access = state.spares[0]
-            if block.is_in(self._index) and not block.is_gone and block.last_access == access and may_leave(block):
+        while state.victims:
+            block, access = state.victims[0]
+            if block.is_in(self._index) and not block.is_dropped and block.last_access == access and may_leave(block):
                 return block
-            state.spares.popleft()
+            state.victims.popleft()
         return None
 
-    def have_left(self, group: int, count: int) -> None:
-        """So many blocks of the group have left that were no spares."""
+    def clear_copies(self, group: int, count: int) -> None:
+        """Count evictions of the group that were not preferred victims."""
         if count:
             self._leaving(group, count)
 
@@ -66,49 +68,50 @@ class ReplicatedVictims:
         if state is None:
             state = self._groups[group] = _VictimGroup()
         state.due_in -= count
-        if state.due_in <= 0 and not state.is_asked:
+        if state.due_in <= 0 and not state.is_queried:
             self._due.add(group)
         return state
 
     def has_any(self, group: int) -> bool:
-        """Whether `next` may give one of the group."""
+        """Return True if `next` may return a block of the group."""
         state = self._groups.get(group)
-        return state is not None and bool(state.spares)
+        return state is not None and bool(state.victims)
 
-    def begin_asking(self, group: int) -> bool:
-        """The group is asked about ahead of its evictions: `told` follows, or `forget`. False: it is being asked about already."""
+    def begin_query(self, group: int) -> bool:
+        """Begin a query ahead of evictions; `set_answer` or `forget` follows. Return False if one is in progress."""
         state = self._groups.setdefault(group, _VictimGroup())
-        if state.is_asked:
+        if state.is_queried:
             return False
-        state.is_asked = True
+        state.is_queried = True
         self._due.discard(group)
         return True
 
     def take_due(self) -> set[int]:
-        """Groups whose coldest blocks are to be asked about: `told` follows for each, or `forget`."""
+        """Return the groups to query; `set_answer` follows for each, or `forget`."""
         due, self._due = self._due, set()
         for group in due:
-            self._groups[group].is_asked = True
+            self._groups[group].is_queried = True
         return due
 
-    def told(self, group: int, blocks: Sequence[tuple[Block, int]], flags: bytes, *, now_ns: int) -> None:
-        """The answer: of blocks, with their last access when they were asked about, which another node holds as well (1)."""
+    def set_answer(self, group: int, blocks: Sequence[tuple[Block, int]], flags: bytes, *, now_ns: int) -> None:
+        """Apply an answer: `flags` marks the blocks with another replica. `blocks` have their last access at the time
+        of the query."""
         state = self._groups.get(group)
         if state is None:
-            return  # forgotten with the link, which broke as somebody asked
-        state.spares = deque(pair for pair, flag in zip(blocks, flags, strict=True) if flag)
-        state.every = ASK_EVERY if state.spares else min(2 * state.every, MAX_ASK_EVERY)
-        state.due_in, state.is_asked, state.until_ns = state.every, False, now_ns + MAX_AGE_NS
+            return  # forgotten when the link broke
+        state.victims = deque(pair for pair, flag in zip(blocks, flags, strict=True) if flag)
+        state.every = QUERY_INTERVAL if state.victims else min(2 * state.every, MAX_QUERY_INTERVAL)
+        state.due_in, state.is_queried, state.until_ns = state.every, False, now_ns + MAX_AGE_NS
 
     def forget(self) -> None:
-        """Nothing is known any more, and no question is answered: the master is gone."""
+        """Forget all answers and queries, because the link to the master is lost."""
         self._groups.clear()
         self._due.clear()
 
     def expire(self, *, now_ns: int) -> None:
-        """Forget groups whose answer is old."""
+        """Forget groups whose answer is too old."""
         for group, state in list(self._groups.items()):
             if not state.until_ns:
                 state.until_ns = now_ns + MAX_AGE_NS
-            elif state.until_ns <= now_ns and not state.is_asked and group not in self._due:
+            elif state.until_ns <= now_ns and not state.is_queried and group not in self._due:
                 del self._groups[group]

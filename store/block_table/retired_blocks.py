@@ -1,7 +1,7 @@
-"""Namespaces of retired weights, whose blocks a tier evicts before others of the same tenant and size class.
+"""Blocks of retired namespaces (former weights), which are evicted before others of the same tenant and size class.
 
-The master says which they are. Blocks that come in later are known as they come; those that are there are found by a walk, a slice at a
-time. A namespace that is no longer retired needs no walk: who looks for a victim asks again.
+The master reports the namespaces. New blocks are marked when they are added; existing ones by a walk in slices. A
+namespace that is used again needs no walk: each victim search checks again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,24 +12,24 @@ from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 
 WALKED: Final = 4096
-"""Blocks looked at in one step: some 3 ms."""
+"""Blocks examined per step: about 3 ms."""
 
 
 class RetiredBlocks:
-    """A part of the block table. The node's loop is the only caller."""
+    """Marks blocks of retired namespaces. Part of the block table; called from the node's loop."""
 
     def __init__(self, visible: VisibleBlocks, levels: Mapping[int, TierView]) -> None:
         self._visible = visible
         self._levels = levels
         self._namespaces: Mapping[str, frozenset[str]] = {}
         self._tenants: list[str] = []
-        """Whose blocks are still to be walked."""
+        """Tenants whose blocks have not been walked."""
         self._left: list[Block] = []
         self._at = 0
-        """Of the tenant that is walked now, in the order in which they were put, and how many were looked at."""
+        """Position in `_left`, the blocks of the tenant being walked, in the order of their puts."""
 
     def set(self, namespaces: Mapping[str, frozenset[str]]) -> None:
-        """Retire these namespaces, by tenant, and no others."""
+        """Replace the retired namespaces, by tenant."""
         before, self._namespaces = self._namespaces, namespaces
         for level in self._levels.values():
             level.order.is_retired = self.holds if namespaces else None
@@ -39,12 +39,12 @@ class RetiredBlocks:
             self._tenants, self._left, self._at = sorted(waiting & namespaces.keys()), [], 0
 
     def holds(self, block: Block) -> bool:
-        """Whether the block's namespace is retired."""
+        """Return True if the block's namespace is retired."""
         columns = block.columns
         return columns.namespace in self._namespaces.get(columns.tenant, ())
 
     def step(self) -> bool:
-        """Walk a slice of the blocks; whether more is to be walked."""
+        """Walk a slice of the blocks; return True if more are left."""
         if not self._left and self._tenants:
             self._left, self._at = self._visible.of_tenant(self._tenants.pop()), 0
         self._mark(self._left[self._at : self._at + WALKED])
@@ -55,6 +55,6 @@ class RetiredBlocks:
 
     def _mark(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if not block.is_gone and self.holds(block):
+            if not block.is_dropped and self.holds(block):
                 for index in block.tiers():
                     self._levels[index].order.retire(block, block.group_in(index))

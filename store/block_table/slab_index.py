@@ -1,4 +1,5 @@
-"""Which block is in which slot of a tier made of slabs: a list a slab, 8 bytes a slot, where a dict of all slots takes 100 a block."""
+"""Index from slot to block in a tier made of slabs: one list per slab, 8 bytes per slot. A dict takes 100 bytes per
+block."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,7 +12,7 @@ from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK
 
 
 class SlabIndex:
-    """Blocks by the index of their slot, which names its place; its size is that of the slabs that have any. Not thread-safe."""
+    """Blocks by slot index. Memory follows the slabs with blocks. Not thread-safe."""
 
     def __init__(self) -> None:
         self._slabs: dict[int, list[Block | None]] = {}
@@ -29,7 +30,7 @@ class SlabIndex:
         self._counts[number] += 1
 
     def add_all(self, indexes: Numbers, blocks: Sequence[Block]) -> None:
-        """As `add`, one after the other."""
+        """Add blocks."""
         for begin, end, number, first in _runs(indexes):
             known = self._slabs.setdefault(number, [])
             known.extend([None] * (first + end - begin - len(known)))
@@ -37,7 +38,7 @@ class SlabIndex:
             self._counts[number] = self._counts.get(number, 0) + end - begin
 
     def remove(self, index: int) -> None:
-        """The slot has a block."""
+        """Remove the slot's block; it must have one."""
         number = index >> POSITION_BITS
         self._slabs[number][index & POSITION_MASK] = None
         self._counts[number] -= 1
@@ -45,8 +46,8 @@ class SlabIndex:
             del self._slabs[number], self._counts[number]
 
     def remove_all(self, indexes: Numbers) -> None:
-        """As `remove`, one after the other."""
-        # What leaves at the end of a prompt first lies the other way round.
+        """Remove the slots' blocks."""
+        # Sorted, because the end of a prompt is evicted first.
         for begin, end, number, first in _runs(np.sort(indexes)):
             self._slabs[number][first : first + end - begin] = [None] * (end - begin)
             self._counts[number] -= end - begin
@@ -59,16 +60,16 @@ class SlabIndex:
         return blocks[position] if position < len(blocks) else None
 
     def mates(self, index: int) -> Sequence[Block | None]:
-        """By place, the blocks in the slab of this slot, which has one; the caller leaves the list as it is."""
+        """Return the blocks in the slot's slab, by position. The caller must not change the list."""
         return self._slabs[index >> POSITION_BITS]
 
     def count(self, index: int) -> int:
-        """How many blocks there are among `mates`."""
+        """Number of blocks in the slot's slab."""
         return self._counts[index >> POSITION_BITS]
 
 
 def _runs(indexes: Numbers) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, end, slab, position of the first) of slots that lie one behind the other in one slab: a batch has a few such runs."""
+    """Iterate over runs of consecutive slots in one slab: (begin, end, slab, first position). A batch has few."""
     is_end = (np.diff(indexes) != 1) | (np.diff(indexes >> POSITION_BITS) != 0)
     for begin, end in pairwise([0, *(np.flatnonzero(is_end) + 1).tolist(), len(indexes)]):
         if begin < end:

@@ -1,4 +1,4 @@
-"""The tag that a durable tier keeps of a block: what is needed to know the block again once its process has ended."""
+"""Tags of durable copies: the metadata from which a block is restored after a restart."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from kvstore.tiers.value_codec import Encoding
 
 TAG_VERSION: Final = 1
 _LOSSLESS, _LOSSY = 0, 1
-"""Whether the copy differs from what was put; a lossy one's tag ends with what is lost."""
+"""A lossy copy's tag ends with its Loss."""
 
 
 def tag_of(block: Block, loss: Loss | None = None) -> bytes:
-    """What a durable tier remembers of the block and of its copy there; `from_recovered` reads it back. At most 1,151 bytes."""
+    """Encode the tag of a block's copy, at most 1,151 bytes; `from_recovered` decodes it."""
     writer = Writer().u8(TAG_VERSION).u8(_LOSSLESS if loss is None else _LOSSY).u64(block.generation).text(block.tenant)
     writer.blob(block.key).text(block.namespace).blob(block.parent)
     if loss is not None:
@@ -25,10 +25,10 @@ def tag_of(block: Block, loss: Loss | None = None) -> bytes:
 
 
 def from_recovered(found: Recovered, rows: BlockRows) -> Block:
-    """The block, made by `rows`, of a value that outlived the process. Raises ProtocolError if its tag is not one of ours."""
+    """Return the block of a recovered value, made by `rows`. Raises ProtocolError for an invalid tag."""
     reader = Reader(found.tag)
     if (version := reader.u8()) != TAG_VERSION:
-        raise ProtocolError(f"a stored block has a tag of version {version}, this release reads {TAG_VERSION}")
+        raise ProtocolError(f"stored block has tag version {version}; this release reads version {TAG_VERSION}")
     is_lossy = reader.u8() == _LOSSY
     generation, tenant, key, namespace, parent = reader.u64(), reader.text(), reader.blob(), reader.text(), reader.blob()
     size_bytes, checksum, loss = found.slot.size_bytes, found.checksum, None
@@ -43,10 +43,10 @@ def from_recovered(found: Recovered, rows: BlockRows) -> Block:
 
 
 def _read_loss(reader: Reader, slot: Slot) -> tuple[int, int, Loss]:
-    """The end of a tag of a lossy copy: size and checksum of what was put, and what is lost. Raises ProtocolError where it does not fit
-    the slot."""
+    """Return size and checksum of the value that was put, and the Loss. Raises ProtocolError if they do not match the
+    slot."""
     size_bytes, checksum, lossy_checksum = reader.u64(), reader.u64(), reader.u64()
     payload_bytes, elements = reader.u64(), reader.u64()
     if (slot.size_bytes < size_bytes) != (elements > 0) or slot.size_bytes > size_bytes:
-        raise ProtocolError(f"a stored block of {size_bytes} bytes has {slot.size_bytes} bytes and {elements} encoded elements")
+        raise ProtocolError(f"stored block of {size_bytes} bytes has a slot of {slot.size_bytes} bytes and {elements} encoded elements")
     return size_bytes, checksum, Loss(lossy_checksum, Encoding(slot.size_bytes, payload_bytes, elements) if elements else None)

@@ -1,4 +1,4 @@
-"""The visible blocks of a node, by tenant and key: at most one a key. Which of them was read when, counted in accesses."""
+"""Visible blocks of a node by tenant and key, at most one per key, and the access counter."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -10,41 +10,41 @@ from kvstore.store.block_table.rows import Numbers, keys_of, write
 
 
 class VisibleBlocks:
-    """Pure. It knows neither slots nor tiers."""
+    """Index of visible blocks. Pure; it knows neither slots nor tiers."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, dict[bytes, Block]] = {}
-        """By tenant and key. None of them empty."""
+        """By tenant and key. No empty dicts."""
         self._count = 0
         self.accesses = 0
-        """Of all blocks so far, by which each one's last is counted."""
+        """Number of accesses so far; the clock of `last_access`."""
 
     def find(self, tenant: str, key: bytes) -> Block | None:
-        """The visible block of a key; not an access."""
+        """Return the visible block of a key. Not an access."""
         of_tenant = self._blocks.get(tenant)
         return of_tenant.get(key) if of_tenant is not None else None
 
     def has_any(self, tenant: str, keys: Iterable[bytes]) -> bool:
-        """Whether one of the keys has a block."""
+        """Return True if one of the keys has a block."""
         of_tenant = self._blocks.get(tenant)
         return of_tenant is not None and not of_tenant.keys().isdisjoint(keys)
 
     def by_key(self, tenant: str) -> Mapping[bytes, Block]:
-        """Those of a tenant that has some."""
+        """Return the blocks of a tenant that has some."""
         return self._blocks[tenant]
 
     def add(self, block: Block) -> None:
-        """It can be seen from now on, which counts as an access. Nothing may be visible under its key."""
+        """Add a block, which counts as an access. Its key must have no visible block."""
         of_tenant, columns = self._blocks.setdefault(block.tenant, {}), block.columns
         keys, parents = columns.keys, columns.parents
         of_tenant[keys[block]] = block
         self._count += 1
         if parents[block] and (above := of_tenant.get(parents[block])) is not None:
-            parents[block] = keys[above]  # the same bytes once, not twice
+            parents[block] = keys[above]  # share the bytes object
         self.accesses = columns.last_accesses[block] = self.accesses + 1
 
     def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
-        """As `add`, of blocks of one tenant, and these rows; there is at least one."""
+        """Add blocks of one tenant; `rows` are theirs; at least one."""
         of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
         of_tenant.update(zip(keys_of(blocks), blocks, strict=True))
         keys, parents = blocks[0].columns.keys, blocks[0].columns.parents
@@ -65,7 +65,7 @@ class VisibleBlocks:
             del self._blocks[tenant]
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
-        """As `remove`, of blocks of one tenant; there is at least one."""
+        """Remove blocks of one tenant; at least one."""
         of_tenant = self._blocks[blocks[0].tenant]
         for key in keys_of(blocks):
             del of_tenant[key]
@@ -83,11 +83,11 @@ class VisibleBlocks:
         return len(self._blocks.get(tenant, ()))
 
     def tenants(self) -> set[str]:
-        """Those that have some."""
+        """Tenants with visible blocks."""
         return set(self._blocks)
 
     def __iter__(self) -> Iterator[Block]:
-        """They must not change meanwhile."""
+        """Iterate over all blocks. They must not change meanwhile."""
         return chain.from_iterable(of_tenant.values() for of_tenant in self._blocks.values())
 
     def __len__(self) -> int:

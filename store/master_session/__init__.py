@@ -1,1 +1,1 @@
-"""Connection of a node to the owner of each partition."""
+"""Sessions of a node with the owner of each partition."""

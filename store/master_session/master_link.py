@@ -1,9 +1,9 @@
-"""The node's tie to the master of a partition of the key space: registration by gRPC and heartbeats, in a thread of its own, and the
-connection for frames.
+"""Registration and heartbeats of a node with the master of one partition, in a thread of its own.
 
-The thread finds the master that owns the catalog, registers, hands the connected socket to the node's loop, and beats until the link is
-lost, or another master owns the catalog; then it begins anew. A link takes the place of the one before: there are never two. The thread
-owns nothing that the loop uses: everything goes over by `reactor.call`. Heartbeats go over the connection for frames.
+The thread finds the owner, registers by gRPC, hands the connected socket to the node's loop, and sends heartbeats over
+it. When the link is lost or another master owns the partition, it starts over. A new link replaces the former one.
+
+The thread shares no state with the loop: all calls go through `reactor.call`.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from kvstore.store.master_session.owner_search import OwnerSearch
 from kvstore.telemetry.logs import named
 
 STOP_POLL_S = 0.01
-"""How often the loop, which stops, looks whether the thread has ended."""
+"""Interval at which the stopping loop checks if the thread has ended."""
 PAUSE_SHARE = 10
-"""Masters are tried again after so great a part of the time that there has been no link: whoever is elected is found soon, and masters that
-stay away for long are not asked all the time."""
+"""The pause between searches is 1/10 of the time without a link: a new owner is found soon, and unreachable masters are
+not flooded."""
 
 log = logging.getLogger("kvstore.store")
 
 
 class HeartbeatReport(NamedTuple):
-    """What a heartbeat reports, besides what the link knows itself. `slow` is None where the master has `slow_version`."""
+    """Content of a heartbeat, besides what the link adds. `slow` is None if the master has `slow_version`."""
 
     tiers: Sequence[pb.TierStatus]
     counters: Mapping[str, int]
@@ -59,7 +59,7 @@ class HeartbeatReport(NamedTuple):
 
 
 class LinkedNode(Protocol):
-    """A node as its connections to masters see it. Its methods are called in the node's loop but where they say otherwise."""
+    """The node, as its master links use it. Called in the node's loop unless stated otherwise."""
 
     @property
     def reactor(self) -> Reactor: ...
@@ -68,39 +68,41 @@ class LinkedNode(Protocol):
     def identity(self) -> NodeIdentity: ...
 
     def join_token(self) -> str:
-        """The token as it is now. For any thread. Raises ConfigError."""
+        """Return the current token. Thread-safe. Raises ConfigError."""
 
     def link_flows(self) -> list[pb.LinkFlow]:
-        """What the host's NICs have carried. For any thread."""
+        """Return the traffic of the host's NICs. Thread-safe."""
 
     def node_id(self, partition: int) -> int:
-        """By which id the partition's master is to know the node; 0: it chooses one. For any thread."""
+        """Return the id under which to register with the partition's master; 0: the master assigns one. Thread-safe."""
 
     def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
-        """With the `hot_blocks` that are read most, and slow requests unless they are those of `slow_version`."""
+        """Return the heartbeat report, with the `hot_blocks` most read blocks, and slow requests if they are newer than
+        `slow_version`."""
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
-        """The partition's master knows the node by this id. Raises ConfigError: the cluster has another number of partitions."""
+        """Record a registration. Raises ConfigError: the cluster has another number of partitions."""
 
-    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
-        """Apply quotas and retired namespaces, where the reply has any."""
+    def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Apply quotas and retired namespaces of a reply, if any."""
 
     def refused(self, why: str) -> None:
-        """No master takes the node, which was never registered, and has been refused for `refused_s`."""
+        """Handle a first registration that masters have refused for `refused_s`."""
 
 
 class MasterConnection(Protocol):
-    """The node's end of the connection for frames. For the node's loop."""
+    """The node's end of the frame connection. Called in the node's loop."""
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
-        """A registered connection, whose socket is given away, to a master that takes Trace messages or does not."""
+        """Take over a registered connection's socket. `takes_traces`: the master accepts Trace messages."""
 
-    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
+    def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat; `answered` is called once."""
 
 
 class MasterLink:
-    """See the module. `start`, `lost` and `stop` are for the node's loop, `describe` for any thread."""
+    """Link thread of one partition. `start`, `lost` and `stop` are called in the node's loop; `describe` is
+    thread-safe."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class MasterLink:
         tls: Certificates | None = None,
         partition: int = 0,
     ) -> None:
-        """With `needs_tickets` a master that lets everybody in is none for this node."""
+        """With `needs_tickets` a master without authentication is refused."""
         self._node = node
         self._reactor = node.reactor
         self._connection = connection
@@ -126,11 +128,11 @@ class MasterLink:
         self._tls = tls
         self._partition = partition
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()
-        """Of calls under the present registration."""
-        self._hot_asked = 0
-        """How many hot blocks the next heartbeat is to report, as the master asked with the last."""
+        """gRPC metadata of the present registration."""
+        self._hot_requested = 0
+        """Number of hot blocks that the last reply requested."""
         self._slow_version = 0
-        """Of the slow requests that the master has; 0: none."""
+        """Version of the slow requests that the master has; 0: none."""
         self._quotas_version = self._retired_version = 0
         self._refused_since_ns = 0
         """0: the last answer was no refusal."""
@@ -140,13 +142,13 @@ class MasterLink:
         self._stopping = threading.Event()
         self._lost = threading.Event()
         self._registration_epoch = 0
-        self._said_id = 0
-        """By which the node has registered last; 0: by none."""
+        self._registered_id = 0
+        """Id of the last registration; 0: none."""
         self._describing = threading.Lock()
         self._description: dict[str, bytes] = {"topology": b"", "transfer": b""}
-        self._told: dict[str, bytes] = {}
+        self._sent_description: dict[str, bytes] = {}
         self._complaint = ""
-        """Why the last heartbeat failed, "" once one is answered: logs get the changes only."""
+        """Last heartbeat error, "" after a success: only changes are logged."""
         self._wake = threading.Event()
         name = f"master-link-{partition}" if partition else "master-link"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -156,30 +158,31 @@ class MasterLink:
         return self._thread.ident is not None
 
     def start(self) -> None:
-        """Raises RuntimeError: no thread is to be had. It may be tried again."""
+        """Raises RuntimeError: no thread is available. May be retried."""
         self._thread.start()
 
     def lost(self, registration_epoch: int) -> None:
-        """The connection of that registration is gone: register again, unless that is being done already."""
+        """Reconnect, unless a newer registration exists."""
         if registration_epoch == self._registration_epoch:
             self._lost.set()
             self._wake.set()
 
     def renew(self) -> None:
-        """Register again."""
+        """Reconnect and register again."""
         self._lost.set()
         self._wake.set()
 
     def describe(self, *, topology: bytes | None = None, transfer: bytes | None = None) -> None:
-        """Have the master told, at once, what is given: the topology as JSON, how the node's transfer engine is reached; at most 256 KiB
-        each. Before `start` they go with the registration."""
+        """Send a changed topology (JSON) or transfer description with a heartbeat at once; at most 256 KiB each. Before
+        `start` they are part of the registration."""
         with self._describing:
             given = {"topology": topology, "transfer": transfer}
             self._description = self._description | {name: part for name, part in given.items() if part is not None}
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread. Serves the loop until a call under way is over, no longer than its deadline: it may be waiting for the loop."""
+        """End the thread. Runs the loop until a call in progress is over, at most until its deadline, because the call
+        may wait for the loop."""
         self._stopping.set()
         self._lost.set()
         self._wake.set()
@@ -194,11 +197,11 @@ class MasterLink:
         while not self._stopping.is_set():
             found, owner = owner, None
             try:
-                owner = self._live_once(found)
+                owner = self._run_session(found)
                 complaint = ""
             except (KVStoreError, grpc.RpcError) as error:
                 text = error.details() if isinstance(error, grpc.Call) else str(error)
-                if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
+                if text != complaint and not self._stopping.is_set():  # log changes only
                     log.warning("no master: %s", text, extra=named("master_lost", why=text))
                 complaint = text or ""
                 self._note_refusal(error, complaint)
@@ -213,7 +216,8 @@ class MasterLink:
             owner.close()
 
     def _note_refusal(self, error: KVStoreError | grpc.RpcError, text: str) -> None:
-        """A node that was registered before goes on trying: clients may be reading from it."""
+        """Stop a node that was never registered after `refused_s`. A registered one retries: clients may be reading
+        from it."""
         is_refusal = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT and not self._registration_epoch
         now_ns = self._reactor.now_ns()
         if not is_refusal:
@@ -223,24 +227,27 @@ class MasterLink:
         elif now_ns - self._refused_since_ns >= self._settings.refused_s * 1e9:
             self._reactor.call_soon(lambda: self._node.refused(text))
 
-    def _live_once(self, owner: Channel | None) -> Channel | None:
-        """From finding the master to the loss of the link. `owner`: it has been found already. Returns that of the next link, if it has."""
-        channel, place = self._search.nearest(owner or self._search.find())
+    def _run_session(self, owner: Channel | None) -> Channel | None:
+        """Register and send heartbeats until the link is lost. `owner` is a connection to the owner, if known. Return
+        that of the next owner, if known."""
+        channel, control_address = self._search.prefer_unix(owner or self._search.find())
         try:
             with contextlib.ExitStack() as calls:
-                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._settings.peer_timeout_s))))  # type: ignore[no-untyped-call]
+                stub = ControlStub(
+                    calls.enter_context(open_channel(control_address, self._tls, grpc_options(self._settings.peer_timeout_s)))
+                )  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
-                if self._node.node_id(self._partition) != self._said_id:
-                    self.renew()  # for one that was asked for meanwhile, and is cleared with the loss of the former session
+                if self._node.node_id(self._partition) != self._registered_id:
+                    self.renew()  # a renew meanwhile was cleared with `_lost`
                 self._registration_epoch = reply.registration_epoch
-                self._take(reply)
+                self._apply(reply)
                 partitions = channel.welcome.partitions
                 self._reactor.call(lambda: self._node.registered(self._partition, partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 begin = self._connection.begin
                 self._reactor.call(lambda: begin(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
-                self._search.has_taken_us()
+                self._search.confirm_owner()
                 log.info(
                     "registered with the master of epoch %d%s as node %d",
                     reply.master_epoch,
@@ -250,7 +257,7 @@ class MasterLink:
                 )
                 calls.close()
                 try:
-                    return self._live(reply)
+                    return self._send_heartbeats(reply)
                 finally:
                     self._no_link_since_ns = self._reactor.now_ns()
         finally:
@@ -258,12 +265,12 @@ class MasterLink:
                 channel.close()
 
     def _hello(self, epoch: int = 0) -> Hello:
-        """Of this node, under registration `epoch`; 0: it has none yet."""
+        """Hello of this node under registration `epoch`; 0: not registered."""
         return Hello(ROLE_NODE, token=self._node.join_token(), name=self._node.identity.name, epoch=epoch, partition=self._partition)
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers = self._reactor.call(lambda: self._node.report(0, self._slow_version), deadline_s=self._timeout_s).tiers
-        identity, described, self._said_id = self._node.identity, self._description, self._node.node_id(self._partition)
+        identity, described, self._registered_id = self._node.identity, self._description, self._node.node_id(self._partition)
         self._metadata = *as_metadata("", self._node.join_token()), *of_partition(self._partition)
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(
@@ -282,64 +289,63 @@ class MasterLink:
                 takes_traces=identity.takes_traces,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
-                node_id=self._said_id,
+                node_id=self._registered_id,
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,
         )
         if self._needs_tickets and not reply.HasField("ticket_key"):
             raise ConfigError(
-                "the master has no tokens, so that this node would let in whoever reaches where it listens: give the master a tokens "
-                "file, or say allow_unauthenticated at the node, too"
+                "the master has no tokens file, so this node would accept unauthenticated clients: give the master a tokens "
+                "file, or set allow_unauthenticated on the node"
             )
-        self._told, self._slow_version = described, 0
+        self._sent_description, self._slow_version = described, 0
         self._follow(reply.catalog, reply.master_epoch)
         blocks = max((tier.blocks for tier in tiers), default=0)
         if reply.is_new and reply.floor and blocks:
             log.warning(
-                "the cluster had forgotten this node (kvstore forget): the %d blocks that it holds are dropped",
+                "the cluster has removed this node (kvstore forget): dropping its %d blocks",
                 blocks,
                 extra=named("forgotten", blocks=blocks),
             )
         return reply
 
     def _follow(self, catalog: str, epoch: int) -> None:
-        """This is the node's master from now on. Raises StaleEpoch for a former owner of the same catalog."""
+        """Record the master's epoch and catalog. Raises StaleEpoch for a former owner of the same catalog."""
         if catalog == self._seen_catalog and epoch < self._seen_epoch:
-            raise StaleEpoch(f"a master of epoch {epoch} answered, but one of epoch {self._seen_epoch} has spoken")
+            raise StaleEpoch(f"master of epoch {epoch} refused: epoch {self._seen_epoch} was seen")
         if self._seen_catalog and catalog != self._seen_catalog:
             log.warning(
-                "the master of epoch %d has another catalog (%s) than that of epoch %d (%s) before: it knows none of its pins and removals",
+                "the master of epoch %d has another catalog (%s) than that of epoch %d (%s): pins and removals in the former are lost",
                 *(epoch, catalog, self._seen_epoch, self._seen_catalog),
             )
         self._seen_catalog, self._seen_epoch = catalog, epoch
 
-    def _beat(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
+    def _heartbeat(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
         future: Future[pb.HeartbeatReply] = Future()
 
-        def answered(heard: HeartbeatResponse | KVStoreError) -> None:
-            if isinstance(heard, KVStoreError):
-                future.set_exception(heard)
+        def answered(reply: HeartbeatResponse | KVStoreError) -> None:
+            if isinstance(reply, KVStoreError):
+                future.set_exception(reply)
             else:
-                future.set_result(pb.HeartbeatReply.FromString(heard.said))
+                future.set_result(pb.HeartbeatReply.FromString(reply.said))
 
-        said = request.SerializeToString()
-        self._reactor.call(lambda: self._connection.beat(said, answered, self._timeout_s), deadline_s=self._timeout_s)
+        request_bytes = request.SerializeToString()
+        self._reactor.call(lambda: self._connection.send_heartbeat(request_bytes, answered, self._timeout_s), deadline_s=self._timeout_s)
         return future
 
-    def _live(self, registration: pb.RegisterReply) -> Channel | None:
-        """Send heartbeats until the link is lost, or the master says that this registration is not the newest, or another one owns the
-        catalog: the connection to that one.
+    def _send_heartbeats(self, registration: pb.RegisterReply) -> Channel | None:
+        """Send heartbeats until the link is lost or superseded. Return a connection to another owner, if there is one.
 
-        What has changed of the description goes along, again and again until the master has taken it; a change causes a heartbeat.
+        Changes of the description cause a heartbeat and are repeated until one is answered.
         """
         while True:
             self._wake.wait(registration.heartbeat_interval_s)
             self._wake.clear()
             if self._is_over():
                 return None
-            report = self._reactor.call(lambda: self._node.report(self._hot_asked, self._slow_version), deadline_s=self._timeout_s)
-            self._hot_asked = 0
+            report = self._reactor.call(lambda: self._node.report(self._hot_requested, self._slow_version), deadline_s=self._timeout_s)
+            self._hot_requested = 0
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
@@ -354,12 +360,12 @@ class MasterLink:
                 slow=report.slow if not self._partition else None,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
-                topology=self._news(described, "topology"),
-                transfer=self._news(described, "transfer"),
+                topology=self._changed_part(described, "topology"),
+                transfer=self._changed_part(described, "transfer"),
             )
-            call = self._beat(request)
+            call = self._heartbeat(request)
             try:
-                answer = self._unless_answered(call)
+                answer = self._wait_for_reply(call)
             except KVStoreError as error:
                 if not call.done() or isinstance(error, Fenced):  # Fenced: the registration is over
                     raise
@@ -368,30 +374,30 @@ class MasterLink:
                     log.warning("a heartbeat failed: %s", error)
                 answer = self._other_owner()
             else:
-                self._told, self._slow_version, self._complaint = described, report.slow_version, ""
+                self._sent_description, self._slow_version, self._complaint = described, report.slow_version, ""
             if isinstance(answer, pb.HeartbeatReply):
-                self._hot_asked = answer.hot_blocks
-                self._take(answer)
+                self._hot_requested = answer.hot_blocks
+                self._apply(answer)
             elif answer is not None:
-                log.warning("%s owns the catalog now", answer.address)
+                log.warning("the catalog has another owner: %s", answer.address)
                 return answer
 
-    def _news(self, described: Mapping[str, bytes], part: str) -> bytes | None:
-        """A part of the description, unless the master has it."""
-        return described[part] if described[part] != self._told[part] else None
+    def _changed_part(self, described: Mapping[str, bytes], part: str) -> bytes | None:
+        """Return a part of the description that the master does not have, else None."""
+        return described[part] if described[part] != self._sent_description[part] else None
 
-    def _take(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
-        """Hand on the master's quotas and retired namespaces where the node has others. It keeps them until a master has others."""
+    def _apply(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Pass newer quotas and retired namespaces to the node. They stay in force until a master has others."""
         if reply.HasField("quotas") or reply.HasField("retired"):
-            self._reactor.call(lambda: self._node.take_told(reply), deadline_s=self._timeout_s)
+            self._reactor.call(lambda: self._node.apply_reply(reply), deadline_s=self._timeout_s)
         if reply.HasField("quotas"):
             self._quotas_version = reply.quotas.version
         if reply.HasField("retired"):
             self._retired_version = reply.retired.version
 
-    def _unless_answered(self, call: Future[pb.HeartbeatReply]) -> pb.HeartbeatReply | Channel | None:
-        """Wait for the answer; or a connection to another master that owns the catalog, if that is so before it comes. None: the link is
-        over. Raises what the call does, and DeadlineExceeded where it does not even end at its deadline: who would tell is dead."""
+    def _wait_for_reply(self, call: Future[pb.HeartbeatReply]) -> pb.HeartbeatReply | Channel | None:
+        """Wait for the reply. Return a connection to another owner instead if one is found first, or None if the link
+        is over. Raises the call's error, and DeadlineExceeded if it does not even end at its deadline."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
         for wait_s in looks(self._settings.owner_patience_s):
@@ -400,14 +406,14 @@ class MasterLink:
                 return call.result(timeout=min(wait_s, left_s))
             except TimeoutError:
                 if call.done():
-                    raise  # it is the answer
+                    raise  # the call's own error
             owner = self._other_owner()
             if owner is not None or self._is_over():
                 break
         return owner
 
     def _other_owner(self) -> Channel | None:
-        """Ask the other masters whether another one owns the catalog than that of the link."""
+        """Return a connection to another master that owns the catalog, or None."""
         return None if self._is_over() else self._search.another()
 
     def _is_over(self) -> bool:

@@ -1,7 +1,7 @@
-"""Which of the masters owns a partition of the key space: looked for before a node registers, and while its link lasts.
+"""Search for the master that owns a partition, before a registration and while its link lasts.
 
-A master that says that it is the owner and then takes no registration is doubted: the others are asked first the next time. Each time that
-one does not answer it is given longer.
+A master that claims to be the owner and then accepts no registration is tried last the next time. A master that does
+not answer gets a longer deadline each time.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from kvstore.security.tls.certificates import Certificates
 
 
 class OwnerSearch:
-    """One thread at a time: the link's. The channels that it gives are introduced, and the caller's to close."""
+    """Owner search of one link. Used by one thread at a time. Channels it returns have sent their Hello; the caller
+    closes them."""
 
     def __init__(
         self,
@@ -29,48 +30,48 @@ class OwnerSearch:
         tls: Certificates | None,
         clock_ns: Callable[[], int],
     ) -> None:
-        """`hello` makes what a node says that has no registration yet. A single master has `timeout_s` to answer, one of several
-        `patience_s`, and as much longer for each time that it has not, up to `timeout_s`."""
+        """`hello` makes the Hello of an unregistered node. A single master has `timeout_s` to answer; one of several
+        has `patience_s`, and more after each failure, up to `timeout_s`."""
         self._masters = Masters(masters, clock_ns=clock_ns)
         self._hello = hello
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._tls = tls
         self._doubtful: Address | None = None
-        """Of a master that says that it is the owner and took no registration: another one may own the catalog by now."""
+        """Master that claimed to be the owner and has not accepted the registration yet."""
 
     def find(self) -> Channel:
-        """A connection to the master that owns the catalog. Raises KVStoreError."""
+        """Return a connection to the owner. Raises KVStoreError."""
         doubtful, self._doubtful = self._doubtful, None
         if doubtful is not None:
             with contextlib.suppress(KVStoreError):
-                return self._ask_masters(besides=doubtful)
-        return self._ask_masters()
+                return self._query_masters(besides=doubtful)
+        return self._query_masters()
 
     def another(self) -> Channel | None:
-        """A connection to another master than the last one found, if one says that it owns the catalog."""
+        """Return a connection to an owner other than the last one found, or None."""
         if not self._masters.are_several:
             return None
         try:
-            return self._ask_masters(besides=self._masters.owner)
+            return self._query_masters(besides=self._masters.owner)
         except KVStoreError:
             return None
 
-    def nearest(self, channel: Channel) -> tuple[Channel, str]:
-        """The connection to the owner, through its Unix socket where that is to be had and no certificate is shown, and the address of its
-        control plane: as told over TCP, since who shares a socket file with us need not share our loopback. The owner is doubted from now
-        on until `has_taken_us`."""
-        place = channel.welcome.control
-        found = channel if channel.address.unix else self._nearer(channel)
+    def prefer_unix(self, channel: Channel) -> tuple[Channel, str]:
+        """Return the connection, replaced by one to the owner's Unix socket if that is possible without a certificate,
+        and the control plane's address as reported over TCP: the peer of a socket file need not share our loopback. The
+        owner is doubtful until `confirm_owner`."""
+        control_address = channel.welcome.control
+        found = channel if channel.address.unix else self._over_unix(channel)
         self._doubtful = self._masters.owner
-        return found, place
+        return found, control_address
 
-    def has_taken_us(self) -> None:
-        """There is a link."""
+    def confirm_owner(self) -> None:
+        """The owner has accepted the registration."""
         self._doubtful = None
 
-    def _ask_masters(self, *, besides: Address | None = None) -> Channel:
-        """One round."""
+    def _query_masters(self, *, besides: Address | None = None) -> Channel:
+        """Query all masters once."""
         masters = self._masters
         attempt_s = min(self._timeout_s, self._patience_s) if masters.are_several else self._timeout_s
         deadline = Deadline(self._timeout_s * (len(masters.in_order()) + MAX_NAMED))
@@ -78,9 +79,9 @@ class OwnerSearch:
             masters, self._hello(), deadline, attempt_s=attempt_s, max_attempt_s=self._timeout_s, besides=besides, tls=self._tls
         )
 
-    def _nearer(self, channel: Channel) -> Channel:
-        """The same master through its Unix socket, where that is to be had; else the channel as it is: with TLS, too, for a Unix socket
-        shows no certificate."""
+    def _over_unix(self, channel: Channel) -> Channel:
+        """Return a connection to the same master over its Unix socket if that is reachable and TLS is off, else
+        `channel`. A Unix socket presents no certificate."""
         there = channel.welcome
         if self._tls is not None or not is_here(there.unix, there.host_id):
             return channel

@@ -1,1 +1,1 @@
-"""Reads at a node: what is pointed at, what is sent, what waits for its turn to be fetched."""
+"""Reads at a node: values mapped by the reader, sent with the answer, or fetched from lower tiers first."""

@@ -1,26 +1,26 @@
-"""How many bytes may be on their way from tiers that block (NVMe, HBM) into answers: of the node, and of one connection. Pure.
+"""Limits on bytes in flight from tiers that block (NVMe, HBM) into answers, for the node and for one connection. Pure.
 
-A value that cannot be pointed at takes memory from the moment it is read until its answer is the kernel's. A request of 25 kB can name
-gigabytes of them; what is beyond the limits waits for its turn, holding nothing.
+A value that cannot be mapped takes memory from its read until the kernel has its answer. A request of 25 kB can name
+gigabytes of them. Reads beyond the limits wait and hold nothing.
 """
 
 import ctypes
 from typing import Final
 
 MANY_BYTES: Final = 16 << 20
-"""As much at once is worth a walk through the heap when it is over."""
+"""Peak from which the heap is trimmed afterwards."""
 
 OVERHEAD_BYTES: Final = 1024
-"""What a block that is being fetched takes besides its value; it bounds their number too."""
+"""Charge per block besides its value; bounds the number of blocks."""
 
 
 def charge_of(size_bytes: int) -> int:
-    """What a value of that size is counted as."""
+    """Bytes charged for a value of that size."""
     return size_bytes + OVERHEAD_BYTES
 
 
 class ReadLimiter:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Byte limits of reads. Not thread-safe: called from the node's loop."""
 
     def __init__(self, *, node_bytes: int, peer_bytes: int) -> None:
         self._node_bytes = node_bytes
@@ -32,7 +32,7 @@ class ReadLimiter:
         self._takes_seen = 0
 
     def take(self, peer: object, size_bytes: int) -> bool:
-        """Whether a value of that size may be fetched for the connection now. One larger than a limit gets its turn alone."""
+        """Charge a value if it may be fetched for the connection now. A value larger than a limit is fetched alone."""
         charge = charge_of(size_bytes)
         mine = self._of_peer.get(peer, 0)
         if (mine and mine + charge > self._peer_bytes) or (self.held_bytes and self.held_bytes + charge > self._node_bytes):
@@ -43,8 +43,8 @@ class ReadLimiter:
         self._takes += 1
         return True
 
-    def give_back(self, peer: object, charge: int) -> None:
-        """What was taken is free again: `charge_of` a value, or of several together."""
+    def release(self, peer: object, charge: int) -> None:
+        """Release a charge: `charge_of` a value, or a sum of them."""
         left = self._of_peer[peer] - charge
         if left:
             self._of_peer[peer] = left
@@ -53,7 +53,7 @@ class ReadLimiter:
         self.held_bytes -= charge
 
     def is_over(self) -> bool:
-        """True once after much was held: nothing is now, and nothing was taken since the last call."""
+        """Return True once after a peak: nothing is charged now, nor was since the last call."""
         is_over = self._takes == self._takes_seen and not self.held_bytes and self._highest_bytes >= MANY_BYTES
         self._takes_seen = self._takes
         if is_over:
@@ -62,7 +62,7 @@ class ReadLimiter:
 
 
 def trim_heap() -> None:
-    """Give the free pages of the heap back, where the C library can (glibc). Some milliseconds for 256 MiB, without the GIL."""
+    """Return free heap pages to the system, with glibc. Some milliseconds for 256 MiB, without the GIL."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,8 +1,8 @@
-"""One Read while it is being answered: the columns of its Blocks message, and what is held for it until the answer is sent.
+"""One ReadBlocks request: columns of its reply, and the blocks held until the reply is sent.
 
-A cold block without a place of its own in DRAM is read there all the same, for one reader: its bytes cross no socket. Its slot is in
-quarantine: it belongs to no visible block, evicts nothing that is not on a lower tier too, and is free once the lease is over. No slot is
-pointed at before the disk has filled it.
+A cold block that is not promoted can be staged in a DRAM slot for one reader, so that its bytes cross no socket. The
+slot is quarantined and belongs to no visible block. Staging evicts nothing that has no copy in a lower tier. The slot
+is freed with the lease. No slot is reported before it is filled.
 """
 
 from collections import deque
@@ -18,33 +18,34 @@ from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.session_authenticator import Caller
 from kvstore.store.tiering.mover import SlowRead
-from kvstore.store.wait_queue import begin_part
+from kvstore.store.wait_queue import begin_child_span
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 
 
 class Staged(NamedTuple):
-    """`copy` is acquired; releasing it frees the slot. `memory` is the slot's, writable; `place` its slab and offset."""
+    """Staged copy of a block. `copy` is acquired; its release frees the slot. `memory` is the slot's, writable;
+    `location` is its slab and offset."""
 
     copy: Block
     memory: memoryview
-    place: tuple[int, int]
+    location: tuple[int, int]
 
 
 def stage(table: BlockTable, dram: DramTier, block: Block) -> Staged | None:
-    """A slot to read the block into. None: the table gives none now."""
+    """Return a DRAM slot to read the block into for one reader, or None if none is available."""
     slot = table.staging_slot(block)
     if slot is None:
         return None
-    memory, place = dram.view(slot), dram.locate(slot)
+    memory, location = dram.view(slot), dram.locate(slot)
     copy = table.rows.make(block.tenant, block.key, block.size_bytes, block.generation, block.namespace)
     table.copies.stage(copy, slot)
-    return Staged(copy, memory, place)
+    return Staged(copy, memory, location)
 
 
 class SlowEntry(NamedTuple):
-    """A block to be fetched for the answer's entry `position`: into DRAM's `slot` if it is to stay there, into the `staged` copy for this
-    reader alone, or into memory that goes along with the answer."""
+    """Block to fetch for entry `position` of the reply: into `slot` if it is promoted, into `staged` for this reader
+    alone, or else into memory sent with the reply."""
 
     position: int
     read: SlowRead
@@ -53,7 +54,8 @@ class SlowEntry(NamedTuple):
 
 
 class ReadRequest:
-    """Filled key by key. Blocks in `mapped`, `sent` and `slow` have been acquired for it, `charge` has been taken of the turns."""
+    """State of a read, filled key by key. It has acquired the blocks in `mapped`, `sent` and `slow`; `charge` is taken
+    from the read limiter."""
 
     __slots__ = (
         "caller", "charge", "checksums", "fetching", "header", "is_cut", "is_reachable", "mapped", "message", "offsets", "payload", "sent",
@@ -61,7 +63,7 @@ class ReadRequest:
     )  # fmt: skip
 
     def __init__(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks, *, is_reachable: bool) -> None:
-        """`is_reachable`: this reader reaches the node's DRAM itself, over its mapping or with the transfer engine."""
+        """`is_reachable`: the reader can access the node's DRAM, by mapping or with the transfer engine."""
         count = len(message.keys)
         self.session = session
         self.header = header
@@ -81,48 +83,48 @@ class ReadRequest:
         self.sent_bytes = 0
         self.charge = 0
         self.fetching: TraceSpan | None = None
-        """The time that slower tiers take, where the request is traced."""
+        """Span of the fetch from slower tiers, if the request is traced."""
         self.is_cut = False
-        """A value that would have to be sent did not fit: no later one is tried, for the order is the reader's."""
+        """A value to be sent did not fit. No later one is tried: the order is the reader's."""
 
     def cut(self, index: int) -> None:
-        """The value of this entry is to be asked for again."""
+        """Answer this entry LATER."""
         self.is_cut = True
         self.statuses[index] = LATER
 
     def is_pointed_at(self, block: Block) -> bool:
-        """Whether the reader gets the value itself once it is in DRAM."""
+        """Return True if the reader copies the value from DRAM itself."""
         return self.is_reachable and block.size_bytes > self.message.inline_bytes
 
     @property
     def gives_nothing(self) -> bool:
-        """There are values for it, and none of them fits now."""
+        """True if no value fits now."""
         return self.is_cut and not (self.mapped or self.sent or self.slow)
 
-    def point_at(self, index: int, block: Block, place: tuple[int, int], *, held: Block | None = None) -> None:
-        """The reader gets the value at that slab and offset itself. Its lease is on `held`, the staged copy, instead of the block."""
+    def point_at(self, index: int, block: Block, location: tuple[int, int], *, held: Block | None = None) -> None:
+        """Report the value's slab and offset. The lease is on `held`, a staged copy, if given."""
         self._fill(index, MAPPED, block, DRAM)
-        self.slabs[index], self.offsets[index] = place
+        self.slabs[index], self.offsets[index] = location
         if self.caller.blocks is not None:
-            self.caller.pointed_at.add(place[0])
+            self.caller.pointed_at.add(location[0])
         self.mapped.append(block if held is None else held)
 
     def send(self, index: int, block: Block, tier: int, value: memoryview) -> None:
-        """The value goes along with the answer."""
+        """Send the value with the reply."""
         self._fill(index, INLINE, block, tier)
         self.payload[index] = value
         self.sent.append(block)
         self.sent_bytes += block.size_bytes
 
     def fetch(self, index: int, read: SlowRead, slot: Slot | None, staged: Staged | None) -> None:
-        """The value is to be fetched before it is pointed at or sent."""
+        """Add a value to fetch before it is reported or sent."""
         self.slow.append(SlowEntry(index, read, slot, staged))
         if staged is None:
             self.sent_bytes += read.block.size_bytes
 
     def begin_fetching(self) -> None:
-        """The values of `slow` are about to be fetched."""
-        self.fetching = begin_part(self.session, self.header, "fetch")
+        """Begin the fetch span."""
+        self.fetching = begin_child_span(self.session, self.header, "fetch")
         if self.fetching is not None:
             self.fetching.set("kvstore.tier", ",".join(sorted({TIERS[entry.read.tier] for entry in self.slow})))
             self.fetching.set("kvstore.blocks", len(self.slow))
@@ -134,7 +136,7 @@ class ReadRequest:
         self.checksums[index] = block.checksum_in(tier) if block.lossy else block.checksum
 
     def answer(self, *, lease: int = 0, until_ns: int = 0, lease_ms: int = 0) -> tuple[ReadBlocksReply, Sequence[memoryview]]:
-        """The message, and the values that go with it."""
+        """Return the reply and the values sent with it."""
         blocks = ReadBlocksReply(
             lease,
             until_ns,

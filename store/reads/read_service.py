@@ -1,8 +1,8 @@
-"""Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first, into
-DRAM where the reader can reach it.
+"""Read service of a node. Values in mappable DRAM are reported by location under a lease, all others are sent.
 
-An answer holds a limited number of bytes of values, and so do those of one connection and of the node that are fetched: what does not fit
-is answered LATER ("ask again"). A read of which nothing fits waits for its turn behind others of its connection, holding nothing.
+Blocks below DRAM are fetched first, into DRAM if the reader can reach it. Bytes are limited per answer, per connection
+and for the node; values that do not fit are answered LATER. A read of which nothing fits waits behind others of its
+connection and holds nothing.
 """
 
 import logging
@@ -22,7 +22,7 @@ from kvstore.store.reads.read_limiter import ReadLimiter, charge_of, trim_heap
 from kvstore.store.reads.read_request import ReadRequest, SlowEntry, stage
 from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.tiering.mover import SlowRead, TierMover
-from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_part, until_ns
+from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_child_span, until_ns
 from kvstore.tiers.dram import DramTier
 
 log = logging.getLogger("kvstore.store")
@@ -30,11 +30,11 @@ log = logging.getLogger("kvstore.store")
 _INLINE: Final = bytes([INLINE])
 _IN_DRAM: Final = bytes([TIER_BITS[TIERS[DRAM]]])
 _NOWHERE: Final = (0,)
-"""Columns of an answer about one value."""
+"""Columns of a reply with one value."""
 
 
 class ReadService:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Serves ReadBlocks and ReleaseLeases. Not thread-safe: called from the node's loop."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class ReadService:
         self._dram = dram
         self._mover = mover
         self._leases = leases
-        self._turns = ReadLimiter(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
+        self._limiter = ReadLimiter(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
         self._waiting = WaitQueue(max_of_owner=settings.peer_requests)
-        """Reads that wait for their turn."""
+        """Reads that wait for the read limiter."""
         self._max_lease_ns = int(settings.max_lease_s * 1e9)
         self._answer_bytes = settings.peer_bytes
-        """What one answer sends at most, but for a single larger value."""
+        """Bytes sent in one answer, except for a single larger value."""
         self._has_engine = has_engine
         self.out_bytes = 0
 
     def read(self, session: Session, header: FrameHeader, message: ReadBlocks) -> None:
-        """Answer with what is here, once all of it can be pointed at or sent."""
+        """Answer with the blocks that are here, once they can be reported or sent."""
         caller = peer_of(session)
         if caller.blocks is not None:
             caller.check_blocks(message.keys, message.generations)
@@ -71,9 +71,12 @@ class ReadService:
             self._waiting.add(_WaitingRead(self, session, header, caller, message))
 
     def _send_one(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> bool:
-        """Answer with a single value that lies in DRAM and goes along, as `attempt` would, in a third of the time: somebody waits for it.
-        So the access is counted once the answer is on its way; but what is recorded has its time before that, for the reader may be at
-        another node a moment later. False: it is another kind of read."""
+        """Send a single value from DRAM, in a third of the time of `attempt`. Return False if the read is of another
+        kind.
+
+        The access is counted after the answer is sent. The event is recorded before, so that its time precedes a later
+        read of the same client at another node.
+        """
         table = self._table
         block, generation = table.find(caller.tenant, message.keys[0]), message.generations[0]
         slot = block.dram if block is not None and generation in (0, block.generation) else None
@@ -85,20 +88,21 @@ class ReadService:
         value = self._dram.view(slot)
         blocks = ReadBlocksReply(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
         table.copies.acquire(block)  # for the answer
-        table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
+        table.copies.acquire(block)  # for this call, which outlasts the answer
         try:
             if table.events.is_recording and not caller.is_node:
                 table.events.read(caller.tenant, [block], is_far=not session.is_local)
             session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
             self.out_bytes += size_bytes
             table.hit(block)
-            table.room.warm(block)
+            table.evictor.promote_to_hbm(block)
         finally:
             table.copies.release(block)
         return True
 
     def attempt(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> bool:
-        """False: nothing of it can be given before another value has gone. Whatever it raises, no block is held then."""
+        """Try to serve the read. Return False if nothing fits until other values are sent. If it raises, no block is
+        held."""
         is_reachable = session.is_local or (bool(message.engine) and self._has_engine)
         request = ReadRequest(session, header, caller, message, is_reachable=is_reachable)
         try:
@@ -119,7 +123,7 @@ class ReadService:
         return True
 
     def _gather(self, request: ReadRequest) -> int:
-        """Acquire what can be given now; returns how many keys are not here."""
+        """Acquire what can be served now; return the number of misses."""
         table, tenant, misses = self._table, request.caller.tenant, 0
         for index, (key, generation) in enumerate(zip(request.message.keys, request.message.generations, strict=True)):
             block = table.find(tenant, key)
@@ -140,26 +144,26 @@ class ReadService:
                 request.point_at(index, block, self._dram.locate(slot))
             else:
                 request.send(index, block, DRAM, self._dram.view(slot))
-            table.room.warm(block)
+            table.evictor.promote_to_hbm(block)
         return misses
 
     def _fits(self, request: ReadRequest, block: Block) -> bool:
-        """Whether a value that has to be sent can go with this answer; if it is to be fetched, its turn is taken."""
+        """Return True if a value fits into this answer. A value to be fetched is charged."""
         if request.is_cut or (request.sent_bytes and request.sent_bytes + block.size_bytes > self._answer_bytes):
             return False
         if block.dram is not None:
             return True
-        return self._turns.take(request.session, block.size_bytes)
+        return self._limiter.take(request.session, block.size_bytes)
 
     def _hits(self, request: ReadRequest) -> list[Block]:
-        """The blocks that are read, in the order of their keys; none of them has left since, for each has a reader."""
+        """Return the blocks read, in the order of their keys. All are acquired, so none was evicted."""
         columns = zip(request.message.keys, request.message.generations, request.statuses, strict=True)
         wanted = ((self._table.find(request.caller.tenant, key), generation) for key, generation, status in columns if status != LATER)
         return [block for block, generation in wanted if block is not None and generation in (0, block.generation)]
 
     def _fetch(self, request: ReadRequest, index: int, block: Block, *, is_pointed_at: bool) -> None:
-        """Plan to fetch a block that is not in DRAM: into a DRAM slot of its own if it earned one, else into one for this reader if it
-        `is_pointed_at` and there is one, else into memory for this answer only."""
+        """Plan the fetch of a block that is not in DRAM: as a promotion if it is due, else staged for this reader if it
+        `is_pointed_at`, else into memory for this answer."""
         tier = block.fastest()
         assert tier is not None
         source = block.slot_in(tier)
@@ -175,11 +179,11 @@ class ReadService:
         destination = self._dram.view(slot) if slot is not None else staged.memory if staged is not None else None
         if destination is not None:  # its memory is DRAM's
             request.charge -= charge_of(block.size_bytes)
-            self._turns.give_back(request.session, charge_of(block.size_bytes))
+            self._limiter.release(request.session, charge_of(block.size_bytes))
         request.fetch(index, SlowRead(block, tier, source, destination, block.loss_of_copy(tier)), slot, staged)
 
     def _fetched(self, request: ReadRequest, results: Sequence[Exception | None]) -> None:
-        """The slow reads are done: record promotions, drop damaged copies, answer."""
+        """Handle finished fetches: record promotions, drop damaged copies, answer."""
         if request.fetching is not None:
             request.fetching.end()
         try:
@@ -198,20 +202,20 @@ class ReadService:
         if slot is not None:
             self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None, loss=read.loss)
         if isinstance(result, Corrupt):
-            log.warning("a block in %s is given up: %s", TIERS[read.tier], result)
+            log.warning("dropped a damaged copy in %s: %s", TIERS[read.tier], result)
             self._table.corrupt_reads += 1
             self._table.copies.drop_copy(block, read.tier)
-        # Overtaken by a removal, a promotion left the bytes in a slot that is free again: a miss, like a failed read.
-        if result is not None or (slot is not None and block.is_gone):
+        # A block removed meanwhile has its bytes in a freed slot: a miss, like a failed read.
+        if result is not None or (slot is not None and block.is_dropped):
             self._table.misses += 1
             self._table.copies.release(block)
             if staged is not None:
                 self._table.copies.release(staged.copy)
         elif slot is None:
             if staged is None:
-                request.send(index, block, read.tier, read.room())
+                request.send(index, block, read.tier, read.buffer())
             else:
-                request.point_at(index, block, staged.place, held=staged.copy)
+                request.point_at(index, block, staged.location, held=staged.copy)
                 request.tiers[index] = TIER_BITS[TIERS[read.tier]]
                 self._table.copies.release(block)
             request.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
@@ -238,10 +242,10 @@ class ReadService:
         self.out_bytes += sum(request.sizes)
         session.reply(request.header.request_id, blocks, values, on_sent=(lambda: self._let_go(request)) if values else None)
         if not values:
-            self._let_go(request)  # of what was fetched nothing has arrived: its turn is over
+            self._let_go(request)  # no value was fetched: nothing is held
 
     def _let_go(self, request: ReadRequest) -> None:
-        """Give back what is held for it: once its values are the kernel's, or because it ends otherwise."""
+        """Release what the request holds: its values are sent, or it ended otherwise."""
         held, request.mapped, request.sent = request.mapped + request.sent, [], []
         for block in held:
             self._table.copies.release(block)
@@ -253,32 +257,32 @@ class ReadService:
                 self._table.copies.release(staged.copy)
             self._table.copies.release(read.block)
         if request.charge:
-            self._turns.give_back(request.session, request.charge)
+            self._limiter.release(request.session, request.charge)
             request.charge = 0
             if len(self._waiting):
                 request.session.reactor.call_soon(self._waiting.retry)
 
     def forget_owner(self, owner: object) -> None:
-        """The connection is gone, and with it its reads that wait."""
+        """Drop queued reads of a closed connection."""
         self._waiting.forget_owner(owner)
 
     def expire(self, *, now_ns: int) -> None:
-        """Answer the reads whose deadline is over before their turn."""
+        """Fail queued reads whose deadline is over."""
         self._waiting.expire(now_ns=now_ns)
 
-    def tidy(self) -> None:
-        """Once a second: when many values were on their way and none is any more, their memory goes back to the system."""
-        if self._turns.is_over():
-            self._mover.do_aside(trim_heap)
+    def trim_memory(self) -> None:
+        """Return heap memory to the system after a peak of reads. Called once a second."""
+        if self._limiter.is_over():
+            self._mover.run_in_reader(trim_heap)
 
     def release(self, session: Session, message: ReleaseLeases) -> None:
-        """The reader is done with these leases; those that are over or not its own are ignored."""
+        """End these leases. Unknown ones and those of other connections are ignored."""
         for lease in message.leases:
             self._leases.release(session, lease)
 
 
 class _WaitingRead(WaitingRequest):
-    """A Read whose turn has not come."""
+    """Queued read."""
 
     __slots__ = ("_caller", "_header", "_message", "_reads", "_session", "_wait")
 
@@ -289,7 +293,7 @@ class _WaitingRead(WaitingRequest):
         self._header = header
         self._caller = caller
         self._message = message
-        self._wait = begin_part(session, header, "wait_for_turn")
+        self._wait = begin_child_span(session, header, "wait_for_turn")
 
     def attempt(self) -> bool:
         is_served = self._reads.attempt(self._session, self._header, self._caller, self._message)
@@ -301,4 +305,4 @@ class _WaitingRead(WaitingRequest):
         self._session.fail(self._header.request_id, error)
 
     def give_up(self) -> None:
-        self.fail(DeadlineExceeded("the turn of this read did not come before its deadline: other values are on their way; try again"))
+        self.fail(DeadlineExceeded("the read waited for others until its deadline (read_bytes, peer_bytes): try again"))

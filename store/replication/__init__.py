@@ -1,1 +1,1 @@
-"""Replicas and events that a node exchanges with other nodes and masters."""
+"""Events to masters, inventories, and replicas fetched from other nodes."""

@@ -1,12 +1,14 @@
-"""What the master must hear, in order: commits, blocks that are gone, moves between tiers; and the inventory after each registration.
+"""Replication of the node's block events to the master, in order: commits, evictions, moves between tiers.
 
-It turns the table's events into Publish messages, keeps a few in flight, and calls back those who wait until the master has made
-an event durable. Events for which nobody waits, of blocks that left say, wait a moment for others: in a full tier each put makes one, and
-a message for each would wake up the master as often. While there is no link nothing is kept: the inventory that opens every link says it
-all; of what the master knows already by digests (inventory_comparison.py), if that is much.
+`EventReplicator` turns the table's events into `Publish` messages, keeps a bounded number in flight, and notifies
+waiters once the master has made an event durable. After each registration it sends the node's inventory: in full, or
+only the differences that digests show (inventory_comparison.py).
 
-Events do not wait for the inventory, which takes a node of ten million blocks ten seconds: they go between its parts. A block is named as
-it is by then, and one that is gone is not, so that whatever was said of it before holds after.
+- Without a link no event is queued. The inventory that starts the next link covers them.
+- Events that no request waits for are delayed, so that several share a message. In a full tier every put evicts a
+  block; one message per eviction would wake the master as often.
+- Events are interleaved with parts of the inventory, which takes 10 s for ten million blocks. An inventory part carries
+  a block's state at the time of sending and skips evicted blocks, so earlier events stay valid.
 """
 
 import heapq
@@ -30,21 +32,21 @@ from kvstore.protocol.catalog_messages import (
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
 from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.rows import decided
-from kvstore.store.block_table.uncommitted import SPARE, never
+from kvstore.store.block_table.uncommitted import FORGET_EVERY, never
 from kvstore.store.replication.inventory_comparison import InventoryComparison, Soon
-from kvstore.store.replication.inventory_comparison import Send as Compare
+from kvstore.store.replication.inventory_comparison import SendDigests as Compare
 
-Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
-"""Sends one message to the master and calls back once with None (durable) or the error."""
+SendEvents = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
+"""Sends one message to the master. Calls back once: None when it is durable, else the error."""
 
 Published = Callable[[KVStoreError | None], None]
 
 log = logging.getLogger("kvstore.store")
 
 PART_BLOCKS: Final = 4_096
-"""Of an inventory, looked at in one turn of the loop: 4 ms."""
+"""Inventory blocks read in one loop iteration: 4 ms."""
 
 Parts = Callable[[], Iterator[Sequence[Block]]]
 
@@ -53,12 +55,13 @@ class _Notice(NamedTuple):
     kind: int
     block: Block
     tier_mask: int
-    """When it happened; said of a block that is gone by then."""
+    """The block's tiers at the time of the event; sent if the block has been evicted since."""
 
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A message under way. With its answer and those of all before it every event up to `seq` is durable; 0 says nothing of events."""
+    """Message in flight. Once it and all earlier ones are answered, every event up to `seq` is durable. `seq` is 0 for
+    a message without events."""
 
     phase: int
     seq: int
@@ -66,7 +69,7 @@ class _Sent:
 
 
 class _Waiter(NamedTuple):
-    """For these events and all between them, of which the blocks' newest are some."""
+    """Callback for the events `oldest` to `newest`. A heap orders waiters by `newest`."""
 
     newest: int
     number: int
@@ -74,11 +77,11 @@ class _Waiter(NamedTuple):
     callback: Published
     blocks: Sequence[Block]
     is_over: Callable[[], bool]
-    """Nobody needs the callback any more."""
+    """True once the callback is no longer needed."""
 
 
 class EventReplicator:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Event stream to the master of one partition. Not thread-safe: called from the node's loop."""
 
     def __init__(
         self,
@@ -90,67 +93,72 @@ class EventReplicator:
         soon: Soon | None = None,
         compare_from_blocks: int = 1,
     ) -> None:
-        """`parts` gives the blocks that the master is to know now, some at a time: the table may change until it is asked for the next.
-        `later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none. `soon`
-        calls it in a later turn of the loop; None: inventories are never compared. Nor are they where the master knows fewer than
-        `compare_from_blocks`."""
+        """Create a replicator without a link.
+
+        - `parts` iterates over the blocks of the inventory, in parts. The table may change between two parts.
+        - `later` schedules its argument after the batching delay. None: events are sent at once.
+        - `soon` schedules its argument in a later loop iteration. None: inventories are always sent in full.
+        - `compare_from_blocks`: digests are compared only if the master knows at least this many blocks.
+        """
         self._compare_from_blocks = compare_from_blocks
         self._soon = soon
         self._comparison: InventoryComparison | None = None
-        """While it is under way it is not known which blocks are to be named."""
+        """While it runs, the blocks to send are not known yet."""
         self._parts = parts
         self._later = later
         self._is_due = False
         self._is_timed = False
-        """`later` has been asked, and has not called yet."""
+        """`later` has been called and has not fired yet."""
         self._batch_events = batch_events
         self._max_in_flight = max_in_flight
-        self._send: Send | None = None
+        self._send: SendEvents | None = None
         self._epoch = 0
         self._link = 0
         self._seq = 0
         self.durable_seq = 0
-        """The newest event up to which all are durable."""
+        """Newest event such that it and all earlier ones are durable."""
         self._streamed_seq = 0
-        """Of this link, until its inventory is durable: the newest event up to which all since its beginning are."""
+        """Newest durable event of this link, until its inventory is durable."""
         self._queue: deque[_Notice] = deque()
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
-        """The inventory says all up to this event."""
-        self._is_inventorys_turn = False
+        """The inventory covers all events up to this one."""
+        self._is_inventory_next = False
         self._is_synced = False
         self._in_flight: deque[_Sent] = deque()
         self._on_synced: Callable[[], None] = lambda: None
         self._waiters: list[_Waiter] = []
-        """A heap."""
-        self._max_waiters = SPARE
+        self._max_waiters = FORGET_EVERY
         self._next_waiter = 0
-        self._unsaid_gone: dict[tuple[str, bytes], int] = {}
-        """By tenant and key, the newest event in the queue that says that a block of it is gone."""
+        self._unsent_evictions: dict[tuple[str, bytes], int] = {}
+        """Newest queued EVENT_GONE by tenant and key."""
         self._causes: list[tuple[int, TraceSpan]] = []
-        """Traced requests that wait for events which are not said yet, by these events."""
+        """Traced requests that wait for unsent events, with the event."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
-        """Called when the master refuses a message, or a part of the inventory is lost: the link must be made anew."""
+        """Called when the master refuses a message, or part of the inventory is lost. The caller reconnects."""
 
     @property
     def is_synced(self) -> bool:
-        """The master has the inventory of this link, and everything since up to the last few events."""
+        """True if the master has the inventory of this link and all events since, except the last few."""
         return self._is_synced
 
     @property
-    def has_said_all(self) -> bool:
-        """Every event of this link until now is on its way to the master: what is sent to it now comes behind them."""
+    def has_sent_all(self) -> bool:
+        """True if every event of this link has been sent, so that later messages arrive behind them."""
         return self._send is not None and not self._queue
 
     @property
     def backlog(self) -> int:
-        """Events that the master has not made durable yet."""
+        """Number of events that are not durable at the master."""
         return self._seq - self.durable_seq
 
     def emit(self, kind: int, block: Block) -> None:
-        """The table's `emit`. What moves before the inventory has named it is named: the master may not know what it was that moved. What
-        moves while something is still to be said of it is not said once more: what is said is where it is by then. So a master that takes
-        nothing for an hour has no node grow by each move."""
+        """Queue an event of the block table.
+
+        A move is reported as a commit until the inventory is durable, because the master may not know the block. A move
+        of a block that already has a queued event adds none: the queued one reports the tiers at the time of sending.
+        So the queue stays bounded by blocks while the master accepts nothing.
+        """
         if kind == EVENT_MOVED and self._seq - len(self._queue) < block.event_seq <= self._seq:
             return
         self._seq += 1
@@ -160,10 +168,10 @@ class EventReplicator:
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
             if kind == EVENT_GONE:
-                self._unsaid_gone[block.tenant, block.key] = self._seq
+                self._unsent_evictions[block.tenant, block.key] = self._seq
 
     def is_published(self, newest: int, oldest: int) -> bool:
-        """These events, and all between them, are durable at the master."""
+        """Return True if these events, and all between them, are durable at the master."""
         return newest <= self.durable_seq or self._inventory_seq < oldest <= newest <= self._streamed_seq
 
     def when_published(
@@ -176,10 +184,11 @@ class EventReplicator:
         blocks: Sequence[Block] = (),
         is_over: Callable[[], bool] = never,
     ) -> None:
-        """Call back when the event `newest`, and all from `oldest` on where there are others, are durable at the master: at once if they
-        are, however long it takes if not. `span`: of the request that waits, if it is traced. `blocks`: those that it waits for, which are
-        said again at once over the next link; without, the whole inventory of that comes first. Who waits is forgotten some time after
-        `is_over` says that nobody does any more."""
+        """Call back once the events `oldest` to `newest` are durable at the master; at once if they are.
+
+        `blocks` are committed first on the next link; without them the waiter waits for the whole inventory. `span` is
+        that of a traced request. A waiter is dropped some time after `is_over` returns True.
+        """
         oldest = newest if oldest is None else oldest
         if self.is_published(newest, oldest):
             callback(None)
@@ -194,63 +203,65 @@ class EventReplicator:
                 self._causes.append((newest, span))
 
     def link_up(
-        self, send: Send, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
+        self, send: SendEvents, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
     ) -> None:
-        """There is a new link, under this registration: tell it the whole inventory, and `on_synced` when it has it. The master thinks that
-        `known_blocks` are here; `compare` tells it digests."""
+        """Start sending over a new link: first the inventory, then call `on_synced` when it is durable.
+
+        `epoch` is the registration's, `known_blocks` the number of this node's blocks that the master has. `compare`
+        sends digests.
+        """
         self.link_down()
         self._on_synced = on_synced
         self._send, self._epoch = send, epoch
         parts = self._parts()
         self._inventory = chain.from_iterable(parts)
         self._inventory_seq = self._streamed_seq = self._seq
-        self._is_inventorys_turn = False
-        self._say(PHASE_SYNC_BEGIN, [], 0)
-        self._say_anew()
+        self._is_inventory_next = False
+        self._send_message(PHASE_SYNC_BEGIN, [], 0)
+        self._recommit_awaited()
         if self._compare_from_blocks <= known_blocks and compare is not None and self._soon is not None and self._send is not None:
             self._comparison = InventoryComparison(
                 parts, epoch=epoch, send=compare, soon=self._soon, then=self._compared, max_blocks=2 * known_blocks
             )
         self.flush()
 
-    def _say_anew(self) -> None:
-        """Commit once more what somebody waits for who was told nothing by the link before: he need not wait for the inventory."""
+    def _recommit_awaited(self) -> None:
+        """Commit awaited blocks first, so that their waiters do not wait for the whole inventory."""
         self._forget_over()
         waiters, self._waiters, before = self._waiters, [], self._seq
         for waiter in waiters:
-            there = [block for block in waiter.blocks if not block.is_gone]
+            there = [block for block in waiter.blocks if not block.is_dropped]
             for block in there:
-                if block.event_seq <= before:  # else another one waits for it, too
+                if block.event_seq <= before:  # else an earlier waiter has emitted it
                     self.emit(EVENT_COMMIT, block)
             said = [block.event_seq for block in there]
             self._waiters.append(waiter._replace(newest=max(said), oldest=min(said)) if said else waiter)
         heapq.heapify(self._waiters)
 
     def _forget_over(self) -> None:
-        """Those that nobody needs any more."""
         self._waiters = [waiter for waiter in self._waiters if not waiter.is_over()]
         heapq.heapify(self._waiters)
-        self._max_waiters = 2 * len(self._waiters) + SPARE
+        self._max_waiters = 2 * len(self._waiters) + FORGET_EVERY
 
     def _compared(self, differing: list[Block] | KVStoreError | None) -> None:
         self._comparison = None
         if isinstance(differing, KVStoreError):
-            self._begin_anew(differing)
+            self._reconnect(differing)
         else:
             self._inventory = iter(differing) if differing is not None else self._all()
             self.flush()
 
     def _all(self) -> Iterator[Block]:
-        """The blocks that the master is to know by the time that the first is asked for."""
+        """Iterate over the inventory as it is when the first block is requested."""
         for part in self._parts():
             yield from part
 
-    def _begin_anew(self, error: KVStoreError) -> None:
+    def _reconnect(self, error: KVStoreError) -> None:
         self.link_down()
         self.on_refused(error)
 
     def link_down(self) -> None:
-        """The link broke. Answers that still come from it are ignored; who waits goes on waiting for the next link."""
+        """End the link. Late answers are ignored; waiters stay for the next link."""
         self._send = None
         self._link += 1
         if self._comparison is not None:
@@ -258,83 +269,81 @@ class EventReplicator:
             self._comparison = None
         self._in_flight.clear()
         self._queue.clear()
-        self._unsaid_gone.clear()
+        self._unsent_evictions.clear()
         self._causes.clear()
         self._inventory = None
         self._streamed_seq = 0
         self._is_synced = False
 
     def flush(self) -> None:
-        """Send what there is, if its time has come, as far as the window allows. Called after every round of events: batches form by
-        themselves."""
+        """Send queued events if they are due, as far as the window allows. Called after each round of events, which
+        forms batches."""
         if self._may_wait():
             if not self._is_timed and self._later is not None:
                 self._is_timed = True
-                self._later(self._come_due)
+                self._later(self._become_due)
         else:
             self.flush_now()
 
     def _may_wait(self) -> bool:
-        """Nobody waits for what there is to say, and there is not much of it."""
+        """Return True if no request waits for the queued events and they do not fill a batch."""
         is_urgent = self._is_due or self._has_parts or bool(self._waiters) or len(self._queue) >= self._batch_events
         return self._later is not None and not is_urgent and bool(self._queue)
 
-    def _come_due(self) -> None:
+    def _become_due(self) -> None:
         self._is_timed = False
         self._is_due = True
 
     @property
     def _has_parts(self) -> bool:
-        """There is a part of the inventory to be said."""
         return self._inventory is not None and self._comparison is None
 
     def flush_now(self) -> None:
-        """Send what there is, as far as the window allows: events and parts of the inventory by turns."""
+        """Send queued events and inventory parts in turn, as far as the window allows."""
         while self._send is not None and len(self._in_flight) < self._max_in_flight:
-            if self._has_parts and (self._is_inventorys_turn or not self._queue):
-                self._wholly(self._say_inventory)
-                self._is_inventorys_turn = False
+            if self._has_parts and (self._is_inventory_next or not self._queue):
+                self._send_or_reconnect(self._send_inventory_part)
+                self._is_inventory_next = False
             elif self._queue:
-                self._wholly(self._say_events)
-                self._is_inventorys_turn = True
+                self._send_or_reconnect(self._send_events)
+                self._is_inventory_next = True
             else:
                 self._is_due = False
                 return
 
-    def say_gone(self, blocks: Sequence[Block]) -> None:
-        """Send what there is, as `flush_now`; and whatever the window, if it is still to be said that former blocks of these keys are
-        gone."""
+    def send_evictions(self, blocks: Sequence[Block]) -> None:
+        """Send everything that the window allows; send an unsent EVENT_GONE of these keys regardless of the window."""
         self.flush_now()
-        while self._unsaid_gone and not self._unsaid_gone.keys().isdisjoint((block.tenant, block.key) for block in blocks):
-            self._wholly(self._say_events)
+        while self._unsent_evictions and not self._unsent_evictions.keys().isdisjoint((block.tenant, block.key) for block in blocks):
+            self._send_or_reconnect(self._send_events)
 
-    def _wholly(self, say: Callable[[], None]) -> None:
-        """Say a message, or have the link made anew: what was taken for one that could not be said would be said by none."""
+    def _send_or_reconnect(self, say: Callable[[], None]) -> None:
+        """Send a message; on an exception reconnect, because its events would otherwise be lost."""
         try:
             say()
         except Exception as error:
-            log.exception("what the node holds could not be said")
-            self._begin_anew(typed(error))
+            log.exception("sending events to the master failed; reconnecting")
+            self._reconnect(typed(error))
 
-    def _say_events(self) -> None:
+    def _send_events(self) -> None:
         first = self._seq - len(self._queue) + 1
         events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
-        for seq, (kind, block, _tier_mask) in enumerate(events if self._unsaid_gone else (), first):
-            if kind == EVENT_GONE and self._unsaid_gone[block.tenant, block.key] == seq:
-                del self._unsaid_gone[block.tenant, block.key]
-        self._say(PHASE_STREAM, events, self._seq - len(self._queue))
+        for seq, (kind, block, _tier_mask) in enumerate(events if self._unsent_evictions else (), first):
+            if kind == EVENT_GONE and self._unsent_evictions[block.tenant, block.key] == seq:
+                del self._unsent_evictions[block.tenant, block.key]
+        self._send_message(PHASE_STREAM, events, self._seq - len(self._queue))
 
-    def _say_inventory(self) -> None:
+    def _send_inventory_part(self) -> None:
         assert self._inventory is not None
         found = list(islice(self._inventory, self._batch_events))
         if found:
-            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
-            self._say(PHASE_SYNC, events, 0)
+            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_dropped]
+            self._send_message(PHASE_SYNC, events, 0)
         else:
             self._inventory = None
-            self._say(PHASE_SYNC_END, [], self._inventory_seq)
+            self._send_message(PHASE_SYNC_END, [], self._inventory_seq)
 
-    def _say(self, phase: int, events: list[_Notice], seq: int) -> None:
+    def _send_message(self, phase: int, events: list[_Notice], seq: int) -> None:
         assert self._send is not None
         link, sent = self._link, _Sent(phase, seq)
         self._in_flight.append(sent)
@@ -343,22 +352,22 @@ class EventReplicator:
             if link != self._link:
                 return
             if error is not None:
-                self._begin_anew(error)
+                self._reconnect(error)
                 return
             sent.is_answered = True
             self._advance()
             self.flush()
 
-        on_behalf(self._said_for(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
+        on_behalf(self._take_causes(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
 
-    def _said_for(self, seq: int) -> list[TraceSpan]:
-        """The traced requests that wait for events up to that one; each is given once."""
+    def _take_causes(self, seq: int) -> list[TraceSpan]:
+        """Return the traced requests that wait for events up to `seq`, each once."""
         found = [span for awaited_seq, span in self._causes if awaited_seq <= seq]
         self._causes = [cause for cause in self._causes if cause[0] > seq]
         return found
 
     def _advance(self) -> None:
-        """Take in the answers that came, in the order of the messages: one may be answered before its predecessor is durable."""
+        """Process answers in the order of the messages: one may be answered before its predecessor is durable."""
         while self._in_flight and self._in_flight[0].is_answered:
             sent = self._in_flight.popleft()
             self._streamed_seq = max(self._streamed_seq, sent.seq)
@@ -371,10 +380,10 @@ class EventReplicator:
         while self._waiters and self._waiters[0].newest <= self.durable_seq:
             heapq.heappop(self._waiters).callback(None)
         if not self._is_synced:
-            self._tell_of_streamed()
+            self._notify_streamed()
 
-    def _tell_of_streamed(self) -> None:
-        """Before the inventory is durable: who waits for events since its beginning only."""
+    def _notify_streamed(self) -> None:
+        """Notify waiters whose events are all of this link, before its inventory is durable."""
         told = sorted(waiter for waiter in self._waiters if self.is_published(waiter.newest, waiter.oldest))
         if told:
             self._waiters = [waiter for waiter in self._waiters if not self.is_published(waiter.newest, waiter.oldest)]
@@ -383,7 +392,7 @@ class EventReplicator:
             waiter.callback(None)
 
     def close(self) -> None:
-        """Nothing more will be published: who waits is told."""
+        """End the link and fail all waiters with Unavailable."""
         self.link_down()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -412,51 +421,52 @@ def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:
 
 
 Make = Callable[[Parts], EventReplicator]
-"""Makes the publisher of the blocks that are told, in parts, when asked for."""
+"""Makes the replicator of one partition, given its inventory."""
 
 
 class EventReplicators:
-    """Not thread-safe: the node's loop is the only caller."""
+    """The replicators of all partitions. Not thread-safe: called from the node's loop."""
 
-    def __init__(self, blocks: Callable[[], Iterable[Block]], partitioning: Partitioning, make: Make) -> None:
-        """`blocks` gives all visible ones. What the master has not decided about is claimed, and in no inventory."""
+    def __init__(self, blocks: Callable[[], Iterable[Block]], partition_map: PartitionMap, make: Make) -> None:
+        """`blocks` iterates over all visible blocks. Uncommitted ones are not in inventories: commit requests report
+        them."""
         self._blocks = blocks
-        self._partitioning = partitioning
+        self._partition_map = partition_map
         self._make = make
         self._each = [make(self._of(0))]
 
     def __getitem__(self, partition: int) -> EventReplicator:
         return self._each[partition]
 
-    def cut(self) -> None:
-        """The partitions are known: nothing has been said yet, so that nobody waits for what has changed its publisher. What moved before
-        had a number of the first publisher's, which says nothing at its own."""
-        if len(self._each) < self._partitioning.count:
+    def add_partitions(self) -> None:
+        """Make the replicators of the other partitions, once their number is known. No link exists yet. Event numbers
+        of blocks that change their replicator are reset, because each replicator counts its own."""
+        if len(self._each) < self._partition_map.count:
             for block in self._blocks():
-                if block.event_seq and self._partitioning.of(block.key):
+                if block.event_seq and self._partition_map.of(block.key):
                     block.event_seq = 0
-        self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partitioning.count)]
+        self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partition_map.count)]
 
     def _of(self, partition: int) -> Parts:
-        of = self._partitioning.of
+        of = self._partition_map.of
 
         def parts(blocks: list[Block]) -> Iterator[Sequence[Block]]:
             for begin in range(0, len(blocks), PART_BLOCKS):
                 part = decided(blocks[begin : begin + PART_BLOCKS])
-                yield part if self._partitioning.count == 1 else [block for block in part if of(block.key) == partition]
+                yield part if self._partition_map.count == 1 else [block for block in part if of(block.key) == partition]
 
         return lambda: parts(list(self._blocks()))
 
     def emit(self, kind: int, block: Block) -> None:
-        """The table's `emit`."""
-        self._each[self._partitioning.of(block.key)].emit(kind, block)
+        """Pass an event of the table to the replicator of the block's partition."""
+        self._each[self._partition_map.of(block.key)].emit(kind, block)
 
     def when_published(
         self, blocks: Sequence[Block], callback: Published, span: TraceSpan | None = None, *, is_over: Callable[[], bool] = never
     ) -> None:
-        """Call back when the newest events of these blocks are durable at their masters; at once if they are. See
-        Publisher.when_published."""
-        groups = self._partitioning.group(blocks)
+        """Call back once the newest events of these blocks are durable at their masters; at once if they are. See
+        `EventReplicator.when_published`."""
+        groups = self._partition_map.group(blocks)
         answers: list[KVStoreError | None] = []
 
         def told(error: KVStoreError | None) -> None:
@@ -465,25 +475,25 @@ class EventReplicators:
                 callback(next(filter(None, answers), None))
 
         for partition, group in groups.items():
-            publisher = self._each[partition]
-            awaited = [block for block in group if block.event_seq > publisher.durable_seq]
+            replicator = self._each[partition]
+            awaited = [block for block in group if block.event_seq > replicator.durable_seq]
             events = [block.event_seq for block in awaited]
-            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited, is_over=is_over)
+            replicator.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited, is_over=is_over)
         if not groups:
             callback(None)
 
     def are_published(self, blocks: Sequence[Block]) -> bool:
-        """The newest events of these blocks are durable at their masters."""
-        return all(self._each[self._partitioning.of(block.key)].is_published(block.event_seq, block.event_seq) for block in blocks)
+        """Return True if the newest events of these blocks are durable at their masters."""
+        return all(self._each[self._partition_map.of(block.key)].is_published(block.event_seq, block.event_seq) for block in blocks)
 
     @property
     def is_synced(self) -> bool:
-        """Every partition's master has the inventory of its link."""
+        """True if every partition's master has the inventory of its link."""
         return all(one.is_synced for one in self._each)
 
     @property
     def backlog(self) -> int:
-        """Events that masters have not made durable yet."""
+        """Number of events that are not durable at their masters."""
         return sum(one.backlog for one in self._each)
 
     def flush(self) -> None:
@@ -495,6 +505,6 @@ class EventReplicators:
             one.flush_now()
 
     def close(self) -> None:
-        """Nothing more will be published: who waits is told."""
+        """Close every replicator; waiters fail with Unavailable."""
         for one in self._each:
             one.close()

@@ -1,8 +1,8 @@
-"""An inventory that the master may know already: compared with what it knows by digests of runs of blocks, so that only what differs is
-named (protocol/digests.py).
+"""Incremental resync (anti-entropy): digests of runs of blocks are compared with the master's, and only runs that
+differ are sent (protocol/digests.py).
 
-The blocks are read some at a time, in turns of the loop of their own, and digests of them are sent in others once all are. What happens
-to a block after it was read is an event, and is said after the inventory. Not thread-safe: the node's loop is the only caller.
+The blocks are read in parts, one per loop iteration, and the digests are sent in further iterations. Later changes of a
+block are events and follow the inventory. Not thread-safe.
 """
 
 import logging
@@ -23,9 +23,9 @@ from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.rows import read, rows_of, tier_masks
 
 RUNS_PER_MESSAGE: Final = 4_096
-"""Made and sent in one turn: 6 ms."""
+"""Runs per message, computed in one loop iteration: 6 ms."""
 
-Send = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
+SendDigests = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
 """Sends one message to the master and calls back once."""
 Soon = Callable[[Callable[[], None]], object]
 Differs = Callable[[list[Block] | KVStoreError | None], None]
@@ -34,12 +34,17 @@ log = logging.getLogger("kvstore.store")
 
 
 class InventoryComparison:
-    """Of the blocks that come in these parts, begun when it is made. `then` is called once, in a later turn: with those that are to be
-    named, what the master has against it, or None where it failed, as for want of memory: all are to be named then, read anew, for the
-    parts may have been read in half; not after `end`."""
+    """One comparison, started by its constructor. Calls `then` once in a later loop iteration, unless `end` is called
+    first.
 
-    def __init__(self, parts: Iterator[Sequence[Block]], *, epoch: int, send: Send, soon: Soon, then: Differs, max_blocks: int) -> None:
-        """Of more than `max_blocks` all are to be named."""
+    The argument is the list of blocks to send, the master's error, or None after a failure such as lack of memory.
+    After None the caller sends the full inventory from new parts, because these may be half read.
+    """
+
+    def __init__(
+        self, parts: Iterator[Sequence[Block]], *, epoch: int, send: SendDigests, soon: Soon, then: Differs, max_blocks: int
+    ) -> None:
+        """Above `max_blocks` all blocks are to be sent."""
         self._epoch, self._send, self._soon, self._then = epoch, send, soon, then
         self._parts, self._max_blocks = parts, max_blocks
         self._read_blocks: list[Block] = []
@@ -56,18 +61,18 @@ class InventoryComparison:
         self._is_over = True
 
     def _step(self, step: Callable[[], None]) -> None:
-        """Unless it has ended. A step that fails is the last: nobody would take the next, and the inventory would never end."""
+        """Run a step unless the comparison has ended. A failed step ends it, so that the inventory can proceed."""
         if self._is_over:
             return
         try:
             step()
         except Exception:
-            if self._is_over:  # it has been told, and that failed
+            if self._is_over:  # `then` itself failed
                 raise
-            log.exception("an inventory could not be compared: all of it is named")
-            self._tell(None)
+            log.exception("comparing the inventory failed: sending all of it")
+            self._finish(None)
 
-    def _tell(self, differing: list[Block] | KVStoreError | None) -> None:
+    def _finish(self, differing: list[Block] | KVStoreError | None) -> None:
         self.end()
         self._then(differing)
 
@@ -76,7 +81,7 @@ class InventoryComparison:
         if found:
             columns, rows = found[0].columns, rows_of(found)
             masks = tier_masks(columns, rows)
-            is_here = masks != 0  # the others are gone
+            is_here = masks != 0  # others were dropped
             rows = rows[is_here]
             self._read_blocks += compress(found, is_here.tolist())
             for column, wide in (
@@ -89,7 +94,7 @@ class InventoryComparison:
         if found is not None:
             self._soon(partial(self._step, self._read))
         elif len(self._read_blocks) > self._max_blocks:
-            self._tell(self._read_blocks)
+            self._finish(self._read_blocks)
         else:
             self._soon(partial(self._step, self._order_all))
 
@@ -107,7 +112,7 @@ class InventoryComparison:
             self._soon(partial(self._step, partial(self._send_next, message + 1)))
 
     def _digests(self, at: int, *, more: bool) -> Digests:
-        """Of RUNS_PER_MESSAGE runs from this one on, or those that are left."""
+        """Digests of RUNS_PER_MESSAGE runs from `at` on, or fewer at the end."""
         ends = np.append(self._begins[at : at + RUNS_PER_MESSAGE + 1], len(self._order))[: RUNS_PER_MESSAGE + 1]
         begins = ends[:-1]
         part = self._order[ends[0] : ends[-1]]
@@ -129,16 +134,16 @@ class InventoryComparison:
     def _answered(self, message: int, reply: Flags | KVStoreError) -> None:
         runs = min(len(self._begins) - message * RUNS_PER_MESSAGE, RUNS_PER_MESSAGE)
         if isinstance(reply, Flags) and len(reply.flags) != runs:
-            reply = ProtocolError("the master answered Digests of other runs")
+            reply = ProtocolError("the master answered Digests with a wrong number of flags")
         if isinstance(reply, KVStoreError):
-            self._tell(reply)
+            self._finish(reply)
             return
         self._flags[message] = reply.flags
         if None not in self._flags:
-            self._tell(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
+            self._finish(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
 
     def _differing(self, flags: bytes) -> list[Block]:
-        """The blocks of the runs without a flag, in the order of the inventory."""
+        """Return the blocks of runs without a flag, in inventory order."""
         counts = np.diff(np.append(self._begins, len(self._order)))
         is_named = np.repeat(np.frombuffer(flags, np.uint8) == 0, counts)
         return [self._read_blocks[at] for at in np.sort(self._order[is_named]).tolist()]

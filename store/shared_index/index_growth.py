@@ -1,40 +1,39 @@
-"""How a tenant's index grows without stopping the node's loop: a larger one is filled part by part, while the smaller one goes on being
-read and kept true; then it takes the smaller one's place, and that is emptied part by part, and kept true for those who still read it
-until nothing is left there.
+"""Incremental growth of a tenant's index: entries are copied to a larger index in steps, then the old one is emptied in
+steps.
 
-A block says which entry shows it in the larger one, once it is there, else in the smaller one: which of the two it is tells the block that
-the larger one has at that entry.
+Both are kept up to date. Clients use the old one until the copy ends, then the new one; the old one stays valid until
+it is empty. A block's `index_entry` is its entry in the new index if it has one there, else in the old one; the new
+index's entry identifies which.
 """
 
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from kvstore.store.block_table.block import NOT_SHOWN, Block
-from kvstore.store.shared_index.index import Places, SharedIndexTable
+from kvstore.store.block_table.block import NOT_INDEXED, Block
+from kvstore.store.shared_index.index import IntColumn, SharedIndexTable
 
 PART_ENTRIES: Final = 512
-"""Entries that are copied or emptied at a time, a part of a page: nearly as many blocks, 0.6 ms with the pages that are touched for the
-first time, or 0.2."""
+"""Entries copied or emptied per step, within one page: 0.6 ms with first-touched pages, else 0.2 ms."""
 
 
 FOURFOLD_SETS: Final = 2048
-"""Up to so many sets, 5 MB, an index grows fourfold, for each growth takes as long as showing what is there once more; beyond that
-twofold, for one that has just grown takes more memory a block then."""
+"""Up to this size (5 MB) an index grows fourfold, because each growth copies all entries; above it twofold, because a
+grown index takes more memory per block."""
 
 
 class IndexGrowth:
-    """See the module. `index` is the one that clients are given. The node's loop is the only caller."""
+    """Growth in progress. `index` is the one for clients. Not thread-safe: called from the node's loop."""
 
     def __init__(self, old: SharedIndexTable, key_words: int = 0) -> None:
-        """For longer keys it is as large as before, where it is not full. Raises TierFailed: there is no memory for a larger one. The old
-        one goes on as it is."""
+        """Create the larger index; for longer keys only it has the same size unless it is full. Raises TierFailed: no
+        memory; the old index is unchanged."""
         self.old = old
         self.index = old
         is_larger = key_words <= old.key_words or old.is_full
         sets = old.sets * ((4 if old.sets <= FOURFOLD_SETS else 2) if is_larger else 1)
         self._new = SharedIndexTable(sets, key_words=max(key_words, old.key_words), number=old.number + 1, is_ordered=old.is_ordered)
         self._next = 0
-        """The first entry of the old one that is not copied, or not emptied, yet."""
+        """First entry of the old index that is not copied, or not emptied."""
 
     @property
     def _is_copied(self) -> bool:
@@ -42,51 +41,51 @@ class IndexGrowth:
 
     @property
     def max_key_bytes(self) -> int:
-        """Longer keys are not shown: of the larger index."""
+        """Longest key of the larger index."""
         return self._new.max_key_bytes
 
-    def show(self, block: Block, offset: int, checksum: int, slot: int) -> None:
-        """As SharedIndexTable.show."""
+    def add(self, block: Block, offset: int, checksum: int, slot: int) -> None:
+        """See SharedIndexTable.add."""
         if len(block.key) > self.max_key_bytes:
             self.index.leave_out(block)
             return
         if not self._is_copied and len(block.key) <= self.old.max_key_bytes:
             _, left = self.old.put(block, offset, checksum, slot)
             if left is not None and not self._is_in_new(left):
-                left.shown = NOT_SHOWN
-        block.shown, left = self._new.put(block, offset, checksum, slot)
+                left.index_entry = NOT_INDEXED
+        block.index_entry, left = self._new.put(block, offset, checksum, slot)
         if left is not None:
-            left.shown = self.old.entry_of(left)
+            left.index_entry = self.old.entry_of(left)
 
-    def show_all(self, blocks: Sequence[Block], offsets: Places, slots: Places) -> list[int]:
-        """As SharedIndexTable.show_all. What has a place in one of them only is shown there."""
+    def add_all(self, blocks: Sequence[Block], offsets: IntColumn, slots: IntColumn) -> list[int]:
+        """See SharedIndexTable.add_all. A block that fits into one index only is added there."""
         is_in_old = not self._is_copied and len(blocks[0].key) <= self.old.max_key_bytes
-        left: Collection[int] = set(self.old.show_all(blocks, offsets, slots)) if is_in_old else range(len(blocks))
-        return [number for number in self._new.show_all(blocks, offsets, slots) if number in left]
+        left: Collection[int] = set(self.old.add_all(blocks, offsets, slots)) if is_in_old else range(len(blocks))
+        return [number for number in self._new.add_all(blocks, offsets, slots) if number in left]
 
-    def hide(self, block: Block) -> None:
-        """As SharedIndexTable.hide, for whoever reads either of them."""
-        entry = block.shown
+    def remove(self, block: Block) -> None:
+        """See SharedIndexTable.remove; removes the block from both."""
+        entry = block.index_entry
         if self._is_in_new(block):
             self._new.clear(entry)
             entry = self.old.entry_of(block)
-        if entry != NOT_SHOWN:
+        if entry != NOT_INDEXED:
             self.old.clear(entry)
-        block.shown = NOT_SHOWN
+        block.index_entry = NOT_INDEXED
 
     def _is_in_new(self, block: Block) -> bool:
-        return self._new.block_at(block.shown) is block
+        return self._new.block_at(block.index_entry) is block
 
     def accessed(self, word: int) -> Block | None:
-        """As SharedIndexTable.accessed, of clients of either."""
+        """See SharedIndexTable.accessed; for clients of either."""
         return self.index.accessed(word) or self.old.accessed(word)
 
     def all_accessed(self, words: Sequence[int]) -> list[Block]:
-        """As SharedIndexTable.all_accessed, of clients of either."""
+        """See SharedIndexTable.all_accessed; for clients of either."""
         return [block for word in words if (block := self.accessed(word)) is not None]
 
-    def go_on(self) -> bool:
-        """Do the next part; whether anything is left to do. `index` is the larger one from the end of the copy on."""
+    def step(self) -> bool:
+        """Do the next step; return True if more are left."""
         if self._is_copied:
             self._empty_part()
         else:
@@ -98,7 +97,7 @@ class IndexGrowth:
             return False
         self._next = 0
         self.index = self._new
-        self.old.tell_over()
+        self.old.mark_superseded()
         return True
 
     def _copy_part(self) -> None:
@@ -109,27 +108,27 @@ class IndexGrowth:
             chosen = [i for i, is_in_new in enumerate(are_in_new) if not is_in_new]
             blocks, entries = [blocks[i] for i in chosen], entries[chosen]
         if blocks:
-            self._new.add(blocks, entries)  # what finds no place there stays where it is until that is emptied
+            self._new.add_rows(blocks, entries)  # entries that do not fit stay in the old index
 
     def _empty_part(self) -> None:
         begin, self._next = self._next, min(self._next + PART_ENTRIES, self.old.used)
         blocks = self.old.wipe(begin, self._next)
         for block, is_in_new in zip(blocks, self._new.shows(blocks), strict=True):
             if not is_in_new:
-                block.shown = NOT_SHOWN
+                block.index_entry = NOT_INDEXED
                 self._new.pushed_out.append(block)
 
     @property
     def count(self) -> int:
-        """Entries of both that show something."""
+        """Used entries of both."""
         return self.old.count + self._new.count
 
     @property
     def memory_bytes(self) -> int:
-        """Of both."""
+        """Memory of both."""
         return self.old.memory_bytes + self._new.memory_bytes
 
     def close(self) -> None:
-        """Neither shows anything any more, and says so."""
+        """Close both."""
         self.old.close()
         self._new.close()

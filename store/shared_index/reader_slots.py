@@ -1,7 +1,8 @@
-"""The desk of one client of this host: what it is looking at, and what it has read, in memory that it writes and the node reads.
+"""Reader slots: one local client's page in shared memory, with its hazard pointers, access ring and holds. The client
+writes, the node reads.
 
-Nothing that stands there is believed: a client that writes nonsense keeps its own tenant's slots from reuse, HAZARDS at most, and holds
-its own tenant's blocks, as many as any client may.
+The content is not trusted. A client that writes nonsense protects at most HAZARDS slots of its own tenant, and holds at
+most what any client may.
 """
 
 import os
@@ -33,11 +34,11 @@ from kvstore.store.shared_memory import make_shared_memory
 
 _SLOT_MASK: Final = (1 << LOOK_SHIFT) - 1
 MAX_LOST: Final = 1 << 32
-"""A client that says that more were lost at once is not believed."""
+"""Larger numbers of lost accesses are capped."""
 
 
 class HoldRecord(NamedTuple):
-    """What a client wrote: hold these blocks until then; an end of 0 releases the number."""
+    """Recorded hold of blocks until `until_ns`; 0 releases the number."""
 
     number: int
     until_ns: int
@@ -45,12 +46,12 @@ class HoldRecord(NamedTuple):
 
 
 def slot_of(word: int) -> int:
-    """The slot at which a look is."""
+    """Return the slot of a hazard word."""
     return (word & _SLOT_MASK) - 1
 
 
 class ReaderSlots:
-    """See the module. Belongs to a connection. The node's loop is the only caller."""
+    """Reader slots of a connection. Not thread-safe: called from the node's loop."""
 
     def __init__(self) -> None:
         """Raises TierFailed: the system has no descriptor or memory left."""
@@ -65,29 +66,30 @@ class ReaderSlots:
         self._words[AT_DESK_MAGIC] = MAGIC
 
     def export(self) -> int:
-        """A new descriptor, for its client; the caller closes it."""
+        """Return a new descriptor for the client; the caller closes it."""
         return os.dup(self.fd)
 
-    def looks(self) -> list[int]:
-        """The client's looks, by their words. After a fence that followed the hiding of what is in a slot, that none is at it is final."""
+    def hazards(self) -> list[int]:
+        """Return the hazard words in use. After a fence that followed the removal of a block from the index, the
+        absence of its slot is final."""
         return list(filter(None, self._hazards.tolist())) if self._words[AT_HAZARDS_USED] else []
 
-    def looks_at(self, slot: int) -> list[int]:
-        """Those of its looks that are at the slot."""
+    def hazards_on(self, slot: int) -> list[int]:
+        """Return the hazard words on the slot."""
         if not self._words[AT_HAZARDS_USED]:
             return []
-        return [word for word in self.looks() if word & _SLOT_MASK == slot + 1]
+        return [word for word in self.hazards() if word & _SLOT_MASK == slot + 1]
 
-    def still_looks(self, word: int) -> bool:
-        """Whether it is the very same look still."""
+    def has_hazard(self, word: int) -> bool:
+        """Return True if this very hazard is still set."""
         return word in self._hazards
 
     def accesses(self, most: int) -> Iterator[int]:
-        """What the client has read since the last call, oldest first, `most` at most; words that ShownIndex.accessed explains."""
+        """Iterate over new access words, oldest first, at most `most`; see `SharedIndexTable.accessed`."""
         written = self._words[AT_ACCESSES]
         count = written - self._taken
         if not 0 < count <= ACCESSES:
-            self._taken = written  # nothing; or nonsense, which is not taken
+            self._taken = written  # nothing, or an invalid count
             return
         begin = self._taken % ACCESSES
         count = min(count, most, ACCESSES - begin)
@@ -97,7 +99,7 @@ class ReaderSlots:
         yield from found
 
     def newly_lost(self) -> int:
-        """Accesses since the last call that had no room in the ring."""
+        """Accesses since the last call that did not fit into the ring."""
         lost, self._lost = self._words[AT_LOST] - self._lost, self._words[AT_LOST]
         return max(0, min(lost, MAX_LOST))
 
@@ -106,7 +108,7 @@ class ReaderSlots:
         return self._words[AT_HOLDS_WRITTEN] != self._holds_taken
 
     def hold_records(self) -> list[HoldRecord]:
-        """What the client has written since the last call, oldest first. Of what makes no sense all the rest is left out."""
+        """Return new hold records, oldest first. Everything after an invalid one is dropped."""
         written, at = self._words[AT_HOLDS_WRITTEN], self._holds_taken
         found: list[HoldRecord] = []
         if 0 < written - at <= HOLD_WORDS:
@@ -123,7 +125,7 @@ class ReaderSlots:
         return found
 
     def not_held(self, blocks: int) -> None:
-        """Have the client count so many of its blocks that are not held."""
+        """Add to the client's count of blocks whose hold was refused."""
         self._words[AT_UNHELD] += blocks
 
     @property
@@ -135,7 +137,7 @@ class ReaderSlots:
         return self.fd < 0
 
     def close(self) -> None:
-        """Its connection is gone: what it looked at may be reused. A second close is a no-op."""
+        """Close the reader slots; their hazards end. A second close is a no-op."""
         if self.fd >= 0:
             self._words[AT_DESK_OVER] = 1
             os.close(self.fd)

@@ -1,1 +1,1 @@
-"""Moves of blocks between the tiers of a node."""
+"""Moves between tiers: the mover, the drain before shutdown, and the prefault thread."""

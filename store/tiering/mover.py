@@ -1,7 +1,7 @@
-"""Copies between tiers, in threads of their own: demotions and warm-ups planned by the table, and reads from tiers that block.
+"""Mover: executes planned moves between tiers and reads from tiers that block, in its own threads.
 
-The node's loop plans and records; here only bytes move. Slots of a planned copy and of a block being read are neither freed nor
-reused until the loop is told that it is over, so the threads need no locks.
+The node's loop plans and records; the threads only copy bytes. Slots of moves and reads in progress are neither freed
+nor reused until the loop is notified, so the threads need no locks.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger("kvstore.store")
 
 
 class MoveJob:
-    """Made in the node's loop, used in the mover's thread and looked at again in the loop once it is over."""
+    """One move. Made in the loop, executed in a mover thread, finished in the loop."""
 
     __slots__ = ("checksum", "damage", "data", "is_refused", "loss", "lossy_checksum", "move", "source")
 
@@ -37,19 +37,19 @@ class MoveJob:
         self.source = source
         self.damage: Exception | None = None
         self.is_refused = False
-        """The value cannot be encoded, or not without losing more than it has lost before."""
+        """The codec cannot encode the value, or would lose more than an earlier encoding."""
         self.data: Buffer = tier.view(source) if isinstance(tier, DramTier) else b""
         self.loss = block.loss_of_copy(move.source)
         self.checksum = block.checksum_in(move.source)
         self.lossy_checksum = block.lossy_checksum()
 
     def encode(self, codec: ValueCodec) -> None:
-        """Put the encoded value in place of the value. All lossy copies of a block give the same bytes: else a reader's second read would
-        not be like its first, and each way down might cost some more."""
+        """Encode the value. All lossy copies of a block must decode to the same bytes, so that repeated reads agree and
+        losses do not accumulate."""
         try:
             encoded = codec.encode(memoryview(self.data))
         except Exception:
-            log.exception("a value could not be encoded; it is stored as it is")
+            log.exception("encoding a value failed: storing it raw")
             encoded = None
         if encoded is None or self.lossy_checksum not in (None, encoded.decoded_checksum):
             self.is_refused = True
@@ -66,7 +66,7 @@ class MoveJob:
 
 
 def fetch(tier: Tier, jobs: Sequence[MoveJob]) -> None:
-    """Read the sources that cannot be looked at in place."""
+    """Read sources that are not mapped memory."""
     if isinstance(tier, DramTier):
         return
     destinations = [memoryview(bytearray(job.source.size_bytes)) for job in jobs]
@@ -77,8 +77,8 @@ def fetch(tier: Tier, jobs: Sequence[MoveJob]) -> None:
 
 @dataclass(slots=True, eq=False)
 class SlowRead:
-    """One block to be read from a tier that blocks, into `destination`; None: memory for it is taken when it is read, and none while it
-    waits for a thread. `loss` is what its copy there gives in place of what was put."""
+    """Read of a block from a tier that blocks, into `destination`; None: memory is allocated when the read runs, not
+    while it is queued. `loss` is that of the copy."""
 
     block: Block
     tier: int
@@ -86,15 +86,17 @@ class SlowRead:
     destination: memoryview | None = None
     loss: Loss | None = None
 
-    def room(self) -> memoryview:
-        """Its bytes are undefined. From numpy, which unlike bytearray does not fill it first while it holds the GIL."""
+    def buffer(self) -> memoryview:
+        """Return the destination, allocated if needed, with undefined bytes. numpy does not zero it, unlike bytearray,
+        which holds the GIL meanwhile."""
         if self.destination is None:
             self.destination = np.empty(self.block.size_bytes, np.uint8).data
         return self.destination
 
 
 class TierMover:
-    """Owns the threads. Methods belong to the node's loop; `on_room` is called there whenever slots may have become free."""
+    """Owns the mover and reader threads. Called from the node's loop; `on_space_freed` is called there whenever slots
+    may have become free."""
 
     def __init__(
         self,
@@ -103,27 +105,27 @@ class TierMover:
         tiers: dict[int, Tier],
         *,
         settings: NodeSettings,
-        on_room: Callable[[], None],
+        on_space_freed: Callable[[], None],
         codec: ValueCodec | None = None,
     ) -> None:
-        """`codec` makes the encoded values that the table plans. Raises ConfigError: there are not so many threads to be had."""
+        """`codec` makes the planned encodings. Raises ConfigError: the threads cannot be started."""
         self._reactor = reactor
         self._table = table
         self._tiers = tiers
         self._batch_bytes = settings.move_batch
         self._tier_retry_s = settings.tier_retry_s
-        self._on_room = on_room
+        self._on_space_freed = on_space_freed
         self._codec = codec
         self._writers = started(settings.write_threads, "mover")
         self._readers = started(settings.read_threads, "tier-reader")
 
-    def kick(self) -> None:
-        """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own
-        affair: it may be one tenant's block, and the mover makes room for all."""
-        if self._table.room.next_turn():
-            self._reactor.call_soon(self._on_room)
-        self._reactor.guarded(self._table.relieve)
-        moves = self._table.room.take_moves()
+    def start_moves(self) -> None:
+        """Plan due demotions and start planned moves. Called after each round of events. An exception in one move is
+        logged and affects no other."""
+        if self._table.evictor.begin_iteration():
+            self._reactor.call_soon(self._on_space_freed)
+        self._reactor.guarded(self._table.demote_to_low_watermark)
+        moves = self._table.evictor.take_moves()
         if not moves:
             return
         for pair in sorted({(move.source, move.target) for move in moves}):
@@ -142,15 +144,15 @@ class TierMover:
             self._writers.submit(self._copy, jobs)
 
     def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
-        """Add it to the jobs if it is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
+        """Make a job unless the block was dropped. The source slot is looked up here, because it is unknown afterwards."""
         slot = move.block.slot_in(move.source)
-        if move.block.is_gone or slot is None:
+        if move.block.is_dropped or slot is None:
             self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
         else:
             jobs.append(MoveJob(move, slot, self._tiers[move.source]))
 
     def _copy(self, jobs: list[MoveJob]) -> None:
-        """In a writer's thread."""
+        """Execute a batch, in a mover thread."""
         first = jobs[0].move
         failure: str | None = None
         try:
@@ -163,34 +165,35 @@ class TierMover:
         except (TierFull, KVStoreError) as error:
             failure = str(error)
         except Exception as error:
-            log.exception("a copy between tiers failed")
+            log.exception("moving blocks between tiers failed")
             failure = str(error)
         self._reactor.call_soon(lambda: self._finish(jobs, failure))
 
     def _finish(self, jobs: list[MoveJob], failure: str | None) -> None:
         target = jobs[0].move.target
         if failure is not None:
-            log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)
-            self._rest(target)
+            log.warning("moving %d blocks to %s failed: %s", len(jobs), self._tiers[target].name, failure)
+            self._suspend(target)
         for job in jobs:
             self._reactor.guarded(self._end, job, failure is None and job.is_good)
-        self._on_room()
+        self._on_space_freed()
 
     def _end(self, job: MoveJob, is_done: bool) -> None:
         move = job.move
         move.block.stays_raw |= job.is_refused
         self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
         if job.damage is not None:
-            log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
+            log.warning("dropped a damaged copy in %s: %s", self._tiers[move.source].name, job.damage)
             self._table.copies.drop_copy(move.block, move.source)
 
-    def _rest(self, tier: int) -> None:
-        """The tier refused: go on without it for a while."""
-        self._table.room.suspend(tier, is_suspended=True)
-        self._reactor.call_later(self._tier_retry_s, lambda: self._table.room.suspend(tier, is_suspended=False))
+    def _suspend(self, tier: int) -> None:
+        """Suspend a tier whose device refused a write."""
+        self._table.evictor.suspend(tier, is_suspended=True)
+        self._reactor.call_later(self._tier_retry_s, lambda: self._table.evictor.suspend(tier, is_suspended=False))
 
     def read(self, reads: Sequence[SlowRead], done: Callable[[list[Exception | None]], None]) -> None:
-        """Read blocks from tiers that block; `done` gets one answer each, in the loop's thread. The caller holds the blocks."""
+        """Read blocks from tiers that block; `done` gets a result for each, in the loop. The caller has acquired the
+        blocks."""
 
         def work() -> None:
             answers: list[Exception | None] = [None] * len(reads)
@@ -203,45 +206,45 @@ class TierMover:
         self._readers.submit(work)
 
     def _read(self, tier: int, reads: Sequence[SlowRead]) -> Sequence[Exception | None]:
-        """In a reader's thread."""
+        """Execute reads of one tier, in a reader thread."""
         try:
-            found = self._tiers[tier].read_batch_into([read.slot for read in reads], [read.room() for read in reads])
+            found = self._tiers[tier].read_batch_into([read.slot for read in reads], [read.buffer() for read in reads])
             return [answer or _check_decoded(read) for read, answer in zip(reads, found, strict=True)]
         except Exception as error:
             log.exception("reading from %s failed", self._tiers[tier].name)
             return [error] * len(reads)
 
-    def do_aside(self, work: Callable[[], None]) -> None:
-        """Have a reader's thread do something short that would hold up the loop."""
+    def run_in_reader(self, work: Callable[[], None]) -> None:
+        """Run a short function that would block the loop in a reader thread."""
         self._readers.submit(work)
 
     def flush(self, done: Callable[[KVStoreError | None], None] = lambda _error: None) -> None:
-        """Make deletions durable where a tier queues them; `done` is called in the loop's thread. It gets an error where a tier could
-        not: what was deleted there may come back with the next process, until a later flush."""
+        """Make queued deletions durable and call `done` in the loop. With an error, deleted blocks may return after a
+        restart until a later flush."""
 
         def work() -> None:
             failure: KVStoreError | None = None
             for tier in self._tiers.values():
                 try:
                     tier.flush()
-                except Exception as error:  # of whatever kind: `done` is called all the same
-                    failure = Unavailable(f"deletions in {tier.name} wait, and would not outlive the node: {error}")
+                except Exception as error:  # any: `done` must be called
+                    failure = Unavailable(f"deletions in {tier.name} are not durable yet: {error}")
                     log.warning("%s", failure)
             self._reactor.call_soon(lambda: done(failure))
 
         self._writers.submit(work)
 
     def close(self) -> None:
-        """Wait for the copies under way; those that have not begun are given up."""
+        """Wait for moves in progress; queued ones are dropped."""
         self._readers.shutdown(cancel_futures=True)
         self._writers.shutdown(cancel_futures=True)
 
 
 def _check_decoded(read: SlowRead) -> Exception | None:
-    """What was decoded must be what this node, or the one before it on this folder, decoded when it wrote the value: its readers are told
-    that checksum, and other releases of torch may round otherwise."""
-    if read.loss is None or len(read.room()) == read.slot.size_bytes:
+    """Return an error unless the value decodes to the checksum that its readers get. Another release of torch may round
+    differently."""
+    if read.loss is None or len(read.buffer()) == read.slot.size_bytes:
         return None
-    if xxhash.xxh3_64_intdigest(read.room()) == read.loss.checksum:
+    if xxhash.xxh3_64_intdigest(read.buffer()) == read.loss.checksum:
         return None
-    return ChecksumMismatch(f"{read.slot} does not decode to what it decoded to when it was written")
+    return ChecksumMismatch(f"{read.slot} decodes to other bytes than when it was written: check the torch version")

@@ -1,7 +1,7 @@
-"""Thread that touches a node's DRAM: all of it at the start, later the memory of slabs that is made anew.
+"""Prefault thread: touches a node's DRAM at the start, and later the memory of new slabs.
 
-Fresh memory is ten times slower to write than touched memory. The node serves meanwhile; clients touch what they write before the thread
-gets there. In between the thread looks how much of the memory is in huge pages, and why no more: the loop reads what it found last.
+Writing untouched memory is ten times slower. The node serves meanwhile. The thread also measures how much memory is in
+huge pages and why not more; the loop reads the latest result.
 """
 
 import contextlib
@@ -19,32 +19,32 @@ from kvstore.tiers.huge_pages import shared_huge_bytes, unavailable_reason
 LOOK_S: Final = 10.0
 
 REST: Final = 100
-"""A look walks the process's page tables: there is one every LOOK_S, and the thread rests at least this many times as long as it took."""
+"""A measurement walks the process's page tables. The pause is LOOK_S, and at least this many times its duration."""
 
 NICE: Final = 5
-"""The thread is nicer than the node by so much: where the node's loop wants the same processor, it has three times as much of it."""
+"""Niceness added to the thread: on a shared core the node's loop gets three times as much time."""
 
 
 class PageSizes:
-    """`look` is for any one thread; the loop reads what it found last."""
+    """Use of huge pages. `look` is called from one thread; the loop reads the results."""
 
     def __init__(self, dram: DramTier, *, root: Path = Path("/")) -> None:
-        """`root` is that of the files."""
+        """`root` is the root of the system's files."""
         self._dram = dram
         self._root = root
         self.huge_bytes = 0
-        """Of DRAM, as far as this process has touched it, and of what else it has in shared memory: indexes and desks are small."""
+        """Huge pages in touched DRAM and in other shared memory of the process, which is small."""
         self.why_not = self._reason()
-        """Why it is in small pages; "" where huge ones are to be had."""
+        """Reason for small pages; "" if huge ones are available."""
 
     def look(self) -> float:
-        """See for once; how long to wait before the next time, in seconds."""
+        """Measure once; return the pause before the next time, in seconds."""
         begun_s = time.perf_counter()
         self.why_not = self._reason()
         if self._dram.hugepages:
             self.huge_bytes = self._dram.capacity_bytes
         elif not self.why_not or self.huge_bytes:
-            # Those that it has stay when the host's setting changes. Where there never were any the walk, of many pages, is spared.
+            # Existing huge pages stay when the host's setting changes. Without any, the walk is skipped.
             self.huge_bytes = min(shared_huge_bytes(self._root), self._dram.capacity_bytes)
         return max(LOOK_S, REST * (time.perf_counter() - begun_s))
 
@@ -53,10 +53,10 @@ class PageSizes:
 
 
 class Prefaulter:
-    """See the module. The node's loop is the only caller."""
+    """Owns the prefault thread. Called from the node's loop."""
 
     def __init__(self, reactor: Reactor, dram: DramTier, pages: PageSizes, *, step_bytes: int) -> None:
-        """It touches `step_bytes` at a time."""
+        """`step_bytes` are touched at a time."""
         self._reactor = reactor
         self._dram = dram
         self._pages = pages
@@ -66,17 +66,17 @@ class Prefaulter:
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
 
     def start(self, on_done: Callable[[], None]) -> None:
-        """`on_done` is called in the loop once everything has been touched and looked at."""
+        """Start the thread. `on_done` is called in the loop once all DRAM is touched and measured."""
         self._on_done = on_done
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end after the step or the look that it is at."""
+        """End the thread after its current step."""
         self._is_stopping = True
         self._dram.has_cold.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the thread, where it was started, has ended; `timeout_s` at most."""
+        """Wait for the thread, if it was started, at most `timeout_s`."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -95,7 +95,7 @@ class Prefaulter:
                 look_s = time.monotonic() + self._pages.look()
 
     def _touch(self) -> None:
-        """Until nothing is left. What is made after the flag is cleared sets it again."""
+        """Touch all cold memory. New cold memory sets the flag again."""
         if not self._is_stopping:
             self._dram.has_cold.clear()
         while not self._is_stopping and self._dram.prefault_step(self._step_bytes):

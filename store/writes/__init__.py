@@ -1,1 +1,1 @@
-"""Puts at a node: over the socket, in shared memory, and their commit at the master."""
+"""Puts at a node: through shared memory, the transfer engine or sockets, and their commit requests."""

@@ -1,7 +1,8 @@
-"""Checksums of what puts have brought: of small values at once, of large ones in threads, for a value of 64 MiB holds up a loop for 5 ms.
+"""Checksums of received values: small ones in the loop, large ones in threads, because a value of 64 MiB blocks the
+loop for 5 ms.
 
-Whatever becomes of a put meanwhile, its slot is not free before its bytes have been read: memory of a slab that has gone may be cut off,
-and who reads there dies.
+A put's slot is not freed while its bytes are being read, however the put ends: the memory of a freed slab may be
+truncated, and reading it would kill the process.
 """
 
 import os
@@ -15,12 +16,12 @@ from kvstore.rpc.thread_pools import started
 from kvstore.store.block_table.open_puts import OpenPut
 
 AT_ONCE_BYTES: Final = 256 << 10
-"""Up to this much, some 20 us, the way to a thread and back takes longer than the work."""
+"""Up to this size (20 us) the hand-over to a thread takes longer than the work."""
 MAX_THREADS: Final = 4
 
 
 class _Reading:
-    """The open_puts.Grant of a put that is being read: its slot is kept while it is."""
+    """WritePermission of a put that is being read; keeps its slot."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -30,16 +31,16 @@ class _Reading:
 
 
 class ChecksumVerifier:
-    """Owns the threads. The node's loop is the only caller."""
+    """Owns the checksum threads. Called from the node's loop."""
 
     def __init__(self, reactor: Reactor) -> None:
-        """Raises ConfigError: there are not so many threads to be had."""
+        """Raises ConfigError: the threads cannot be started."""
         self._reactor = reactor
         self._threads = started(min(MAX_THREADS, os.cpu_count() or 1), "checksums")
 
     def check(self, puts: Sequence[OpenPut], values: Sequence[memoryview], done: Callable[[Sequence[int]], None]) -> None:
-        """Call `done` once in the loop with the xxh3_64 of each value, before this returns if they are small. Each lies in the slot of its
-        put, which is open or has expired, and which nobody writes any more; by then they may be over, and their writer gone."""
+        """Call `done` once in the loop with the xxh3_64 of each value; before returning if they are small. Each value
+        is in the slot of its put, which is open or expired and no longer written. The puts may have ended by then."""
         if sum(map(len, values)) <= AT_ONCE_BYTES:
             done(_sums(values))
             return
@@ -58,7 +59,7 @@ class ChecksumVerifier:
         self._threads.submit(work)
 
     def close(self) -> None:
-        """Wait for what is at work; what has not begun is given up. To be called before the memory of the values goes."""
+        """Wait for work in progress; queued work is dropped. Call it before the values' memory is unmapped."""
         self._threads.shutdown(cancel_futures=True)
 
 

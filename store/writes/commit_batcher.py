@@ -1,11 +1,13 @@
-"""How the master decides about blocks that are visible here already: it is asked with Claim, in batches, and what it says is carried out.
+"""Commit batcher: commits uncommitted blocks to the directory in batches (group commit), and applies the master's
+replies.
 
-A batch is whatever came since the last one, for one tenant and namespace. It is sent `interval_s` after its first block came, half of that
-where nothing else came meanwhile, or at once when somebody waits for what the master says: a claim a put would wake up three processes for
-each of them, and one that waits for nothing meets the next put. Claims go out after the
-events that were emitted before them, so that the master never takes this node for a holder by what the node has said is gone. What the
-master has not decided about when the link breaks is claimed over the next one, behind its inventory. Not thread-safe: the node's loop is
-the only caller.
+- A batch has blocks of one tenant, namespace and partition. It is sent `interval_s` after its first block, after half
+  of that if no other block followed, and at once if a caller waits. A request per put would wake three processes for
+  each, and compete with the next put.
+- Requests follow all events emitted before them, so that the master never counts an evicted block as a replica.
+- After a lost link all uncommitted blocks are sent again over the next one, behind its inventory.
+
+Not thread-safe: called from the node's loop.
 """
 
 import logging
@@ -23,70 +25,71 @@ from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import on_behalf
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.rows import are_any_gone, keys_of, read, rows_of
+from kvstore.store.block_table.rows import are_any_dropped, keys_of, read, rows_of
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import peer_of
-from kvstore.store.writes.commit_requests import Ask, CommitWaits
+from kvstore.store.writes.commit_requests import CommitWaits, SendCommit
 
 MAX_IN_FLIGHT: Final = 4
-"""Claims that may wait for their answer: what comes meanwhile makes the next ones larger."""
+"""Unanswered requests. Further blocks enlarge the next batches."""
 FIRST_PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 1.0
-"""Before what another writer was at, or the master refused, is claimed again: doubles from the first to the last."""
+"""Pause before blocks are retried that another writer holds or the master refused. It doubles from FIRST_PAUSE_S to
+this."""
 
 log = logging.getLogger("kvstore.store")
 
 
 @dataclass(slots=True)
 class _PartitionBatch:
-    """To the master of one partition."""
+    """Link to the master of one partition."""
 
-    ask: Ask
+    ask: SendCommit
     epoch: int
     in_flight: int = 0
 
 
 class CommitBatcher:
-    """See the module. `link_up` and `link_down` follow the node's connection to its master."""
+    """Sends commit requests. `link_up` and `link_down` follow the connection to each master."""
 
     def __init__(
         self,
         reactor: Reactor,
         table: BlockTable,
-        publishers: EventReplicators,
+        replicators: EventReplicators,
         answers: CommitWaits,
         *,
         interval_s: float,
-        on_room: Callable[[], None],
+        on_space_freed: Callable[[], None],
     ) -> None:
-        """`on_room` is called when blocks may leave their tier that could not before."""
+        """`on_space_freed` is called when committed blocks have become evictable."""
         self._interval_s = interval_s
         self._is_due = False
-        """What there is to claim goes out as soon as the window allows."""
+        """Uncommitted blocks are sent as soon as the window allows."""
         self._due_timer: Timer | None = None
         self._timed_at = 0
-        """What the last block put was numbered when the timer was set."""
-        self._on_room = on_room
+        """Number of the newest block when the timer was set."""
+        self._on_space_freed = on_space_freed
         self._reactor = reactor
         self._table = table
-        self._undecided = table.undecided
-        self._publishers = publishers
+        self._uncommitted = table.uncommitted
+        self._replicators = replicators
         self._answers = answers
         self._links: dict[int, _PartitionBatch] = {}
         """By partition."""
         self._pause_s = FIRST_PAUSE_S
         self._timer: Timer | None = None
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
-        """There is a new link, under this registration: everything undecided of the partition is claimed over it."""
+    def link_up(self, ask: SendCommit, epoch: int, partition: int = 0) -> None:
+        """Send all uncommitted blocks of the partition over a new link."""
         self.link_down(partition)
         self._links[partition] = _PartitionBatch(ask, epoch)
         self._again()
 
     def link_down(self, partition: int = 0) -> None:
-        """There is no link. What was claimed over it comes back, for its answers never will."""
+        """Drop the link. Its unanswered requests fail, and their blocks are retried."""
         self._links.pop(partition, None)
         if self._timer is not None and not self._links:
             self._timer.cancel()
@@ -94,74 +97,74 @@ class CommitBatcher:
 
     @property
     def has_master(self) -> bool:
-        """Whether there is a master, which decides soon about what was put last."""
+        """True if a master is linked, which commits blocks soon."""
         return bool(self._links)
 
     def flush(self) -> None:
-        """Claim what is undecided, as far as the window allows, and answer who waited for what is decided. Called after every round of
-        events, so that batches form by themselves."""
-        for callback in self._undecided.take_due():
+        """Send uncommitted blocks as far as the window allows, and notify commit waiters. Called after each round of
+        events, which forms batches."""
+        for callback in self._uncommitted.take_due():
             self._reactor.guarded(callback)
-        if not self._undecided.has_to_claim:
+        if not self._uncommitted.has_unsent:
             self._is_due = False
             return
-        if self._interval_s and not (self._is_due or self._undecided.is_awaited):
+        if self._interval_s and not (self._is_due or self._uncommitted.is_awaited):
             if self._due_timer is None:
-                self._timed_at = self._undecided.last_number
-                self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_half_due)
+                self._timed_at = self._uncommitted.last_number
+                self._due_timer = self._reactor.call_later(self._interval_s / 2, self._become_half_due)
             return
         is_left = False
-        for partition in sorted(self._undecided.partitions()):
-            is_left |= self._claim_all(partition)
+        for partition in sorted(self._uncommitted.partitions()):
+            is_left |= self._send_batches(partition)
         self._is_due &= is_left
 
-    def _claim_all(self, partition: int) -> bool:
-        """Claim what is undecided of the partition, as far as the window allows; whether something is left."""
-        publisher = self._publishers[partition]
-        publisher.flush_now()
-        while (link := self._links.get(partition)) is not None and link.in_flight < MAX_IN_FLIGHT and publisher.has_said_all:
-            blocks = self._undecided.take(MAX_BATCH, partition)
+    def _send_batches(self, partition: int) -> bool:
+        """Send requests for the partition as far as the window allows; return True if blocks are left."""
+        replicator = self._replicators[partition]
+        replicator.flush_now()
+        while (link := self._links.get(partition)) is not None and link.in_flight < MAX_IN_FLIGHT and replicator.has_sent_all:
+            blocks = self._uncommitted.take(MAX_BATCH, partition)
             if not blocks:
                 return False
-            self._claim(link, blocks)
+            self._send(link, blocks)
         return True
 
-    def _come_half_due(self) -> None:
-        """More has come since, and more is likely to: the other half is waited for, too."""
-        if self._undecided.last_number != self._timed_at:
-            self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_due)
+    def _become_half_due(self) -> None:
+        """Wait for the second half of the interval if blocks were added in the first."""
+        if self._uncommitted.last_number != self._timed_at:
+            self._due_timer = self._reactor.call_later(self._interval_s / 2, self._become_due)
         else:
-            self._come_due()
+            self._become_due()
 
-    def _come_due(self) -> None:
-        """`flush` follows, at the end of this round."""
+    def _become_due(self) -> None:
+        """Make the batch due; `flush` follows at the end of this round."""
         self._due_timer = None
         self._is_due = True
 
     def await_all(self, session: Session, header: FrameHeader, message: WaitCommitted) -> None:
-        """Answer once the master has decided about all that this tenant has here now."""
+        """Answer once all of the tenant's present blocks are committed."""
         tenant = peer_of(session).tenant
         answer = self._answers.begin(session, header, bytearray())
-        if self._undecided.has_to_claim:
-            self._undecided.put_by(tenant, None, session.span(header.request_id))
-        self._undecided.when_decided(tenant, lambda: answer.give(None), is_over=answer.is_over)
+        if self._uncommitted.has_unsent:
+            self._uncommitted.note_cause(tenant, None, session.span(header.request_id))
+        self._uncommitted.when_committed(tenant, lambda: answer.give(None), is_over=answer.is_over)
 
-    def _claim(self, link: _PartitionBatch, blocks: list[Block]) -> None:
+    def _send(self, link: _PartitionBatch, blocks: list[Block]) -> None:
         def decided(reply: ReserveReply | KVStoreError) -> None:
-            self._undecided.end(blocks)
+            self._uncommitted.end(blocks)
             if isinstance(reply, ReserveReply) and len(reply.statuses) != len(blocks):
-                reply = ProtocolError("the master answered a Claim for other keys")
+                reply = ProtocolError("the master answered CommitBlocks for other keys")
             link.in_flight -= 1
             try:
                 self._settle(blocks, reply)
             except Exception:
-                log.exception("a decision of the master could not be carried out")
-                self._put_off([block for block in blocks if block.generation == UNDECIDED])
-            self._on_room()
+                log.exception("applying the master's commit reply failed")
+                self._defer([block for block in blocks if block.generation == UNCOMMITTED])
+            self._on_space_freed()
 
         link.in_flight += 1
         try:
-            on_behalf(self._undecided.claimed_for(blocks[0]), link.ask, self._message(link.epoch, blocks), decided)
+            on_behalf(self._uncommitted.take_causes(blocks[0]), link.ask, self._message(link.epoch, blocks), decided)
         except Exception as error:
             decided(typed(error))
 
@@ -179,42 +182,40 @@ class CommitBatcher:
         )
 
     def _settle(self, blocks: list[Block], reply: ReserveReply | KVStoreError) -> None:
-        """Carry out the master's decision; what it has not decided about is claimed again after a pause."""
+        """Apply the master's reply; retry blocks that it did not decide."""
         if isinstance(reply, KVStoreError):
             if not isinstance(reply, Unavailable):  # else the link broke
-                log.warning(
-                    "the master did not decide about %d blocks, it is asked again: %s: %s", len(blocks), type(reply).__name__, reply
-                )
-            self._put_off(blocks)
+                log.warning("committing %d blocks failed, retrying: %s: %s", len(blocks), type(reply).__name__, reply)
+            self._defer(blocks)
             return
-        if BUSY not in reply.statuses and all(reply.generations) and not are_any_gone(blocks):  # as a rule
-            self._table.decide_all(blocks, reply.generations)
+        if BUSY not in reply.statuses and all(reply.generations) and not are_any_dropped(blocks):  # usual case
+            self._table.mark_all_committed(blocks, reply.generations)
             self._pause_s = FIRST_PAUSE_S
             return
         busy: list[Block] = []
         for block, status, generation in zip(blocks, reply.statuses, reply.generations, strict=True):
             if status == BUSY:
                 busy.append(block)
-            elif block.is_gone:
+            elif block.is_dropped:
                 if generation:
-                    self._table.disown(block, generation)
+                    self._table.retract(block, generation)
             elif generation:
-                self._table.decide(block, generation)
+                self._table.mark_committed(block, generation)
             else:
                 self._table.copies.drop(block)  # the cluster has another version
         if busy:
-            self._put_off(busy)
+            self._defer(busy)
         else:
             self._pause_s = FIRST_PAUSE_S
 
-    def _put_off(self, blocks: list[Block]) -> None:
-        self._undecided.put_off(blocks)
+    def _defer(self, blocks: list[Block]) -> None:
+        self._uncommitted.defer(blocks)
         if self._links and self._timer is None:
             self._timer = self._reactor.call_later(self._pause_s, self._again)
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _again(self) -> None:
         self._timer = None
-        self._undecided.claim_again()
+        self._uncommitted.retry_deferred()
         self._is_due = True
         self.flush()

@@ -1,8 +1,8 @@
-"""Puts that the master has to decide about before they are answered: their values are here, invisible, and one Claim a partition asks
-the master to reserve and publish them.
+"""Puts that the master commits before they are answered: their values are received and invisible; one CommitBlocks per
+partition reserves and publishes them.
 
-It saves the writer's own round trip to the master, which for a small value is a third of the whole put. Answers that wait for it are
-given exactly once, no later than the caller waits. Not thread-safe: the node's loop is the only caller.
+It saves the writer's own round trip to the master, a third of a small put. Each pending answer is given exactly once,
+at the latest at the caller's deadline. Not thread-safe: called from the node's loop.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import PutFrame
@@ -29,15 +29,15 @@ from kvstore.store.wait_queue import until_ns
 
 NOT_CONFIRMED: Final = "the put is not confirmed: the master has not recorded it within the deadline. It may be lost: put it again"
 
-Ask = Callable[[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]], None]
-"""Sends a claim to the master and calls back once."""
+SendCommit = Callable[[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]], None]
+"""Sends a CommitBlocks to the master and calls back once."""
 
-_Wanted = list[tuple[int, OpenPut]]
-"""Puts by their place in the frame."""
+_Part = list[tuple[int, OpenPut]]
+"""Puts with their index in the frame."""
 
 
 class PendingAnswer:
-    """An answer that waits for the master. `flags` may change until it is given."""
+    """Answer that waits for the master. `flags` may change until it is given."""
 
     __slots__ = ("_answers", "_request_id", "flags", "session", "until_ns")
 
@@ -49,11 +49,11 @@ class PendingAnswer:
         self.until_ns = until_ns(session, header)
 
     def is_over(self) -> bool:
-        """It has been given."""
+        """Return True if it was given."""
         return not self._answers.waits(self)
 
     def give(self, error: Exception | None) -> None:
-        """Answer the request: with the flags as they are now for None, else with the error. Only the first call counts."""
+        """Answer the request: with the current flags for None, else with the error. Later calls have no effect."""
         if not self._answers.take(self):
             return
         if error is None:
@@ -63,27 +63,27 @@ class PendingAnswer:
 
 
 class CommitWaits:
-    """The answers that wait for the master. Not thread-safe: the node's loop is the only caller."""
+    """Pending answers by session. Not thread-safe: called from the node's loop."""
 
     def __init__(self) -> None:
         self._pending: dict[PendingAnswer, None] = {}
-        """In the order in which they were asked for, so that it does not hang on where objects lie in memory who hears first."""
+        """In the order of the requests; a set's order would depend on addresses."""
         self._by_session: dict[Session, dict[PendingAnswer, None]] = {}
-        """The same. None of them empty."""
+        """By session. No empty dicts."""
 
     def begin(self, session: Session, header: FrameHeader, flags: bytearray) -> PendingAnswer:
-        """The answer to the request, to be given later, or by `expire`."""
+        """Return a pending answer to the request."""
         answer = PendingAnswer(self, session, header, flags)
         self._pending[answer] = None
         self._by_session.setdefault(session, {})[answer] = None
         return answer
 
     def waits(self, answer: PendingAnswer) -> bool:
-        """Whether it has yet to be given."""
+        """Return True if the answer is pending."""
         return answer in self._pending
 
     def take(self, answer: PendingAnswer) -> bool:
-        """Whether it waits still; it does not any more."""
+        """Remove a pending answer; return True if it was pending."""
         if answer not in self._pending:
             return False
         del self._pending[answer]
@@ -94,12 +94,12 @@ class CommitWaits:
         return True
 
     def forget_owner(self, session: Session) -> None:
-        """The asker is gone, and so is what waits for him: it would be kept until his deadline, however many come and go."""
+        """Drop the answers of a closed connection, which would otherwise be kept until their deadlines."""
         for answer in self._by_session.pop(session, ()):
             del self._pending[answer]
 
     def expire(self, *, now_ns: int) -> int:
-        """Answer those whose time is over; returns how many. What they wait for goes on."""
+        """Fail answers whose deadline is over; return their number. Their commits continue."""
         late = [answer for answer in self._pending if answer.until_ns <= now_ns]
         for answer in late:
             answer.give(DeadlineExceeded(NOT_CONFIRMED))
@@ -110,17 +110,17 @@ class CommitWaits:
 
 
 class _PendingPut:
-    """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
+    """Put with unanswered commit requests, one per partition."""
 
     __slots__ = (
         "_answer",
-        "_claims",
         "_entering",
         "_error",
         "_frame",
-        "_is_asked_again",
+        "_is_retried",
         "_left",
-        "_publishers",
+        "_replicators",
+        "_requests",
         "_span",
         "_stored",
         "_table",
@@ -130,163 +130,166 @@ class _PendingPut:
         self,
         claims: "CommitRequests",
         table: BlockTable,
-        publishers: EventReplicators,
+        replicators: EventReplicators,
         frame: PutFrame,
         answer: PendingAnswer,
         span: TraceSpan | None,
     ) -> None:
-        self._claims = claims
+        self._requests = claims
         self._table = table
         self._span = span
-        self._publishers = publishers
+        self._replicators = replicators
         self._frame = frame
         self._answer = answer
         self._left = 1
         self._error: Exception | None = None
-        self._is_asked_again = False
+        self._is_retried = False
         self._stored: list[tuple[int, Block]] = []
-        """By the place in the frame."""
+        """With the index in the frame."""
         self._entering: list[Block] = []
-        """Shown, and the rest of what makes them visible is to follow."""
+        """Visible blocks whose bookkeeping is incomplete."""
 
-    def parts(self, partitioning: Partitioning) -> dict[int, _Wanted]:
-        """What is to be claimed, by partition; each is to be settled by `decided` or `ask_again`."""
-        found: dict[int, _Wanted] = {}
+    def parts(self, partition_map: PartitionMap) -> dict[int, _Part]:
+        """Return the puts by partition. `decided` or `answer_retry` must follow for each."""
+        found: dict[int, _Part] = {}
         for at, put in enumerate(self._frame.puts):
             if put is not None:
-                found.setdefault(partitioning.of(put.block.key), []).append((at, put))
+                found.setdefault(partition_map.of(put.block.key), []).append((at, put))
         self._left = len(found)
         return found
 
-    def claim(self, wanted: _Wanted, epoch: int) -> CommitBlocks:
-        blocks = [put.block for _, put in wanted]
-        self._table.undecided.begin(blocks)
+    def claim(self, part: _Part, epoch: int) -> CommitBlocks:
+        blocks = [put.block for _, put in part]
+        self._table.uncommitted.begin(blocks)
         return CommitBlocks(
             epoch,
             blocks[0].tenant,
             blocks[0].namespace,
             [block.key for block in blocks],
             [block.size_bytes for block in blocks],
-            [self._frame.checksums[at] for at, _ in wanted],
+            [self._frame.checksums[at] for at, _ in part],
             [block.parent for block in blocks],
         )
 
-    def decided(self, wanted: _Wanted, reply: ReserveReply | KVStoreError) -> None:
-        """Carry out what a master has decided, at once: its next word may be that a block is removed which it takes to be here. Answer when
-        all have decided. Whatever is raised is the answer then, and nothing undecided stays. Of a master that is gone, or no longer the
-        owner, the writer hears nothing: it asks again, which the next owner answers."""
-        self._table.undecided.end([put.block for _, put in wanted])
-        if isinstance(reply, ReserveReply) and len(reply.statuses) != len(wanted):
+    def decided(self, part: _Part, reply: ReserveReply | KVStoreError) -> None:
+        """Apply a master's reply at once: its next message may remove a block that it believes stored. Answer once all
+        partitions have replied.
+
+        An exception becomes the answer, and no put stays open. After Unavailable or StaleEpoch the writer is answered
+        ASK_AGAIN, and the next owner decides.
+        """
+        self._table.uncommitted.end([put.block for _, put in part])
+        if isinstance(reply, ReserveReply) and len(reply.statuses) != len(part):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
             if isinstance(reply, Unavailable | StaleEpoch):
-                self.ask_again(wanted)
+                self.answer_retry(part)
                 return
             if isinstance(reply, KVStoreError):
                 raise reply
-            for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
+            for (at, put), status, generation in zip(part, reply.statuses, reply.generations, strict=True):
                 self._answer.flags[at] = flag = self._settle(put, self._frame.checksums[at], status, generation)
                 if flag == STORED:
                     self._stored.append((at, put.block))
         except Exception as error:
-            self._fail(wanted, error)
+            self._fail(part, error)
         try:
-            self._is_decided()
-        finally:  # behind the answer: the writer's process is being woken up meanwhile
+            self._finish_part()
+        finally:  # after the answer, while the writer's process wakes up
             entering, self._entering = self._entering, []
             for block in entering:
-                self._table.enter_claimed(block)
+                self._table.enter_granted(block)
 
-    def _fail(self, wanted: _Wanted, error: Exception) -> None:
-        for _, put in wanted:
+    def _fail(self, part: _Part, error: Exception) -> None:
+        for _, put in part:
             self._table.abort(put)
         self._error = self._error or error
 
-    def ask_again(self, wanted: _Wanted) -> None:
-        """Nothing is decided of these. What was there already and is not durable is asked for again, too."""
-        for _, put in wanted:
+    def answer_retry(self, part: _Part) -> None:
+        """Answer ASK_AGAIN for these puts, and for blocks that were present and are not durable."""
+        for _, put in part:
             self._table.abort(put)
-        self._is_asked_again = True
-        self._is_decided()
+        self._is_retried = True
+        self._finish_part()
 
-    def _is_decided(self) -> None:
-        """One part is."""
+    def _finish_part(self) -> None:
+        """Count one partition; answer after the last."""
         self._left -= 1
         if self._left:
             return
         self._record()
         if self._error is not None:
             self._answer.give(self._error)
-        elif self._is_asked_again:
-            if not self._publishers.are_published(self._frame.waits):
+        elif self._is_retried:
+            if not self._replicators.are_published(self._frame.waits):
                 for at, status in enumerate(self._frame.statuses):
                     if status == PRESENT:
                         self._answer.flags[at] = ASK_AGAIN
             self._answer.give(None)
         else:
-            # What was there already may not be durable yet: "already there" is said once it is.
-            self._publishers.when_published(self._frame.waits, self._answer.give, self._span, is_over=self._answer.is_over)
+            # ALREADY_THERE is answered once the present blocks are durable.
+            self._replicators.when_published(self._frame.waits, self._answer.give, self._span, is_over=self._answer.is_over)
 
     def _record(self) -> None:
-        """Tell those who follow what is stored here of what is still there, in the order of the frame: parents come first."""
+        """Record events of stored blocks that are still here, in the order of the frame: parents first."""
         if self._stored and self._table.events.is_recording:
             blocks = [block for _at, block in sorted(self._stored, key=itemgetter(0))]
             there = [block for block in blocks if self._table.find(block.tenant, block.key) is block]
             self._table.events.stored(blocks[0].tenant, there)
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
-        """Carry out the decision on one put; its flag."""
+        """Apply the reply to one put and return its flag."""
         if status == GRANTED and self._table.puts.holds(put):
-            self._table.commit_claimed(put, checksum, generation)
+            self._table.commit_granted(put, checksum, generation)
             self._entering.append(put.block)
-            self._claims.in_bytes += put.block.size_bytes
+            self._requests.in_bytes += put.block.size_bytes
             return STORED
         self._table.abort(put)
-        if status == GRANTED:  # it expired, or its writer left, while the master decided
-            self._table.disown(put.block, generation)
+        if status == GRANTED:  # it expired or its writer disconnected meanwhile
+            self._table.retract(put.block, generation)
             return ASK_AGAIN
         return ALREADY_THERE if status == PRESENT else ASK_AGAIN
 
 
 class CommitRequests:
-    """See the module. `link_up` and `link_down` follow the node's connection to a partition's master."""
+    """Sends CommitBlocks for puts. `link_up` and `link_down` follow the connection to each master."""
 
-    def __init__(self, table: BlockTable, answers: CommitWaits, publishers: EventReplicators, partitioning: Partitioning) -> None:
+    def __init__(self, table: BlockTable, answers: CommitWaits, replicators: EventReplicators, partition_map: PartitionMap) -> None:
         self._table = table
         self._answers = answers
-        self._publishers = publishers
-        self._partitioning = partitioning
-        self._links: dict[int, tuple[Ask, int]] = {}
-        """By partition, with the registration's epoch."""
+        self._replicators = replicators
+        self._partition_map = partition_map
+        self._links: dict[int, tuple[SendCommit, int]] = {}
+        """By partition, with the registration epoch."""
         self.in_bytes = 0
-        """Of values that masters have granted."""
+        """Bytes of values that masters committed."""
 
-    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+    def link_up(self, ask: SendCommit, epoch: int, partition: int = 0) -> None:
         self._links[partition] = ask, epoch
 
     def link_down(self, partition: int = 0) -> None:
         self._links.pop(partition, None)
 
     def claim(self, session: Session, header: FrameHeader, frame: PutFrame) -> None:
-        """Answer the Put, one of whose puts is open, once its masters have decided. Without a master the writer is told to ask again, as it
-        does until its deadline: another one takes over within seconds."""
+        """Answer the Put once its masters have replied; at least one of its puts is open. Without a link the writer is
+        answered ASK_AGAIN: another owner follows within seconds."""
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
-        undecided = _PendingPut(self, self._table, self._publishers, frame, answer, span)
-        parts = undecided.parts(self._partitioning)
-        for partition, wanted in parts.items():
-            # Else the master may take this node for a holder of what has left since. To say that may be what shows that the link is gone.
-            self._publishers[partition].say_gone([put.block for _at, put in wanted])
+        uncommitted = _PendingPut(self, self._table, self._replicators, frame, answer, span)
+        parts = uncommitted.parts(self._partition_map)
+        for partition, part in parts.items():
+            # Otherwise the master may count an evicted block as a replica. Sending may reveal that the link is lost.
+            self._replicators[partition].send_evictions([put.block for _at, put in part])
             link = self._links.get(partition)
             if link is None:
-                undecided.ask_again(wanted)
+                uncommitted.answer_retry(part)
                 continue
             ask, epoch = link
             try:
-                decided = partial(undecided.decided, wanted)
-                on_behalf((span,) if span is not None else (), ask, undecided.claim(wanted, epoch), decided)
+                decided = partial(uncommitted.decided, part)
+                on_behalf((span,) if span is not None else (), ask, uncommitted.claim(part, epoch), decided)
             except BaseException:
-                self._table.undecided.end([put.block for _, put in wanted])
+                self._table.uncommitted.end([put.block for _, put in part])
                 self._answers.take(answer)
                 raise

@@ -1,5 +1,8 @@
-"""Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine. Those into slots
-that were opened ahead are slots_ahead.py's."""
+"""Puts into slots that writers fill themselves (OpenSlots, CommitPuts, AbortPuts), through shared memory or the
+transfer engine.
+
+slots_ahead.py serves puts into slots opened ahead.
+"""
 
 import contextlib
 from array import array
@@ -16,9 +19,9 @@ from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
-from kvstore.store.block_table.rows import places_of, read, rows_of
+from kvstore.store.block_table.rows import read, rows_of, slot_indexes_of
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.replication.event_replicator import EventReplicators
 from kvstore.store.session_authenticator import MAX_SLABS, Caller, peer_of
 from kvstore.store.shared_regions import SharedRegions
@@ -30,49 +33,49 @@ from kvstore.tiers.dram import DramTier
 
 
 class InPlacePuts:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Serves in-place puts. Not thread-safe: called from the node's loop."""
 
     def __init__(
         self,
         table: BlockTable,
         dram: DramTier,
-        publishers: EventReplicators,
+        replicators: EventReplicators,
         slots: SlotAllocator,
         answers: CommitWaits,
-        checker: ChecksumVerifier,
+        verifier: ChecksumVerifier,
         regions: SharedRegions | None,
     ) -> None:
-        """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
+        """`regions` exports slots to writers of other hosts; None: no transfer engine."""
         self._table = table
         self._dram = dram
-        self._publishers = publishers
+        self._replicators = replicators
         self._slots = slots
         self._answers = answers
-        self._checker = checker
+        self._verifier = verifier
         self._regions = regions
         self.ahead = SlotsAheadService(table, dram, slots.waiting, self._slabs_ahead)
-        """Those into slots that were opened before."""
+        """Serves puts into slots opened ahead."""
         self._in_bytes = 0
 
     @property
     def in_bytes(self) -> int:
-        """Of values stored."""
+        """Bytes of values stored."""
         return self._in_bytes + self.ahead.in_bytes
 
     def open(self, session: Session, header: FrameHeader, message: OpenSlots) -> None:
-        """Answer with slots for as many keys as there is room for, or wait."""
+        """Answer with slots for as many keys as fit, or queue the request."""
         request = _OpenRequest(self, self._slots, session, header, message)
         if message.engine and self._regions is None:
-            raise InvalidArgument("this node has no transfer engine: use Put")
+            raise InvalidArgument("this node has no transfer engine: use Put instead of OpenSlots")
         if not message.engine and not session.is_local:
-            raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
+            raise InvalidArgument("OpenSlots needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
         self._slots.check(message, request.caller.tenant)
         request.begin()
 
-    def places(self, caller: Caller, opening: OpenResult) -> OpenSlotsReply:
-        """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
+    def local_reply(self, caller: Caller, opening: OpenResult) -> OpenSlotsReply:
+        """Reply to a local writer: locations of its slots, and slabs to map in advance."""
         if opening.batch is not None:
-            return self._places_of(caller, opening.batch)
+            return self._local_batch_reply(caller, opening.batch)
         statuses, puts = opening.statuses, opening.puts
         opened = [put for put in puts if put is not None]
         slots = [put.slot for put in opened]
@@ -86,18 +89,16 @@ class InPlacePuts:
             ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
         return OpenSlotsReply(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
-    def _places_of(self, caller: Caller, batch: OpenBatch) -> OpenSlotsReply:
-        """As `places`, of slots of one group."""
+    def _local_batch_reply(self, caller: Caller, batch: OpenBatch) -> OpenSlotsReply:
+        """As `local_reply`, for a batch in one slot group."""
         batch.is_named = True
-        slabs, offsets = self._dram.locate_all(places_of(batch.blocks))
+        slabs, offsets = self._dram.locate_all(slot_indexes_of(batch.blocks))
         ahead = self._slabs_ahead(caller, dict.fromkeys(slabs.tolist(), batch.blocks[0].group_in(DRAM)))
         columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
         return OpenSlotsReply(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
 
-    def regions(self, opening: OpenResult) -> OpenSlotsReply:
-        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
-
-        Raises whatever the engine has against it."""
+    def remote_reply(self, opening: OpenResult) -> OpenSlotsReply:
+        """Reply to a remote writer: each slot is a region, closed when the put ends. Raises the engine's errors."""
         assert self._regions is not None
         statuses, puts = opening.statuses, opening.puts
         nowhere = [0] * len(puts)
@@ -105,23 +106,24 @@ class InPlacePuts:
         for index, put in enumerate(puts):
             if put is not None:
                 put.is_named = True
-                put.grant, regions[index] = self._regions.show_slot(put.slot)
+                put.grant, regions[index] = self._regions.export_slot(put.slot)
         return OpenSlotsReply(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
-        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more. Those
-        that this node has not touched yet are left out: who touches memory first is charged with it (memory.max of its control group)."""
+        """Return slabs for the writer to map in advance: for each group as many as it reached newly, and one more.
+        Untouched slabs are excluded, because memory is charged to the process that touches it first (memory.max of its
+        cgroup)."""
         fresh = group_of_slab.keys() - caller.exported
         caller.exported |= fresh
         ahead: list[int] = []
         for group, count in Counter(group_of_slab[slab] for slab in fresh).items():
-            with contextlib.suppress(TierFailed):  # no memory for slabs that nobody needs yet
+            with contextlib.suppress(TierFailed):  # advance slabs are optional
                 ahead += self._dram.reserve_slabs(group, count + 1)
         return [slab for slab in ahead if self._dram.is_warm(slab)][:MAX_SLABS]
 
     def commit(self, session: Session, header: FrameHeader, message: CommitPuts) -> None:
-        """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
-        is verified first: once nobody writes it any more."""
+        """Make written puts visible, and answer once reserved ones are durable at the master. Values written by the
+        transfer engine are verified first, once no transfer writes them."""
         caller = peer_of(session)
         if self._commit_whole(session, header, caller, message):
             return
@@ -137,29 +139,29 @@ class InPlacePuts:
             except Exception as error:
                 session.fail(header.request_id, error)
 
-        self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
+        self._verifier.check(ended, [self._dram.view(put.slot) for put in ended], checked)
 
     def _commit_whole(self, session: Session, header: FrameHeader, caller: Caller, message: CommitPuts) -> bool:
-        """Commit the batch that the message names whole, if it does; else False, with nothing done."""
+        """Commit an unsplit batch that the message names whole; return False otherwise, with nothing done."""
         batch = self._table.puts.get_batch(message.put_ids, session)
         if batch is None:
             return False
         blocks = batch.blocks
-        self._table.commit_batch_undecided(batch, message.checksums)
+        self._table.store_batch_uncommitted(batch, message.checksums)
         self._in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
         if session.traces is not None:
-            self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
+            self._table.uncommitted.note_cause(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
         if self._table.events.is_recording:
             self._table.events.stored(caller.tenant, blocks)
         session.reply(header.request_id, Flags(bytes((STORED,)) * len(blocks)))
         return True
 
     def _commit(self, session: Session, header: FrameHeader, caller: Caller, message: CommitPuts, found: Mapping[int, int]) -> None:
-        """`found` is the checksum of each put by the engine that is whole, by its number."""
+        """`found` has the checksums of engine-written puts, by id."""
         flags = bytearray()
         stored: list[Block] = []
         kept: dict[int, tuple[OpenPut, int]] = {}
-        """By number, for a number may be said twice; of them nothing is visible before the loop is over."""
+        """By id, because an id may be repeated. They become visible after the loop."""
         table = self._table
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
             put = table.puts.get(put_id, session) if put_id not in kept else None
@@ -171,26 +173,26 @@ class InPlacePuts:
                 table.abort(put)
                 flags.append(ASK_AGAIN)
                 continue
-            if put.block.generation != UNDECIDED:
+            if put.block.generation != UNCOMMITTED:
                 table.commit(put, checksum)
             else:
                 kept[put_id] = put, checksum
             stored.append(put.block)
             flags.append(STORED)
-        table.commit_all_undecided([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
+        table.store_all_uncommitted([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
         if kept and session.traces is not None:
-            table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
+            table.uncommitted.note_cause(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
         self._in_bytes += sum(block.size_bytes for block in stored)
         table.events.stored(caller.tenant, stored)
         waits = [block for block in stored if block.event_seq]
         if waits:
             answer = self._answers.begin(session, header, flags)
-            self._publishers.when_published(waits, answer.give, session.span(header.request_id), is_over=answer.is_over)
+            self._replicators.when_published(waits, answer.give, session.span(header.request_id), is_over=answer.is_over)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 
     def abort(self, session: Session, header: FrameHeader, message: AbortPuts) -> None:
-        """Forget these puts; what they held can be used again."""
+        """Abort these puts and free their slots."""
         peer_of(session)
         for put_id in message.put_ids:
             put = self._table.puts.get(put_id, session)
@@ -203,13 +205,13 @@ class InPlacePuts:
 
 
 def _spread(column: Sequence[int], puts: Sequence[OpenPut | None]) -> list[int]:
-    """A column of the puts that are there as one of all keys, 0 for the others."""
+    """Expand a column of the open puts to all keys, with 0 for the others."""
     left = iter(column)
     return [next(left) if put is not None else 0 for put in puts]
 
 
 class _OpenRequest(SlotRequest):
-    """An Open, until it is answered."""
+    """OpenSlots request until it is answered."""
 
     __slots__ = ("_puts",)
 
@@ -219,7 +221,9 @@ class _OpenRequest(SlotRequest):
 
     def opened(self, opening: OpenResult) -> None:
         by_engine = isinstance(self.message, OpenSlots) and self.message.engine
-        self.session.reply(self.header.request_id, self._puts.regions(opening) if by_engine else self._puts.places(self.caller, opening))
+        self.session.reply(
+            self.header.request_id, self._puts.remote_reply(opening) if by_engine else self._puts.local_reply(self.caller, opening)
+        )
 
     def fail(self, error: Exception) -> None:
         self.session.fail(self.header.request_id, error)

@@ -1,9 +1,9 @@
-"""Slots for the keys of one request: what can be opened now, and who has to wait.
+"""Allocation of slots for the keys of one request, and the queue for requests that get none.
 
-A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
-more, so two large batches cannot block one another. One of which nothing is granted, and nothing there already, waits for room behind its
-own tenant's until its deadline, then fails as Full, or as QuotaExceeded. It waits for copies to NVMe no longer than `demotion_wait_s`: then
-the coldest blocks leave the node for it, written or not.
+A request that does not fit whole is granted in part; the rest is answered BUSY ("ask again"). It holds no slots while
+it waits, so two large batches cannot deadlock. A request that is granted nothing waits behind others of its tenant
+until its deadline and fails with Full or QuotaExceeded. After `demotion_wait_s` the coldest blocks are evicted for it
+even if no lower tier holds them.
 """
 
 from abc import abstractmethod
@@ -18,19 +18,19 @@ from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.session_authenticator import Caller, peer_of
-from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_part, until_ns
+from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_child_span, until_ns
 from kvstore.tiers.tier import Slot
 
 MIN_WHOLE = 16
-"""Keys of a batch that is opened as a whole where it can be: fewer are as quick one by one."""
+"""Smallest batch opened as a whole. Fewer keys are as fast one by one."""
 MAX_NAMESPACE_BYTES = 255
-"""What a column of texts in a Publish holds."""
+"""Limit of a text column in Publish."""
 
 
 class OpenResult(NamedTuple):
-    """What a request got: for each key GRANTED, PRESENT or BUSY, and the open put of a granted one; or a batch that was granted whole."""
+    """Result of a request: per key GRANTED, PRESENT or BUSY and the open put if granted, or a batch granted whole."""
 
     statuses: bytearray
     puts: list[OpenPut | None]
@@ -38,31 +38,34 @@ class OpenResult(NamedTuple):
 
 
 class SlotAllocator:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Opens puts for requests. Not thread-safe: called from the node's loop."""
 
     def __init__(self, table: BlockTable, waiting: WaitQueue, *, demotion_wait_s: float) -> None:
-        """`demotion_wait_s` is how long a request waits at most before blocks may leave the node for it that no lower tier holds."""
+        """`demotion_wait_s`: how long a request waits before blocks that no lower tier holds are evicted for it."""
         self.table = table
         self.waiting = waiting
         self.demotion_wait_s = demotion_wait_s
 
     def check(self, message: OpenSlots | Put, tenant: str) -> None:
-        """Raises InvalidArgument for what could never be stored, here or by the master; QuotaExceeded for what the tenant never may."""
+        """Raises InvalidArgument for a request that can never succeed, QuotaExceeded if the tenant's quota can never
+        hold a value."""
         sizes = message.sizes
         if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
-            raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
+            raise InvalidArgument(f"value sizes must be 1 to {MAX_VALUE_BYTES} bytes; got {min(sizes)} to {max(sizes)}")
         if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
-            raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
+            raise InvalidArgument(f"namespace is too long: at most {MAX_NAMESPACE_BYTES} bytes")
         if isinstance(message, Put) and message.ack in KEPT_ACKS and any(message.generations):
-            raise InvalidArgument("what the master has reserved is answered once it has it: say ack 0")
+            raise InvalidArgument("a reserved put is acknowledged by the master: use ack 0")
         if sizes:
-            self.table.check_room(max(sizes), tenant)
+            self.table.check_size(max(sizes), tenant)
 
     def open(self, session: Session, tenant: str, message: OpenSlots | Put, *, may_open: bool, may_drop: bool) -> OpenResult | None:
-        """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
+        """Open the puts that get a slot now. After the first key without a slot no further one is tried: the order is
+        the writer's priority.
 
-        None: the request has to wait, and nothing is open. Without `may_open` no room is taken: others wait for it already. `may_drop`: see
-        `Room.make`. Raises TierFailed when the system refuses memory; nothing is open then.
+        Returns None if the request must wait; nothing is open then. `may_open` is False if earlier requests wait: no
+        slot is allocated. `may_drop`: see `Evictor.make`. Raises TierFailed when the system refuses memory; nothing is
+        open then.
         """
         opening = OpenResult(bytearray(), [])
         statuses, puts = opening.statuses, opening.puts
@@ -73,15 +76,15 @@ class SlotAllocator:
         table = self.table
         spare = _SpareSlots(table, tenant, message.sizes)
         mine: set[bytes] = set()
-        is_alone = not (table.open_puts or table.undecided.claims)
-        """Nobody else is at any key."""
+        is_alone = not (table.open_puts or table.uncommitted.commits_in_flight)
+        """No other writer is active."""
         try:
             for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
                 put = None
                 found = table.find(tenant, key)
                 if found is not None:
-                    # Its writer is to be told once all can read it, and that is not yet so.
-                    is_early = found.generation == UNDECIDED and not is_kept(message, generation)
+                    # The writer waits for the master, which does not have the block yet.
+                    is_early = found.generation == UNCOMMITTED and not is_kept(message, generation)
                     statuses.append(BUSY if is_early else PRESENT)
                 elif is_full or (key in mine if is_alone else self._is_at_work(tenant, key, message, generation)):
                     statuses.append(BUSY)
@@ -100,28 +103,30 @@ class SlotAllocator:
             self.abort(puts)
             raise
         finally:
-            spare.give_back()
+            spare.free()
         if isinstance(message, Put) and message.ack == ACK_NODE_NOW:
             return opening
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
     def exceeded(self, tenant: str, message: OpenSlots | Put) -> QuotaExceeded | None:
-        """What a put fails with that was given no room, where it is for the tenant's quota."""
+        """Return the error of a put that got no slot because of the tenant's quota; None if no quota was the cause."""
         sizes = sorted(set(message.sizes), reverse=True)
         return next(filter(None, (self.table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
 
     def _open_whole(self, session: Session, tenant: str, message: OpenSlots | Put, *, may_drop: bool) -> OpenResult | None:
-        """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
-        block opened; those that would leave for them may have left."""
+        """Open a batch of new blocks of one size for which slots are available at once, on keys without other writers.
+
+        Returns None if the keys have to be opened one by one; no block is open then, though some may have been evicted.
+        """
         table, keys, sizes = self.table, message.keys, message.sizes
         count = len(keys)
         if count < MIN_WHOLE or max(sizes) != min(sizes) or len(set(keys)) < count or not table.are_new(tenant, keys):
             return None
-        if table.undecided.claims and not all(is_kept(message, generation) for generation in set(message.generations)):
+        if table.uncommitted.commits_in_flight and not all(is_kept(message, generation) for generation in set(message.generations)):
             return None
         slots = table.slots.free_slots(tenant, sizes[0], count, may_drop=may_drop)
         if len(slots) < count:
-            table.slots.give_back(slots)
+            table.slots.free(slots)
             return None
         blocks = table.rows.make_all(tenant, keys, sizes[0], message.generations, message.namespace, message.parents, slots)
         statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
@@ -130,46 +135,51 @@ class SlotAllocator:
         return OpenResult(statuses, list(table.puts.add_all(blocks, session, now_ns=now_ns)))
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
-        """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is
-        there is a success at once; those that lack room then wait when they are asked for alone."""
+        """Return True if a key lacks a slot and the others are only BUSY because of other writers. A PRESENT key is
+        answered at once; keys without a slot wait when they are requested alone."""
         if GRANTED in statuses or PRESENT in statuses:
             return False
         table = self.table
         busy = (key for key, status in zip(keys, statuses, strict=True) if status == BUSY)
         return any(
-            table.puts.of_key(tenant, key) is None and table.find(tenant, key) is None and not table.undecided.is_claimed(tenant, key)
+            table.puts.of_key(tenant, key) is None
+            and table.find(tenant, key) is None
+            and not table.uncommitted.is_commit_in_flight(tenant, key)
             for key in busy
         )
 
     def _is_at_work(self, tenant: str, key: bytes, message: OpenSlots | Put, generation: int) -> bool:
-        """Another writer is at the key; or the master is just deciding about a block of it that has left, which a put that it is asked
-        about, too, must not overtake."""
+        """Return True if another writer has the key open, or a commit request of a former block of the key is in
+        flight. A put that the master decides must not overtake that request."""
         table = self.table
-        return table.puts.of_key(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
+        return table.puts.of_key(tenant, key) is not None or (
+            table.uncommitted.is_commit_in_flight(tenant, key) and not is_kept(message, generation)
+        )
 
     def abort(self, puts: Sequence[OpenPut | None]) -> None:
-        """Whatever of these is open is so no more."""
+        """Abort those that are open."""
         for put in puts:
             if put is not None:
                 self.table.abort(put)
 
 
 class _SpareSlots:
-    """Slots for a request's new blocks, all of one size, that nobody has to leave for: many at a time."""
+    """Allocates free slots for a request's blocks of one size, many at a time, without evictions."""
 
     def __init__(self, table: BlockTable, tenant: str, sizes: Sequence[int]) -> None:
         self._table = table
         self._tenant = tenant
         self._left = len(sizes) if len(sizes) > 1 and min(sizes) == max(sizes) else 0
-        """Keys that may still want one."""
+        """Keys that may still need one."""
         self._size_bytes = sizes[0] if sizes else 0
         self._slots: list[Slot] = []
-        """The next one is the last."""
+        """Allocated, the next one last."""
         self._is_dry = False
-        """There was none the last time."""
+        """The last allocation returned none."""
 
     def take(self) -> Slot | None:
-        """None: room has to be made, or a slab, after which there may be some again; but not once room had to be made."""
+        """Return a slot, or None if a block must be evicted or a slab added; free slots may follow once, after the
+        eviction."""
         if not self._slots and self._left > 1:
             self._slots = self._table.slots.spare_slots(self._tenant, self._size_bytes, self._left)
             self._slots.reverse()
@@ -179,18 +189,18 @@ class _SpareSlots:
         self._left -= 1
         return self._slots.pop() if self._slots else None
 
-    def give_back(self) -> None:
-        self._table.slots.give_back(self._slots)
+    def free(self) -> None:
+        self._table.slots.free(self._slots)
         self._slots = []
 
 
 def is_kept(message: OpenSlots | Put, generation: int) -> bool:
-    """Whether a put is answered once this node holds the block, whatever the master knows."""
-    return message.ack in KEPT_ACKS if isinstance(message, Put) else generation == UNDECIDED
+    """Return True if the put is acknowledged once this node holds the block (ack="node")."""
+    return message.ack in KEPT_ACKS if isinstance(message, Put) else generation == UNCOMMITTED
 
 
 class SlotRequest(WaitingRequest):
-    """An Open or a Put that wants slots: it gets them at once or in its turn, and is told so by `opened`."""
+    """OpenSlots or Put request that waits for slots; `opened` receives them."""
 
     __slots__ = ("caller", "drops_from_ns", "header", "is_waiting", "message", "session", "slots", "wait")
 
@@ -204,16 +214,17 @@ class SlotRequest(WaitingRequest):
         self.message = message
         self.is_waiting = False
         self.drops_from_ns = session.reactor.now_ns() + int(slots.demotion_wait_s * 1e9)
-        """From then on copies to NVMe are not waited for."""
+        """Time from which the request does not wait for demotions."""
         self.wait: TraceSpan | None = None
-        """For room, where the request is traced."""
+        """Span of the wait, if the request is traced."""
 
     def begin(self) -> None:
-        """Once. Raises what `opened` raises, or TierFailed, or Unavailable (too many wait): nothing is open then."""
+        """Try once, and queue the request if it must wait. Raises what `opened` raises, TierFailed, or Unavailable (too
+        many wait); nothing is open then."""
         if not self._try(may_open=not self.slots.waiting.has(self.line)):
             self.is_waiting = True
             self.deadline_ns = until_ns(self.session, self.header)
-            self.wait = begin_part(self.session, self.header, "wait_for_room")
+            self.wait = begin_child_span(self.session, self.header, "wait_for_room")
             self.slots.waiting.add(self)
             self.session.reactor.call_at(self.drops_from_ns, self.slots.waiting.retry)
 
@@ -238,8 +249,8 @@ class SlotRequest(WaitingRequest):
 
     @abstractmethod
     def opened(self, opening: OpenResult) -> None:
-        """These are open now. Whatever it raises ends them."""
+        """Handle the open puts. If it raises, they are aborted."""
 
     def give_up(self) -> None:
         quota = self.slots.exceeded(self.caller.tenant, self.message)
-        self.fail(quota or Full("no room was freed before the deadline; try again later, or give the node more capacity"))
+        self.fail(quota or Full("no slot became free before the deadline: try again later, or give the node more capacity"))

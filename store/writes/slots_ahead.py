@@ -1,8 +1,8 @@
-"""Puts into slots that were opened ahead: the value lies in its slot when the one message of the put arrives.
+"""Puts into slots opened ahead: the value is in its slot when the put's only message arrives.
 
-The slot is offered in a page that the node and a writer of this host share (protocol/writer_page.py). A put is served where it arrives, as
-single small ones are (socket_puts.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was
-taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+The node offers the slot in a page shared with a local writer (protocol/writer_page.py). The put is served from the
+receive buffer, as in socket_puts.py. Other cases (another writer, a withdrawn slot) are answered ASK_AGAIN, with
+nothing done; the client then uses OpenSlots.
 """
 
 import struct
@@ -31,7 +31,7 @@ from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.free_slots import Page
 from kvstore.store.block_table.table import BlockTable
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.shared_memory import close_all, make_shared_memory
 from kvstore.store.wait_queue import WaitQueue
@@ -39,14 +39,12 @@ from kvstore.store.writes.socket_puts import answer_of
 from kvstore.tiers.dram import DramTier
 
 _SLOT: Final = struct.Struct("<QQ")
-"""What a PutFromSlot has before the body of a Put: the slot's number, and the size of the next one."""
+"""Prefix of a PutFromSlot before the body of a Put: the slot's number, and the size of the next slot."""
 
 
 class WriterPage:
-    """See the module. A client that writes nonsense there keeps one slot of its own tenant from being taken back.
-
-    Belongs to a connection; its memory goes with the last of both mappings. The node's loop is the only caller.
-    """
+    """Page shared with one local writer. It lives as long as either mapping. A client that writes nonsense keeps one
+    slot of its own tenant. Not thread-safe: called from the node's loop."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("Q")
@@ -58,7 +56,7 @@ class WriterPage:
         for at, ahead in enumerate(slabs_ahead[:SLABS_AHEAD], AT_SLABS_AHEAD):
             words[at] = ahead + 1
         words[AT_SLAB], words[AT_OFFSET], words[AT_SIZE] = slab, offset, size_bytes
-        with self._fence:  # whoever sees the number sees what it is of
+        with self._fence:  # a reader of the number sees the words above
             pass
         words[AT_NUMBER] = number
 
@@ -77,18 +75,19 @@ class WriterPage:
 
 
 def make_page() -> tuple[WriterPage, int]:
-    """A new page, and its descriptor for the client, which the caller closes. Raises TierFailed: the system has no descriptor or memory."""
+    """Return a new page and its descriptor, which the caller closes. Raises TierFailed: the system has no descriptor or
+    memory left."""
     fd, memory = make_shared_memory("writer", PAGE_BYTES, mode=0o600)
     return WriterPage(memory), fd
 
 
 class SlotsAheadService:
-    """Not thread-safe: the node's loop is the only caller."""
+    """Opens slots ahead and serves puts into them. Not thread-safe: called from the node's loop."""
 
     def __init__(
         self, table: BlockTable, dram: DramTier, waiting: WaitQueue, slabs_ahead: Callable[[Caller, dict[int, int]], list[int]]
     ) -> None:
-        """`slabs_ahead` has slabs for a writer to map meanwhile, given the slab that it comes to with its group."""
+        """`slabs_ahead` returns slabs for a writer to map in advance, given its new slab with its group."""
         self._slabs_ahead = slabs_ahead
         self._table = table
         self._dram = dram
@@ -98,7 +97,7 @@ class SlotsAheadService:
         self.in_bytes = 0
 
     def open(self, session: Session, header: FrameHeader, message: OpenSlotAhead) -> None:
-        """Open a slot for the connection's next put, where there is room, and answer with the page if it is new."""
+        """Open a slot for the connection's next put, if one is free, and answer with the page if it is new."""
         caller = peer_of(session)
         if not session.is_local:
             raise InvalidArgument("OpenSlotAhead needs shared memory: connect to the node's Unix socket, or use Put")
@@ -110,7 +109,7 @@ class SlotsAheadService:
         session.reply(header.request_id, MapSlabsReply([PAGE_BYTES if fds else 0]), fds=fds, on_sent=lambda: close_all(fds))
 
     def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
-        """Serve these bytes, all that has arrived on the connection, if they are one PutFromSlot. False: they are to be read as ever."""
+        """Serve the receive buffer if it is exactly one PutFromSlot. Return False if it must be parsed as usual."""
         at = HEADER_BYTES + _SLOT.size
         if len(frame) <= at:
             return False
@@ -124,7 +123,7 @@ class SlotsAheadService:
         flag, block = self._show(session, caller, put, number, next_bytes)
         try:
             unsent = session.send_now(answer_of(request_id, flag))
-        finally:  # whatever has failed: the block is shown
+        finally:  # the block is visible even if sending failed
             if block is not None:
                 self._enter(tenant, block)
         if unsent:
@@ -132,39 +131,39 @@ class SlotsAheadService:
         return True
 
     def put(self, session: Session, header: FrameHeader, message: PutFromSlot) -> None:
-        """As `frame`, of a message that has been read. Raises InvalidArgument: it is not about one unreserved block."""
+        """As `frame`, for a parsed message. Raises InvalidArgument: it is not about one unreserved block."""
         caller = peer_of(session)
         columns = (message.keys, message.sizes, message.generations, message.checksums, message.parents)
         if any(len(column) != 1 for column in columns) or message.generations[0] or message.ack != ACK_NODE:
-            raise InvalidArgument("PutFromSlot is about one block that was not reserved, with ack 1: use Put or Open")
+            raise InvalidArgument("PutFromSlot takes one unreserved block with ack 1: use Put or OpenSlots")
         put = OnePut(message.ack, message.namespace, message.keys[0], message.sizes[0], message.checksums[0], message.parents[0])
         flag, block = self._show(session, caller, put, message.number, message.next_bytes)
         if block is not None:
             self._enter(caller.tenant, block)
             if session.traces is not None:
-                self._table.undecided.put_by(caller.tenant, put.namespace, session.traces.span(header.request_id))
+                self._table.uncommitted.note_cause(caller.tenant, put.namespace, session.traces.span(header.request_id))
         session.reply(header.request_id, Flags(bytes((flag,))))
 
     def _show(self, session: Session, caller: Caller, put: OnePut, number: int, next_bytes: int) -> tuple[int, Block | None]:
-        """The answer; and the block, if everybody can find it from now on: `_enter` has to follow. The slot of the next put is offered
-        then, too: after the answer its writer might look for it in vain."""
+        """Return the answer's flag, and the block if it became visible; `_enter` must follow. The slot for the next put
+        is offered before the answer, so that the writer finds it."""
         table, tenant = self._table, caller.tenant
         ahead = table.ahead.of(session, number)
         if ahead is None or ahead.slot.size_bytes != put.size_bytes:
             return ASK_AGAIN, None
         if table.find(tenant, put.key) is not None:
             return ALREADY_THERE, None  # the slot stays the connection's
-        block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+        block = table.rows.make(tenant, put.key, put.size_bytes, UNCOMMITTED, put.namespace, put.parent, put.checksum)
         if not table.place_at(block, ahead.slot):
             return ASK_AGAIN, None
         table.ahead.used(session)
-        table.copies.show_placed(block)
+        table.copies.make_placed_visible(block)
         if next_bytes:
             self._open_next(session, caller, ahead.page, next_bytes)
         return STORED, block
 
     def _enter(self, tenant: str, block: Block) -> None:
-        """The rest of what the node keeps of a block that is shown."""
+        """Complete the bookkeeping of a visible block."""
         table = self._table
         table.enter_placed(block)
         if table.events.is_recording:
@@ -173,7 +172,7 @@ class SlotsAheadService:
         self.in_bytes += block.size_bytes
 
     def _open_next(self, session: Session, caller: Caller, page: Page, size_bytes: int) -> None:
-        """Offer a slot in the page, where there is room that nobody waits for."""
+        """Offer a slot in the page, unless requests of the tenant wait or none is free."""
         table, tenant = self._table, caller.tenant
         if self._waiting.has(tenant):
             table.ahead.close(session)

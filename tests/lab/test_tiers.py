@@ -174,7 +174,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
 
 
 def relieve(store: Store) -> None:
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
 
 

@@ -38,9 +38,9 @@ def is_settled(cluster: Cluster) -> bool:
         node = daemon.node
         assert node is not None
         if (
-            not node._storage.publishers.is_synced
-            or node._storage.publishers.backlog
-            or any(True for _ in node._storage.table.undecided.blocks())
+            not node._storage.replicators.is_synced
+            or node._storage.replicators.backlog
+            or any(True for _ in node._storage.table.uncommitted.blocks())
         ):
             return False
     return True
@@ -55,7 +55,7 @@ def copies_nothing(cluster: Cluster) -> bool:
         assert isinstance(partition.catalog, ModelCatalog)
         if not partition.catalog.has_written_all:
             return False
-    return not any(len(daemon.node._storage.copies) for daemon in cluster.nodes if daemon.node is not None)
+    return not any(len(daemon.node._storage.replica_queue) for daemon in cluster.nodes if daemon.node is not None)
 
 
 def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:

@@ -13,7 +13,7 @@ from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
 from kvstore.store.block_table.block import DRAM, NVME, Block
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -224,7 +224,7 @@ class Cluster:
         return {(block.tenant, block.key): block for block in daemon.node._storage.table.blocks()}
 
     def decided_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
-        return {place: block for place, block in self.blocks_at(daemon).items() if block.generation != UNDECIDED}
+        return {place: block for place, block in self.blocks_at(daemon).items() if block.generation != UNCOMMITTED}
 
 
 class ClientProcess:

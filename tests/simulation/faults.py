@@ -115,7 +115,7 @@ class Faults:
     def _end(self, daemon: Daemon, span_ms: int) -> None:
         """SIGTERM: what memory holds is written down, as far as that goes, and then the process is gone."""
         node, process = daemon.node, daemon.process
-        if daemon.name in self._down or node is None or process is None or process.is_stopped or node._storage.leaving.is_closed:
+        if daemon.name in self._down or node is None or process is None or process.is_stopped or node._storage.drainer.is_closed:
             return
         process.soon(node.end)
 

@@ -150,7 +150,7 @@ class MeasuredMachine(Machine):
         self.control.network = self.network
 
     def names(self) -> list[tuple[Any, str, Any]]:
-        return [entry for entry in super().names() if entry[1] not in ("TICK_S", "BEAT_S")]
+        return [entry for entry in super().names() if entry[1] not in ("EXPIRE_INTERVAL_S", "HEARTBEAT_INTERVAL_S", "TICK_S")]
 
 
 class Many(Cluster):

@@ -114,8 +114,8 @@ def eviction_not_told() -> Iterator[None]:
 def slot_reused_while_shown() -> Iterator[None]:
     """A block's entry in the shared index stays when its slot becomes another's."""
     with (
-        patch.object(SharedIndexWriter, "hide", lambda self, block: None),
-        patch.object(SharedIndexWriter, "hide_all", lambda self, blocks: None),
+        patch.object(SharedIndexWriter, "remove", lambda self, block: None),
+        patch.object(SharedIndexWriter, "remove_all", lambda self, blocks: None),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""Real processes for tests of the node's daemon: a master with its catalog in memory, and nodes, on free ports."""
+"""Real daemon processes for tests of the node: a master with its catalog in memory, and nodes, on free ports."""
 
 import json
 import os

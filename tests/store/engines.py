@@ -1,4 +1,4 @@
-"""Transfer engines for tests of a node: the node's own, that of a client on another host, and a client that stalls in mid-value."""
+"""Transfer engines for tests of a node: the node's, a remote client's, and a client that stalls within a value."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ LOOPBACK = TransferSettings(transports="tcp", rails="lo", stall_timeout_s=2 * DE
 
 
 class FarClient:
-    """The engine of a client on another host than `node`'s; it need not have been told of what it tries to reach."""
+    """The engine of a client on another host than `node`'s; it may use regions that were never exported to it."""
 
     def __init__(self, node: TransferEngine) -> None:
         self._engine = TransferEngine(settings=LOOPBACK, serves=False)

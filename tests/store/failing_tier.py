@@ -1,4 +1,4 @@
-"""Tiers whose device does as it is told, for tests of what a node does then."""
+"""Tiers with injected device failures."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What always holds of a node's tables and indexes, asserted from outside. O(blocks)."""
+"""Invariants of a node's tables and indexes, asserted from outside. O(blocks)."""
 
 from collections.abc import Iterable, Mapping
 from functools import singledispatch
@@ -19,7 +19,7 @@ from kvstore.store.block_table.rows import FIRST_ROW, BlockRows
 from kvstore.store.block_table.slab_index import SlabIndex
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.tier_view import EncodedTotals, TierView
-from kvstore.store.block_table.uncommitted import UNDECIDED, UncommittedBlocks
+from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.store.reads.read_limiter import ReadLimiter
 from kvstore.store.shared_index.index import SharedIndexTable
@@ -36,9 +36,9 @@ def check(self: Any, *_: Any) -> None:
 @check.register
 def _block(self: Block) -> None:
     """Assert what holds of every visible block."""
-    assert not self.is_gone
+    assert not self.is_dropped
     assert self.fastest() is not None
-    assert self.leaving is None or self.moving
+    assert self.demoted_from is None or self.moving
     assert self.tiers() == tuple(tier for tier, slot in enumerate(self.slots) if slot is not None)
     assert all(slot is not None or self.loss_in(tier) is None for tier, slot in enumerate(self.slots))
     assert {loss.checksum for loss in self.lossy if loss is not None} <= {self.lossy_checksum()}
@@ -49,8 +49,8 @@ def _block(self: Block) -> None:
 @check.register
 def _columns(self: BlockColumns) -> None:
     """Assert that all are of one length."""
-    columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations)
-    narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
+    columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.slot_indexes, self.slot_generations)
+    narrow = (self.groups, self.index_entries, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
     assert {len(column) for column in (*columns, *narrow)} == {len(self)}
     assert len(self.nvme) <= len(self)
     assert len(set(self.free)) == len(self.free)
@@ -64,18 +64,18 @@ def _copies(self: BlockCopies) -> None:
         check(level, (block for block in self._visible if block.is_in(index)))
     for block in self._visible:
         check(block)
-    assert set(self._undecided.blocks()) == {block for block in self._visible if block.generation == UNDECIDED}
+    assert set(self._uncommitted.blocks()) == {block for block in self._visible if block.generation == UNCOMMITTED}
 
 
 @check.register
 def _eviction_order(self: EvictionOrder) -> None:
     """Assert the policies' invariants, and that none is empty."""
-    self.tell()
+    self.flush_touches()
     for members in self._groups.values():
         members.policy.check_integrity()
         assert len(members.policy)
         assert all(key in members.policy for key in members.retired)
-    assert self._debts.keys() <= self._groups.keys()
+    assert self._rebalance_credits.keys() <= self._groups.keys()
     assert {group: members.tenant for group, members in self._groups.items()} == {
         group: tenant for tenant, groups in self._groups_of.items() for group in groups
     }
@@ -132,26 +132,26 @@ def _level(self: TierView, blocks: Iterable[Block]) -> None:
     total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
     assert total_bytes == self.tier.capacity_bytes
     leaving: dict[str, int] = {}
-    assert self.leaving_blocks == sum(block.leaving == self.index for block in blocks)
+    assert self.demoting_blocks == sum(block.demoted_from == self.index for block in blocks)
     for block in blocks:
-        if block.leaving == self.index:
+        if block.demoted_from == self.index:
             leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
-    assert self.leaving_bytes == sum(leaving.values())
+    assert self.demoting_bytes == sum(leaving.values())
     check(self.limits, leaving)
     check(self.slab_limits)
 
 
 @check.register
 def _tier_limits(self: TierLimits, leaving: Mapping[str, int]) -> None:
-    """Assert that what is leaving is counted, and that whoever has too much is known; `leaving` are the bytes by tenant."""
-    assert self._leaving_bytes == leaving
-    assert {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)} <= self.surplus
+    """Assert that demotions are counted and tenants over quota known; `leaving` are the demoting bytes by tenant."""
+    assert self._demoting_bytes == leaving
+    assert {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)} <= self.over_quota
 
 
 @check.register
 def _slab_limits(self: SlabLimits) -> None:
-    """Assert that whoever has too many is known."""
-    assert {tenant for tenant in self.held() if self.is_above(tenant)} <= self.surplus
+    """Assert that tenants with too many are known."""
+    assert {tenant for tenant in self.held() if self.is_above(tenant)} <= self.over_quota
 
 
 @check.register
@@ -204,25 +204,25 @@ def _block_table(self: BlockTable) -> None:
     check(self.puts)
     check(self._ended)
     check(self.ahead)
-    check(self.undecided)
+    check(self.uncommitted)
     check(self.holds)
-    assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
+    assert self.evictor.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
 
 
 @check.register
-def _undecided(self: UncommittedBlocks) -> None:
+def _uncommitted(self: UncommittedBlocks) -> None:
     """Assert that every block is in exactly one state, and every wait has something to wait for."""
     known = set(self.blocks())
-    to_claim = [block for waiting in self._to_claim.values() for block in waiting]
-    assert all(self._to_claim.values())
+    to_claim = [block for waiting in self._unsent.values() for block in waiting]
+    assert all(self._unsent.values())
     assert len(to_claim) == len(set(to_claim))
-    assert not set(to_claim) & set(self._put_off)
-    assert set(to_claim) | set(self._put_off) <= known
-    assert all(self._claimed.values())
-    assert all(self.is_claimed(block.tenant, block.key) for block in known - set(to_claim) - set(self._put_off))
+    assert not set(to_claim) & set(self._deferred)
+    assert set(to_claim) | set(self._deferred) <= known
+    assert all(self._in_flight.values())
+    assert all(self.is_commit_in_flight(block.tenant, block.key) for block in known - set(to_claim) - set(self._deferred))
     for block in known:
-        assert block.generation == UNDECIDED
-        assert not block.is_gone
+        assert block.generation == UNCOMMITTED
+        assert not block.is_dropped
     assert all(self._waits.values())
     for tenant, waits in self._waits.items():
         oldest = next(iter(self._numbers[tenant].values()))
@@ -249,8 +249,8 @@ def _read_turns(self: ReadLimiter) -> None:
 def _growth(self: IndexGrowth) -> None:
     """Assert that each block says where it is, and that both show the same as far as they do."""
     new, old = shown(self._new), shown(self.old)
-    assert all(block.shown == entry for entry, block in new.items())
-    assert all(self._is_in_new(block) or block.shown == entry for entry, block in old.items())
+    assert all(block.index_entry == entry for entry, block in new.items())
+    assert all(self._is_in_new(block) or block.index_entry == entry for entry, block in old.items())
     if self._is_copied:
         assert all(entry >= self._next for entry in old)
 
@@ -264,12 +264,12 @@ def shown(self: SharedIndexTable) -> "dict[int, Block]":
     assert all(entry < self.used for entry in found)
     assert not found.keys() & set(self._free)
     assert len(set(self._free)) == len(self._free)
-    places = self._places[list(found)]
+    places = self._positions[list(found)]
     assert sorted(places.tolist()) == np.flatnonzero(self._tag_column).tolist()
     assert self._number_column[places].tolist() == list(found)
     for entry, block in found.items():
         assert self._rows[entry, KEY:].tobytes() == block.key.ljust(self.max_key_bytes, b"\0")
-        assert int(self._tag_column[self._places[entry]]) == tag_of(hash_of(block.key))
+        assert int(self._tag_column[self._positions[entry]]) == tag_of(hash_of(block.key))
     rows = self._rows[list(found)]
     assert self.is_ordered or np.array_equal(rows[:, CHECK], checks_of(rows))
     return found
@@ -278,11 +278,11 @@ def shown(self: SharedIndexTable) -> "dict[int, Block]":
 @check.register
 def _shown_index(self: SharedIndexTable) -> None:
     """Assert that it shows each block once, and the block says where."""
-    assert all(block.shown == entry for entry, block in shown(self).items())
+    assert all(block.index_entry == entry for entry, block in shown(self).items())
 
 
 @check.register
-def _showing(self: SharedIndexWriter) -> None:
+def _shared_index(self: SharedIndexWriter) -> None:
     """Each index is whole."""
     for of_tenant in self._tenants.values():
         check(of_tenant.growth or of_tenant.index)

@@ -1,4 +1,4 @@
-"""A link to masters that a test has in its hands, in a loop that runs."""
+"""A master link under the control of a test, in a running loop."""
 
 import queue
 import socket
@@ -15,7 +15,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.store.config import NodeSettings
 from kvstore.store.identity import NodeIdentity, new_instance
-from kvstore.store.master_requests import ask
+from kvstore.store.master_requests import request_master
 from kvstore.store.master_session.master_link import HeartbeatReport, MasterLink
 from kvstore.testing.transfer.waiting import eventually
 
@@ -37,7 +37,7 @@ Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
 class Member:
-    """A node that reports what a test gives it, and takes whatever masters send."""
+    """A stub node: reports the test's data and records what masters send."""
 
     def __init__(self, node_id: Callable[[], int], on_refused: Callable[[str], None], answers: Sequence[KVStoreError | None]) -> None:
         self.reactor = Reactor()
@@ -64,19 +64,19 @@ class Member:
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         return
 
-    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+    def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
         return
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         self.linked.put((sock.dup(), registration))
         self.sessions.append(Session(self.reactor, sock, Deaf()))
 
-    def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
+    def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         if self._answers:
             if (answer := self._answers.pop(0)) is not None:
                 answered(answer)
         else:
-            ask(self.sessions[-1], Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
+            request_master(self.sessions[-1], Heartbeat(request), HeartbeatResponse, answered, deadline_s=deadline_s)
 
 
 @contextmanager

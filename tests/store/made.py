@@ -1,4 +1,4 @@
-"""Blocks of no table, for tests of what only looks at them."""
+"""Blocks outside any table."""
 
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.rows import BlockRows

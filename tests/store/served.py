@@ -1,4 +1,4 @@
-"""A node's services on real sockets, for tests: the reactor runs in a thread, and the master is a stub that acknowledges, or does not."""
+"""A node's services on real sockets: the reactor runs in a thread; the master is a stub that acknowledges or not."""
 
 import contextlib
 import mmap
@@ -63,7 +63,7 @@ def digest(value: bytes | memoryview) -> int:
 
 
 class Served(Storage):
-    """The services, and the store below them. Use `call` for whatever belongs to the loop's thread."""
+    """The services, and the store below them. Use `call` to run a function in the loop's thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Served(Storage):
         demotion_wait_s: float = 3600,
         **options: Any,
     ) -> None:
-        """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
+        """With an `engine` clients of other hosts read and write by it; its maker closes it."""
         self.reactor = self._reactor = Reactor()
         self._open_store(folder, dram_bytes, options)
         self.engine = engine
@@ -101,35 +101,35 @@ class Served(Storage):
         self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
-        self.publisher.link_up(self._publish, 1, lambda: None)
+        self.replicator.link_up(self._publish, 1, lambda: None)
         self._thread = threading.Thread(target=self.reactor.run, name="served")
         self._thread.start()
 
     def _open_store(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
-        """The store, and who is told of its blocks."""
+        """The store, and the stub of its master."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
-        self.table, self.dram, self.showing = self.store.table, self.store.dram, self.store.showing
-        self.partitioning, self.codec, self._tiers = self.store.partitioning, self.store.codec, self.store.tiers
-        self.publishers = EventReplicators(
-            self.store.table.blocks, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=4)
+        self.table, self.dram, self.shared_index = self.store.table, self.store.dram, self.store.shared_index
+        self.partition_map, self.codec, self._tiers = self.store.partition_map, self.store.codec, self.store.tiers
+        self.replicators = EventReplicators(
+            self.store.table.blocks, self.partition_map, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=4)
         )
-        self.publisher = self.publishers[0]
-        self.store.emit = self.publisher.emit
+        self.replicator = self.replicators[0]
+        self.store.emit = self.replicator.emit
 
     def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
-        self.admission = SessionAuthenticator(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
+        self.authenticator = SessionAuthenticator(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
         self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
-        self.admission.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
+        self.authenticator.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
         key = self.issuer.register(5, self.reactor.now_ns())
-        self.admission.add_key(key.key_id, key.secret, age_ms=0)
+        self.authenticator.add_key(key.key_id, key.secret, age_ms=0)
         self.server = Server(self.reactor, NullHandler(), ConnectionLimits(100), send_limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
         identity = NodeIdentity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77)
-        self.service = NodeService(self, self.admission, identity)
+        self.service = NodeService(self, self.authenticator, identity)
         self.server.handler = self.service
-        self.reactor.after_events += [self.leaving.step, self.mover.kick, self.publisher.flush, self.deciding.flush]
+        self.reactor.after_events += [self.drainer.step, self.mover.start_moves, self.replicator.flush, self.commit_batcher.flush]
 
     def _publish(self, message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
         if self.acknowledges:
@@ -163,7 +163,7 @@ class Served(Storage):
         def evict() -> list[Block]:
             blocks = [block for name in names if (block := self.store.table.find("red", name.encode())) is not None]
             for block in blocks:
-                self.store.table.room.evict(block, self.store.table._landing)
+                self.store.table.evictor.evict(block, self.store.table._ingest_tier)
             return blocks
 
         blocks = self.call(evict)
@@ -186,11 +186,11 @@ class Served(Storage):
         self.server.close()
         for link in list(self.service.links.values()):
             link.close()
-        self.publisher.close()
-        self.copies.close()
-        self._checker.close()
+        self.replicator.close()
+        self.replica_queue.close()
+        self._verifier.close()
         self.mover.close()
-        check(self.reads._turns)
+        check(self.reads._limiter)
         check(self.store.table)
         self.store.close()
         self.reactor.close()

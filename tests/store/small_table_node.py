@@ -1,7 +1,4 @@
-"""kvstore-node whose table may take a quarter of the least that it may otherwise, so that a quarter of the blocks fill it.
-
-The rest is the real node.
-"""
+"""kvstore-node with a quarter of the minimum table size, so that fewer blocks fill it. Otherwise the real node."""
 
 from kvstore.store import memory_plan
 from tests import tuned_daemon

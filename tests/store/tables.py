@@ -1,4 +1,5 @@
-"""What the tests of the store share: a block table over real tiers, values that name their block, and a mover without threads."""
+"""Shared parts of the store's tests: a block table over real tiers, values that identify their block, and a mover
+without threads."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.block_table.holds import SHARE, Holds
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.quotas import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
@@ -28,7 +29,7 @@ from tests.store.failing_tier import FailingHbm, FailingNvme
 from tests.store.integrity import check
 
 PUT_TTL_NS = 1000
-MAX_LOOK_NS = 5000
+MAX_HAZARD_NS = 5000
 MAX_HOLD_NS = 10**12
 
 
@@ -85,12 +86,12 @@ def find(index: SharedIndexReader, key: bytes) -> Found | None:
 
 
 def still(index: SharedIndexReader, found: Found) -> bool:
-    """Whether the place was the block's all the time since it was found."""
+    """Return True if the entry has not changed since it was found."""
     return index.words[found.at] == found.sequence
 
 
 class LocalClient:
-    """What a client of this host sees of a tenant's blocks, and says."""
+    """A local client of one tenant."""
 
     def __init__(self, index: SharedIndexReader, desk: LocalReaderSlots, dram: DramTier, tenant: str) -> None:
         self.index = index
@@ -128,7 +129,7 @@ class LocalClient:
         return list(found)
 
     def look(self, name: str) -> tuple[memoryview, Hazard] | None:
-        """A view, and what `desk.look_away` takes."""
+        """A view, and its hazard."""
         found = self.find(name)
         if found is None:
             return None
@@ -165,7 +166,7 @@ class Store:
             self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
         self.events: list[tuple[int, Block, int]] = []
         self.emit: Callable[[int, Block], None] = lambda kind, block: self.events.append((kind, block, block.tier_mask()))
-        """Who hears what the table emits; a test may say somebody else."""
+        """Receiver of the table's events; a test may replace it."""
         self.codec = make_codec(codec)
         self.values: dict[int, bytes] = {}
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
@@ -175,10 +176,10 @@ class Store:
         """The wall clock of recorded events."""
         times = SHARE if may_hold_all else 1
         self.holds = Holds({index: times * tier.capacity_bytes for index, tier in self.tiers.items()}, max_ns=MAX_HOLD_NS)
-        self.showing = SharedIndexWriter(
-            self.dram, self.holds, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner)
+        self.shared_index = SharedIndexWriter(
+            self.dram, self.holds, max_hazard_ns=MAX_HAZARD_NS, disconnect=lambda owner: self.shared_index.forget_owner(owner)
         )
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.table = BlockTable(
             self.tiers,
             TableRules(
@@ -191,15 +192,15 @@ class Store:
             ),
             emit=lambda kind, block: self.emit(kind, block),
             events=BlockEventLog(lambda: self.now_us),
-            showing=self.showing,
-            partitioning=self.partitioning,
+            shared_index=self.shared_index,
+            partition_map=self.partition_map,
             holds=self.holds,
         )
         self._generation = 0
 
     def client(self, tenant: str = "red", owner: object = "client") -> LocalClient:
         """A client of this host that has attached to the tenant's index."""
-        sizes, fds = self.showing.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
+        sizes, fds = self.shared_index.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
         try:
             return LocalClient(SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1]), self.dram, tenant)
         finally:
@@ -266,12 +267,12 @@ class Store:
         return self.commit(put) if put is not None else None
 
     def begin(self, move: TierMove) -> MoveJob | None:
-        """What the mover does before it hands the copy to its thread. None: the source is not there any more."""
+        """Begin a move as the mover does in the loop. None: the source was dropped."""
         source = move.block.slots[move.source]
-        return MoveJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_gone else None
+        return MoveJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_dropped else None
 
     def copy(self, job: MoveJob) -> None:
-        """What the mover does in its thread."""
+        """Execute a move as the mover does in its thread."""
         fetch(self.tiers[job.move.source], [job])
         assert job.damage is None
         if job.move.encoding is not None:
@@ -294,7 +295,7 @@ class Store:
 
     def settle(self) -> None:
         """Make every planned copy, as the mover would, until no more are planned."""
-        while moves := self.table.room.take_moves():
+        while moves := self.table.evictor.take_moves():
             for move in moves:
                 self.finish(move)
         check(self.table)
@@ -309,7 +310,7 @@ class Store:
         return bytes(data)
 
     def read(self, tenant: str, key: bytes, generation: int) -> Block | None:
-        """What a reader gets, 0 being any generation: an access."""
+        """Read a block, of any generation for 0; counts as an access."""
         block = self.table.find(tenant, key)
         if block is None or generation not in (0, block.generation):
             return None
@@ -321,6 +322,6 @@ class Store:
         return "".join(sorted(block.key.decode() for block in (self.table.blocks() if blocks is None else blocks)))
 
     def close(self) -> None:
-        self.showing.close()
+        self.shared_index.close()
         for tier in self.tiers.values():
             tier.close()

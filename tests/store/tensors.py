@@ -23,7 +23,7 @@ def tensor_value(seed: int, shape: tuple[int, ...] = SHAPE, *, dtype: str = "bfl
 
 @lru_cache(maxsize=256)
 def after(scheme: str, value: bytes) -> bytes:
-    """What is got of a raw tensor value after it was kept by that scheme."""
+    """The value that a raw tensor decodes to after encoding by that scheme."""
     encoded = ValueCodec(CacheScheme.parse(scheme)).encode(memoryview(value))
     assert encoded is not None
     back = bytearray(len(value))

@@ -1,4 +1,4 @@
-"""Promises of kvstore-node, the real process: it says when it is ready, refuses what it cannot meet, and recovers from a crash."""
+"""Tests of kvstore-node as a real process: readiness, refused settings, crash recovery."""
 
 import signal
 import socket
@@ -43,7 +43,7 @@ def connect(node: Daemon, *, tcp: bool = False) -> Client:
     return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
 
 
-def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
+def test_daemon_http_reports_liveness_and_readiness(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
             node.line()
@@ -56,8 +56,8 @@ def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
             assert http_ask(http, "/healthz").status == 200
 
 
-def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -> None:
-    """A master's too; what they tell of it, and what `doctor` asks there, says so."""
+def test_daemon_http_uses_tls_with_a_certificate(tmp_path: Path) -> None:
+    """Also a master's; its status and `kvstore doctor` report it."""
     authority = Authority(tmp_path / "authority")
     cert, key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     https = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
@@ -75,7 +75,7 @@ def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -
             assert clock(told, fetch, (), time.time).found == "as those of 2 daemons"
 
 
-def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
+def test_daemon_status_reports_its_blocks(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:8MiB", "--hbm", "cpu:1MiB"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
@@ -88,8 +88,8 @@ def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
         ]
 
 
-def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Path, master: Daemon) -> None:
-    """With room on NVMe a plain restart of a node loses nothing."""
+def test_sigterm_drains_memory_for_the_next_process(tmp_path: Path, master: Daemon) -> None:
+    """With space on NVMe a plain restart of a node loses nothing."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "60"]
     values = {f"{number:02}": bytes([number]) * (64 << 10) for number in range(40)}
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -99,7 +99,7 @@ def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Pat
             assert client.put({name: value}) == [1]
         client.close()
         assert node.stop() == 0
-        assert "0 blocks (0 B) end with it" in node.log.read_text()
+        assert "0 blocks (0 B) are lost" in node.log.read_text()
     with running("node", *flags, log=tmp_path / "node2.log") as node:
         node.line()
         client = connect(node)
@@ -107,7 +107,7 @@ def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Pat
         client.close()
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, master: Daemon) -> None:
+def test_a_second_signal_stops_the_daemon_at_once(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "3600"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
@@ -121,7 +121,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, master: Daemon) -> None
 
 
 def is_draining(node: Daemon) -> bool:
-    """Whether it refuses new blocks by now."""
+    """Return True if it refuses new blocks."""
     client = connect(node)
     try:
         client.put({"b": b"b"})
@@ -139,9 +139,9 @@ def memory_bytes(node: Daemon, field: str) -> int:
 
 
 @pytest.mark.parametrize("prompt_blocks", [1, 50])
-def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
-    """Of those that left too, of which a policy remembers several times as many. A third more than is estimated is never taken, what waits
-    for the master's answer left out."""
+def test_block_table_memory_of_small_blocks_is_bounded(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
+    """Including remembered blocks, several times as many. At most a third more than estimated, without uncommitted
+    blocks."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--dram", "32MiB", "--table-share", "0"]
     log = tmp_path / "node.log"
     with running("small-table node", *flags, log=log) as node, KVStoreClient(master.facts["listen"], deadline_s=60) as client:
@@ -158,7 +158,7 @@ def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(t
         assert counters["table_bytes"] <= counters["max_table_bytes"] == TABLE_BYTES
 
 
-def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and_gives_it_back(tmp_path: Path, master: Daemon) -> None:
+def test_memory_of_large_nvme_reads_is_bounded_and_returned(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
     flags += ["--peer-bytes", str(32 << 20), "--read-bytes", str(64 << 20), "--demotion-wait-s", "60"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -191,7 +191,7 @@ def until_memory_is(node: Daemon, limit_bytes: int) -> None:
     raise AssertionError(f"it stays at {memory_bytes(node, 'RssAnon') >> 20} MiB, above {limit_bytes >> 20}")
 
 
-def test_nobody_reading_its_standard_output_does_not_hurt(tmp_path: Path, master: Daemon) -> None:
+def test_daemon_survives_a_closed_standard_output(tmp_path: Path, master: Daemon) -> None:
     process = start("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log")
     assert process.stdout is not None
     process.stdout.close()
@@ -216,14 +216,14 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     ("flags", "said"),
     [
         (["--dram", "1KiB"], "give at least 4 KiB"),
-        (["--dram", "1GiB", "--memory", "2GiB"], "leave out dram"),
+        (["--dram", "1GiB", "--memory", "2GiB"], "leave out one"),
         (["--dram", "0", "--memory", "100MiB"], "give at least 180 MiB"),
         (["--dram", "1024TiB"], "does not fit into this machine"),
         (["--dram", "lots"], "not a size"),
         (["--nvme", "/proc/nowhere:1MiB"], "/proc/nowhere"),
         (["--nvme", "FOLDER:900TiB"], "nvme"),
         (["--nvme", "FOLDER:0"], "capacity"),
-        (["--nvme", "FOLDER"], "PLACE:SIZE"),
+        (["--nvme", "FOLDER"], "LOCATION:SIZE"),
         (["--nvme", "FOLDER:big"], "not a size"),
         (["--listen", "nonsense"], "HOST:PORT"),
         (["--listen", "unix:/tmp/x"], "HOST:PORT"),
@@ -234,7 +234,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--policy", "random"], "one of default, arc, gdsf"),
         (["--hbm", "cuda:99:1MiB"], "HBM"),
         (["--hbm", "nodevice:1MiB"], "HBM"),
-        (["--hbm", "cpu"], "PLACE:SIZE"),
+        (["--hbm", "cpu"], "LOCATION:SIZE"),
         (["--low-watermark", "0.9", "--high-watermark", "0.5"], "low_watermark"),
         (["--run-dir", "/proc/nowhere"], "/proc/nowhere"),
         (["--run-dir", "/tmp/" + "x" * 120], "107"),
@@ -243,7 +243,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )
-def test_settings_that_cannot_be_met_are_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
+def test_invalid_settings_exit_with_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
     given = [flag.replace("FOLDER", str(tmp_path / "nvme")) for flag in flags]
     line = refused_here(main, "--run-dir", str(tmp_path / "n"), "--dram", "1MiB", *given)
     assert line.startswith("kvstore-node: error: ")
@@ -255,7 +255,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         assert "in use" in refusal(tmp_path, "--listen", f"127.0.0.1:{owner.getsockname()[1]}")
 
 
-def test_a_folder_that_another_node_uses_is_refused(tmp_path: Path, master: Daemon) -> None:
+def test_an_nvme_folder_in_use_is_refused(tmp_path: Path, master: Daemon) -> None:
     nvme = ["--nvme", f"{tmp_path / 'nvme'}:1MiB"]
     with running("node", *node_flags(tmp_path, master.facts["listen"]), *nvme, log=tmp_path / "node.log"):
         assert str(tmp_path / "nvme") in refusal(tmp_path, *nvme)

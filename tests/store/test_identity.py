@@ -1,4 +1,4 @@
-"""Promises of naming.py."""
+"""Tests of identity.py."""
 
 import contextlib
 from dataclasses import replace
@@ -26,13 +26,13 @@ def named(folder: Path, settings: NodeSettings = SETTINGS, tcp: str = "127.0.0.1
     return NodeName(settings, "host", tcp, folder)
 
 
-def test_a_name_that_is_set_is_taken_and_a_port_that_is_set_is_in_it(tmp_path: Path) -> None:
+def test_node_name_uses_the_set_name_or_port(tmp_path: Path) -> None:
     assert named(tmp_path, replace(SETTINGS, name="gpu7")).text == "gpu7"
     assert named(tmp_path, replace(SETTINGS, listen="127.0.0.1:40001")).text == "host:40001"
     assert not list(tmp_path.iterdir())
 
 
-def test_nodes_of_one_folder_differ_and_each_is_called_as_before_when_it_comes_back(tmp_path: Path) -> None:
+def test_node_names_in_one_folder_are_distinct_and_stable(tmp_path: Path) -> None:
     first, second = named(tmp_path), named(tmp_path)
     names = {first.text, second.text}
     assert len(names) == 2
@@ -49,7 +49,7 @@ def test_nodes_of_one_folder_differ_and_each_is_called_as_before_when_it_comes_b
         name.close()
 
 
-def test_with_nvme_the_name_stays_with_what_the_node_holds(tmp_path: Path) -> None:
+def test_node_name_is_kept_in_the_nvme_folder(tmp_path: Path) -> None:
     for folder in ("run", "a", "b"):
         (tmp_path / folder).mkdir()
     on = {folder: replace(SETTINGS, nvme=f"{tmp_path / folder}:1GiB") for folder in ("a", "b")}
@@ -63,19 +63,19 @@ def test_with_nvme_the_name_stays_with_what_the_node_holds(tmp_path: Path) -> No
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be kept in .*/none: No such file or directory: say with name what it is"):
+def test_an_unwritable_name_folder_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot store the node's name in .*/none: No such file or directory: set name"):
         named(tmp_path / "none")
 
 
-def test_a_name_that_is_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_symlinked_name_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "node-0.name").symlink_to("elsewhere")
-    with pytest.raises(ConfigError, match="cannot be kept"):
+    with pytest.raises(ConfigError, match="cannot store"):
         named(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_node_that_is_killed_and_started_again_on_a_free_port_is_no_other_node(tmp_path: Path) -> None:
+def test_a_killed_node_keeps_its_name_after_a_restart(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         flags = ["--master", master.facts["listen"], "--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB"]
         names = set()
@@ -86,9 +86,7 @@ def test_a_node_that_is_killed_and_started_again_on_a_free_port_is_no_other_node
         assert names == {node.facts["name"]}
 
 
-def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_topology_reports_link_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20))
     node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
     node.start()
@@ -111,8 +109,8 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     node.close()
 
 
-def test_a_certificate_that_is_renewed_for_another_name_is_told_though_no_link_has_changed() -> None:
-    """Whoever connects takes no certificate but one for the names that he was told."""
+def test_watch_topology_reports_a_renewed_certificate() -> None:
+    """Peers accept only certificates for the names that the master reported."""
     own, renewed, client = shared().node(), shared().node("n1"), certificates(shared().client())
     settings = TransferSettings(transports="tcp", rails="lo", link_poll_interval_s=0.01)
     told: list[bytes] = []

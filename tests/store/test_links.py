@@ -1,4 +1,4 @@
-"""Promises of links.py: every partition's master is told the newest, whichever came first."""
+"""Tests of MasterConnections: every partition's master gets the newest description, in any order."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.master_session.master_link import MasterLink
 from kvstore.store.master_session.master_session import MasterConnections, MasterSession
 
@@ -41,27 +41,25 @@ def links(made: list[Link]) -> MasterConnections:
         made.append(Link(partition))
         return cast(MasterLink, made[-1])
 
-    return MasterConnections(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
+    return MasterConnections(
+        PartitionMap(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_partitioned=lambda: None
+    )
 
 
-def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(
-    links: MasterConnections, made: list[Link]
-) -> None:
+def test_a_new_node_id_renews_the_other_links(links: MasterConnections, made: list[Link]) -> None:
     links.registered(2, 7)
     links.registered(2, 7)
     assert made[1].done == ["start"]
     links.registered(2, 8)
     assert (links.node_id, made[0].done, made[1].done) == (8, [], ["start", "renew"])
-    with pytest.raises(ConfigError, match="start the node anew"):
+    with pytest.raises(ConfigError, match="restart the node"):
         links.registered(4, 9)
     assert links.node_id == 8
 
 
-def test_what_could_not_be_made_or_started_comes_with_the_next_registration(
-    links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_that_failed_to_start_are_retried(links: MasterConnections, made: list[Link], monkeypatch: pytest.MonkeyPatch) -> None:
     cuts: list[None] = []
-    monkeypatch.setattr(links, "_on_cut", lambda: cuts.append(None))
+    monkeypatch.setattr(links, "_on_partitioned", lambda: cuts.append(None))
 
     def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""How a node's memory is divided, and which plans a memory limit allows."""
+"""Tests of memory_plan.py: division of a node's memory, and the check against a memory limit."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def settings(**given: Any) -> NodeSettings:
     return NodeSettings(memory=Size(given.pop("memory", 0)), dram=Size(given.pop("dram", 0)), **given)
 
 
-def test_lower_tiers_add_what_their_reads_writes_and_libraries_take() -> None:
+def test_memory_plan_includes_lower_tiers() -> None:
     alone = plan_memory(settings()).process_bytes
     nvme = plan_memory(settings(nvme="/d:1GiB")).process_bytes
     assert nvme - alone == (256 + 2 * 8) * MIB
@@ -47,14 +47,15 @@ def test_memory_that_cannot_be_divided_is_refused(given: dict[str, int], says: s
         plan_memory(settings(**given))
 
 
-def test_plan_above_the_limit_is_refused_with_its_sum_and_a_way_out() -> None:
+def test_memory_plan_above_the_limit_is_refused_with_advice() -> None:
     given = settings(dram=512 * MIB)
     with pytest.raises(ConfigError) as refused:
         check_limit(given, plan_memory(given), LIMIT, has_reserved_pages=False)
     fitting = plan_memory(settings(memory=LIMIT.limit_bytes)).dram_bytes // MIB
     assert str(refused.value) == (
-        "the node may take 936.9 MiB = 512 MiB DRAM tier + 256 MiB block table + 71.9 MiB shared index + 97 MiB process; the memory limit "
-        f"is 576 MiB (/sys/fs/cgroup/memory/w/memory.limit_in_bytes): give memory 576 MiB in place of dram, which makes a DRAM tier of "
+        "the node may take 936.9 MiB = 512 MiB DRAM tier + 256 MiB block table + 71.9 MiB shared-memory index + 97 MiB process; "
+        f"the memory limit is 576 MiB (/sys/fs/cgroup/memory/w/memory.limit_in_bytes): give memory 576 MiB in place of dram, "
+        f"which makes a DRAM tier of "
         f"{fitting} MiB, or raise the limit to 937 MiB, or lower dram or table_share"
     )
 

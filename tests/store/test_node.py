@@ -1,4 +1,5 @@
-"""Promises of node.py that need no second process: what is opened is closed, whatever fails, and a node tells how it is."""
+"""Tests of node.py without a second process: everything opened is closed after any failure, and a node reports its
+state."""
 
 import contextlib
 import gc
@@ -30,7 +31,7 @@ def settings(tmp_path: Path) -> NodeSettings:
 
 
 def open_fds() -> set[str]:
-    """What is open, each socket and file by its own name. What earlier tests left to the collector does not count."""
+    """Open sockets and files, each by its own name. Garbage of earlier tests does not count."""
     gc.collect()
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -59,7 +60,7 @@ def open_fds() -> set[str]:
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
+def test_a_node_with_invalid_settings_leaves_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
     before = open_fds()
     with pytest.raises(KVStoreError):
         Node(replace(settings, **wrong))

@@ -1,4 +1,4 @@
-"""Promises of service.py: who is let in, what tenants see of one another (nothing), and whom a node obeys."""
+"""Tests of node_service.py: admission of sessions, isolation of tenants, and commands of masters."""
 
 import contextlib
 import os
@@ -72,7 +72,7 @@ def find(node: Served, name: str) -> Block | None:
 # --- holds ---
 
 
-def test_what_is_held_goes_with_force_only(node: Served, client: Client, master: Master) -> None:
+def test_held_blocks_are_deleted_by_force_only(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     client.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
     assert master.ask(DeleteBlocks(1, "red", [b"a"], [9])) == Flags(bytes((0,)))
@@ -84,7 +84,7 @@ def test_what_is_held_goes_with_force_only(node: Served, client: Client, master:
 # --- who is let in ---
 
 
-def test_where_tickets_are_needed_only_one_of_this_tenant_at_this_node_lets_in(tmp_path: Path) -> None:
+def test_a_ticket_is_valid_for_one_tenant_and_node(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         node.connect(ticket=node.ticket()).close()
         for tenant, ticket in (("red", b""), ("blue", node.ticket()), ("red", node.ticket()[:-1] + b"x"), ("red", b"guess" * 20)):
@@ -92,7 +92,7 @@ def test_where_tickets_are_needed_only_one_of_this_tenant_at_this_node_lets_in(t
                 node.connect(tenant=tenant, ticket=ticket)
 
 
-def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
+def test_a_read_ticket_permits_no_writes(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
         with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
             writer.put({"a": b"a" * 3000})
@@ -110,9 +110,9 @@ def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
         assert find(node, "b") is None
 
 
-def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path) -> None:
+def test_a_pass_permits_reads_of_its_blocks_only(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
             writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
@@ -124,12 +124,12 @@ def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path)
         for wrong in ({"tenant": "blue"}, {"role": ROLE_CLIENT}, {"ticket": node.ticket()}, {"ticket": b""}):
             with pytest.raises(InvalidTicket):
                 meet(**wrong)
-        with pytest.raises(StaleEpoch, match="node 'other' obeys a master of epoch 2, and this node one of 3"):
+        with pytest.raises(StaleEpoch, match="node 'other' is registered under master epoch 2, this node under epoch 3"):
             meet(epoch=2)
         with contextlib.closing(meet()) as reader:
             assert reader.read("a", generations=[4], inline_bytes=4000)[1] == [b"a" * 3000]
             for key, generation in (("b", 4), ("a", 0), ("a", 5), ("x", 4)):
-                with pytest.raises(Denied, match="the pass of this node is for other blocks, or for others of their versions"):
+                with pytest.raises(Denied, match="the pass of this node does not cover the requested blocks"):
                     reader.read(key, generations=[generation], inline_bytes=4000)
             for refused in (
                 lambda: reader.put({"c": b"c"}),
@@ -142,7 +142,7 @@ def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path)
         assert find(node, "c") is None
 
 
-def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other(tmp_path: Path) -> None:
+def test_revocation_closes_connections_and_refuses_the_ticket(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         link = node.link()
         shown, other = node.ticket(credential="one"), node.ticket(credential="two")
@@ -159,31 +159,33 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
         link.close()
 
 
-def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None:
-    """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
+def test_a_connection_cannot_change_its_caller(tmp_path: Path) -> None:
+    """Otherwise a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
         as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
         as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
         with contextlib.closing(node.connect(ticket=node.ticket())) as red:
             red.ask(as_red, Welcome)
             for other in (as_blue, as_node):
-                with pytest.raises(Denied, match="this connection is of tenant 'red' with role write, tenant 'red': open another one"):
+                with pytest.raises(
+                    Denied, match="this connection is authenticated as tenant 'red' with role write, tenant 'red': open another one"
+                ):
                     red.ask(other, Welcome)
         with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), as_node, Deadline(TIMEOUT_S)))) as peer:
             peer.ask(as_node, Welcome)
-            with pytest.raises(Denied, match="this connection is of node 'other'"):
+            with pytest.raises(Denied, match="this connection is authenticated as node 'other'"):
                 peer.ask(as_red, Welcome)
 
 
-def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
-    node.admission.needs_tickets = None
+def test_an_unregistered_node_admits_no_sessions(node: Served) -> None:
+    node.authenticator.needs_tickets = None
     with pytest.raises(Unavailable, match="try again"):
         node.connect()
 
 
-def test_a_tenants_name_that_the_master_would_refuse_is_refused_here(node: Served) -> None:
+def test_a_tenant_name_that_is_too_long_is_refused(node: Served) -> None:
     node.connect(tenant="t" * MAX_TENANT_BYTES).close()
     for tenant in ("t" * (MAX_TENANT_BYTES + 1), "é" * MAX_TENANT_BYTES):
         with pytest.raises(InvalidArgument, match="tenant"):
@@ -191,7 +193,7 @@ def test_a_tenants_name_that_the_master_would_refuse_is_refused_here(node: Serve
 
 
 @pytest.mark.parametrize("message", [ReadBlocks([b"a"], [0], 0, 0), MapSlabs([0]), OpenSlots("ns", [b"a"], [1], [1], [b""])])
-def test_nothing_is_answered_without_a_hello(node: Served, message: Message) -> None:
+def test_requests_before_hello_are_refused(node: Served, message: Message) -> None:
     with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
         sock.sendall(frame(message))
         answer = read_frame(sock)[1]
@@ -218,7 +220,7 @@ def test_a_tenant_sees_neither_keys_nor_slabs_of_another(node: Served, client: C
     other.close()
 
 
-def test_slabs_are_passed_read_only_or_writable_as_asked_for(node: Served, client: Client) -> None:
+def test_slabs_are_passed_read_only_or_writable(node: Served, client: Client) -> None:
     client.put({"a": b"a" * 3000})
     slab = client.ask_blocks("a").slabs[0]
     sizes, fds = client.slabs([slab, 1000, slab])
@@ -232,7 +234,7 @@ def test_slabs_are_passed_read_only_or_writable_as_asked_for(node: Served, clien
     os.close(fd)
 
 
-def test_slabs_need_a_unix_socket_and_are_few_at_a_time(node: Served, client: Client) -> None:
+def test_map_slabs_needs_a_unix_socket_and_few_slabs(node: Served, client: Client) -> None:
     remote = node.connect(tcp=True)
     with pytest.raises(InvalidArgument, match="Unix"):
         remote.slabs([0])
@@ -242,9 +244,7 @@ def test_slabs_need_a_unix_socket_and_are_few_at_a_time(node: Served, client: Cl
     assert client.slabs([]) == ([], [])
 
 
-def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_map_slabs_without_descriptors_fails_cleanly(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put({"a": b"a" * 3000})
     slab = client.ask_blocks("a").slabs[0]
     slab_fd = node.store.dram.slab_fd
@@ -269,7 +269,7 @@ def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
 @pytest.mark.parametrize(
     "message", [DeleteBlocks(9, "red", [b"a"], [9], 1), SetPinned(9, "red", [b"a"]), copy_of(b"b", epoch=9), SetDraining(9, DRAIN_CLOSED)]
 )
-def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
+def test_only_the_master_link_may_command(node: Served, client: Client, message: Message) -> None:
     client.put({"a": b"a"})
     with pytest.raises(Denied, match="needs the master that this node is registered with"):
         client.ask(message, Flags)
@@ -278,7 +278,7 @@ def test_only_the_link_commands(node: Served, client: Client, message: Message) 
     assert not block.pinned
 
 
-def test_a_drop_deletes_what_is_not_newer_than_the_command_and_says_what_is_not_there(node: Served, client: Client, master: Master) -> None:
+def test_delete_blocks_keeps_newer_generations(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b"}, generation=5)
     assert master.ask(DeleteBlocks(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 1, 1)))
     assert client.read("a", "b")[1] == [None, b"b"]
@@ -286,7 +286,7 @@ def test_a_drop_deletes_what_is_not_newer_than_the_command_and_says_what_is_not_
     assert client.read("b")[1] == [b"b"]
 
 
-def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: Served, client: Client, master: Master) -> None:
+def test_a_draining_node_serves_reads_and_refuses_puts(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     assert master.ask(SetDraining(1, DRAIN_CLOSED)) == Ok()
     with pytest.raises(Draining):
@@ -298,7 +298,7 @@ def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: 
     assert client.put({"b": b"b"}) == [1]
 
 
-def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client, master: Master) -> None:
+def test_leased_and_pinned_blocks_are_deleted_by_force_only(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a" * 100, "b": b"b"})
     client.ask_blocks("a")
     assert master.ask(SetPinned(1, "red", [b"b", b"x"])) == Flags(bytes((1, 0)))
@@ -308,7 +308,7 @@ def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client,
     assert client.read("a", "b")[1] == [None, None]
 
 
-def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served, client: Client, master: Master) -> None:
+def test_pins_not_confirmed_by_a_new_link_end(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b", "c": b"c"})
     master.ask(SetPinned(1, "red", [b"a", b"b", b"c"]))
     master.ask(DeleteBlocks(1, "red", [b"c"], [9], 1))
@@ -326,7 +326,7 @@ def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served,
     assert master.ask(DeleteBlocks(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
 
 
-def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
+def test_commands_of_an_older_master_are_refused(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     assert isinstance(master.ask(SetPinned(7, "red", [b"a"])), Flags)
     for message in (SetPinned(6, "red", [b"a"], 0), DeleteBlocks(6, "red", [b"a"], [9]), copy_of(b"b", epoch=6)):
@@ -336,22 +336,20 @@ def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(nod
     assert find(node, "a") is not None
 
 
-def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_answer_comes(
-    node: Served, client: Client, master: Master, tmp_path: Path
-) -> None:
+def test_a_block_deleted_during_its_demotion_stays_deleted(node: Served, client: Client, master: Master, tmp_path: Path) -> None:
     client.put({"a": b"a" * 3000})
 
     def evict() -> None:
         block = node.store.table.find("red", b"a")
         assert block is not None
-        node.store.table.room.evict(block, node.store.table._landing)
+        node.store.table.evictor.evict(block, node.store.table._ingest_tier)
 
     node.call(evict)
     assert master.ask(DeleteBlocks(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
     assert list(node.store.tiers[2].recover()) == []
 
 
-def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, client: Client, master: Master) -> None:
+def test_delete_blocks_fails_if_it_cannot_become_durable(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b"})
     nvme = node.store.tiers[2]
     assert isinstance(nvme, FailingNvme)
@@ -359,7 +357,7 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     answer = master.ask(DeleteBlocks(1, "red", [b"a"], [9]))
     assert isinstance(answer, Failure)
     assert answer.code == Unavailable.code
-    assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
+    assert "deletions in nvme are not durable yet: EIO" in answer.text
     nvme.flush_failure = None
     assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
 
@@ -377,7 +375,7 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     ],
     ids=["HTTP", "a body too large", "another version", "noise"],
 )
-def test_who_cannot_be_understood_is_told_and_hung_up_on_and_nobody_else_suffers(node: Served, client: Client, data: bytes) -> None:
+def test_a_malformed_frame_closes_its_connection_only(node: Served, client: Client, data: bytes) -> None:
     with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
@@ -386,7 +384,7 @@ def test_who_cannot_be_understood_is_told_and_hung_up_on_and_nobody_else_suffers
     assert client.put({"a": b"x"}) == [1]
 
 
-def test_a_body_of_another_form_fails_its_request_alone(node: Served) -> None:
+def test_a_malformed_body_fails_its_request_only(node: Served) -> None:
     with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
         body = Hello(ROLE_CLIENT, "red").pack()
         for bad in (body + b"x", body[:-1], b""):

@@ -1,4 +1,4 @@
-"""Promises of periodic_tasks.py: what a running node does by itself goes on, whatever a part of it raises."""
+"""Tests of periodic_tasks.py: periodic work continues after an exception in one part."""
 
 import logging
 import threading
@@ -41,7 +41,7 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
         node.close()
 
 
-def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Path) -> None:
+def test_idle_transfer_peers_are_forgotten(tmp_path: Path) -> None:
     with running(tmp_path, TransferSettings(peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
         engine = node._storage.engine
         assert engine is not None
@@ -49,7 +49,7 @@ def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Pa
         eventually(lambda: not engine.peers(), "no peer is known")
 
 
-def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
+def test_an_exception_in_one_periodic_task_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     came = threading.Semaphore(0)
@@ -58,7 +58,7 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
         raise RuntimeError("leases cannot be looked at")
 
     with caplog.at_level(logging.ERROR), running(tmp_path) as node:
-        tick = node._measures.tick
+        tick = node._metrics.sample
 
         def measure(table: BlockTable, now_ns: int) -> None:
             """A later part."""
@@ -66,31 +66,31 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
             came.release()
 
         monkeypatch.setattr(node._storage.leases, "expire", fail)
-        monkeypatch.setattr(node._measures, "tick", measure)
+        monkeypatch.setattr(node._metrics, "sample", measure)
         for _ in range(2):
             assert came.acquire(timeout=60)
     assert "leases cannot be looked at" in caplog.text
 
 
-def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_clients_see_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came = threading.Semaphore(0)
     with running(tmp_path) as node:
-        beat = node._storage.showing.beat
+        beat = node._storage.shared_index.heartbeat
 
         def heard(now_ns: int) -> bool:
             came.release()
             return beat(now_ns)
 
-        monkeypatch.setattr(node._storage.showing, "beat", heard)
+        monkeypatch.setattr(node._storage.shared_index, "heartbeat", heard)
         for _ in range(3):
             assert came.acquire(timeout=60)
 
 
-def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
+def test_long_heartbeat_work_leaves_the_loop_responsive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes longer than the interval, so the timer fires in every round too."""
     rounds, beats = [0], [0]
     over = threading.Event()
-    monkeypatch.setattr(clockwork, "BEAT_S", 1e-6)
+    monkeypatch.setattr(clockwork, "HEARTBEAT_INTERVAL_S", 1e-6)
     with running(tmp_path) as node:
 
         def beat(now_ns: int) -> bool:
@@ -103,7 +103,7 @@ def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_take
                 over.set()
 
         def begin() -> None:
-            monkeypatch.setattr(node._storage.showing, "beat", beat)
+            monkeypatch.setattr(node._storage.shared_index, "heartbeat", beat)
             node.reactor.after_events.append(count)
 
         node.reactor.call(begin, deadline_s=60)

@@ -1,4 +1,4 @@
-"""Promises of shared_regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until
+"""Tests of shared_regions.py with the engines of a node and a client: who may read and write which DRAM, and until
 when."""
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("kind", ["slab", "slot"])
-def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_failed_export_leaves_no_transport_exporting(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     slot = pair.slot(b"a")
     export = pair.node.export
     shown: list[RemoteRegion] = []
@@ -60,51 +60,51 @@ def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monk
     with monkeypatch.context() as patch:
         patch.setattr(pair.node, "export", late_refusal)
         with pytest.raises(Full):
-            pair.regions.show_slot(slot) if kind == "slot" else pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red")
+            pair.regions.export_slot(slot) if kind == "slot" else pair.regions.export_slab(pair.dram.locate(slot)[0], tenant="red")
     with pytest.raises(StaleHandle):
         pair.client.read(PeerRegion(pair.client.peer, shown[0]), 0, 1)
-    assert pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
+    assert pair.regions.export_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
 
 
-def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
+def test_a_freed_slab_is_no_longer_exported(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(8)]
     slab, _ = pair.dram.locate(slots[0])
-    kept = pair.client.imported(pair.regions.show_slab(pair.dram.locate(slots[7])[0], tenant="red"))
-    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
+    kept = pair.client.imported(pair.regions.export_slab(pair.dram.locate(slots[7])[0], tenant="red"))
+    region = pair.client.imported(pair.regions.export_slab(slab, tenant="red"))
     for slot in slots[:4]:
         pair.dram.free(slot)
-    pair.regions.sweep()
+    pair.regions.close_stale()
     while pair.dram.has_slab(slab):  # another size takes its memory
         pair.dram.allocate(SLOT_BYTES // 2, tenant="red")
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert len(pair.regions) == 1
-    assert pair.regions.show_slab(slab, tenant="red") == b""
+    assert pair.regions.export_slab(slab, tenant="red") == b""
     with pytest.raises(StaleHandle):
         pair.client.read(region, 0, 1)
     assert pair.client.read(kept, 0, 1) == b"a"
 
 
-def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(pair: Pair) -> None:
+def test_a_slab_freed_while_read_keeps_its_memory(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(4)]
     slab, _ = pair.dram.locate(slots[0])
-    pair.regions.show_slab(slab, tenant="red")
+    pair.regions.export_slab(slab, tenant="red")
     region, _ = pair.regions._slabs[slab]
     region.hold()  # as the engine does for a transfer
     for slot in slots:
         pair.dram.free(slot)
     while pair.dram.has_slab(slab):
         pair.dram.allocate(SLOT_BYTES // 2, tenant="red")
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert pair.regions._closing == [region]
     assert region.memory[0] in b"a\0", "still mapped"
     region.release()
-    pair.regions.sweep()
+    pair.regions.close_stale()
     assert pair.regions._closing == []
 
 
-def test_a_slot_is_written_by_whom_it_was_shown_to_and_no_byte_beside_it(pair: Pair) -> None:
+def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
     before, slot, behind = pair.slot(b"a"), pair.slot(b"b"), pair.slot(b"c")
-    _grant, description = pair.regions.show_slot(slot)
+    _grant, description = pair.regions.export_slot(slot)
     region = pair.client.imported(description)
     pair.client.write(region, b"x" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
@@ -121,14 +121,14 @@ def test_a_slot_is_written_by_whom_it_was_shown_to_and_no_byte_beside_it(pair: P
     assert bytes(pair.dram.view(behind)) == b"c" * SLOT_BYTES
 
 
-def test_a_description_that_leaked_is_worth_nothing_once_the_put_is_over(pair: Pair) -> None:
+def test_a_leaked_export_is_useless_after_the_put(pair: Pair) -> None:
     slot = pair.slot(b"a")
-    grant, description = pair.regions.show_slot(slot)
+    grant, description = pair.regions.export_slot(slot)
     assert grant.revoke()
     assert grant.revoke(), "it may be asked again"
     with pytest.raises(StaleHandle):
         pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)
-    _again, fresh = pair.regions.show_slot(slot)  # the next put of the same slot
+    _again, fresh = pair.regions.export_slot(slot)  # the next put of the same slot
     assert unpack_region(fresh).key != unpack_region(description).key
     with pytest.raises(StaleHandle):
         pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)

@@ -1,4 +1,5 @@
-"""Promises of storage.py: blocks of NVMe are there again, what is opened is closed whoever fails, who looks for too long is hung up on."""
+"""Tests of storage.py: NVMe blocks are recovered, everything opened is closed on failure, stalled clients are
+disconnected."""
 
 import logging
 import os
@@ -20,7 +21,7 @@ from kvstore.store.block_table.block import DRAM, NVME, Loss
 from kvstore.store.block_table.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
-from kvstore.store.storage import Storage, check, engine_settings, hang_up_on_looker, open_tiers, readable_blocks
+from kvstore.store.storage import Storage, check, disconnect_stalled_reader, engine_settings, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.tiers.value_codec import Encoding
@@ -49,7 +50,7 @@ def make(settings: NodeSettings, reactor: Reactor, opened: ExitStack) -> Storage
     )
 
 
-def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: NodeSettings) -> None:
+def test_recovered_nvme_blocks_are_in_the_inventory(settings: NodeSettings) -> None:
     tiers = open_tiers(settings, plan_memory(settings))
     nvme = tiers[NVME]
     nvme.write_batch([Record(nvme.allocate(3), b"abc", 1, tag_of(made("red", b"a", 3, 7)))])
@@ -59,16 +60,16 @@ def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: 
     storage = make(settings, reactor, ExitStack())
     assert [(block.key, block.generation) for block in storage.table.blocks()] == [(b"a", 7)]
     told: list[bytes] = []
-    storage.publishers[0].link_up(lambda message, _answered: told.extend(message.keys), 1, lambda: None)
+    storage.replicators[0].link_up(lambda message, _answered: told.extend(message.keys), 1, lambda: None)
     assert told == [b"a"]
     if storage.engine is not None:
         storage.engine.close()
-    storage.showing.close()
+    storage.shared_index.close()
     storage.close()
     reactor.close()
 
 
-def test_what_is_open_is_closed_where_nvme_cannot_be_recovered(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_nvme_recovery_closes_everything(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: NvmeTier) -> list[Recovered]:
         raise TierFailed("the index cannot be read")
 
@@ -84,11 +85,11 @@ def test_what_is_open_is_closed_where_nvme_cannot_be_recovered(settings: NodeSet
         tier.close()
 
 
-def test_who_looks_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
+def test_a_stalled_hazard_closes_the_connection() -> None:
     reactor, (ours, theirs) = Reactor(), socket.socketpair()
     with theirs:
         session = Session(reactor, ours, NullHandler())
-        hang_up_on_looker(session)
+        disconnect_stalled_reader(session)
         assert not session.is_open
         assert theirs.recv(1) == b""
     reactor.close()
@@ -111,14 +112,14 @@ def test_settings_that_contradict_one_another_are_refused(wrong: dict[str, Any],
         check(replace(SETTINGS, **wrong))
 
 
-def test_a_new_folder_on_the_root_disk_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_folder_on_the_root_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = replace(SETTINGS, nvme=f"{tmp_path / 'new'}:1MiB")
     is_root_disk = tmp_path.stat().st_dev == Path("/").stat().st_dev
     for is_first in (True, False):
         caplog.clear()
         for tier in open_tiers(settings, plan_memory(settings)).values():
             tier.close()
-        assert ("is new, and on the disk of /" in caplog.text) == (is_root_disk and is_first)
+        assert ("on the root file system" in caplog.text) == (is_root_disk and is_first)
 
 
 def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("below", ["nvme", "missing/nvme"])
-def test_a_folder_below_one_that_may_not_be_entered_is_refused(tmp_path: Path, below: str) -> None:
+def test_a_folder_in_an_unreadable_parent_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "closed").mkdir(0o700)
     settings = replace(SETTINGS, nvme=f"{tmp_path / 'closed' / below}:1MiB")
     os.seteuid(65534)
@@ -147,20 +148,20 @@ def test_a_folder_below_one_that_may_not_be_entered_is_refused(tmp_path: Path, b
         os.seteuid(0)
 
 
-def test_a_value_whose_tag_is_not_ours_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_value_with_an_invalid_tag_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored(tmp_path, 3, tag_of(made("red", b"a", 3, 7)), b"nonsense")
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
     (found,) = readable_blocks(tier, ROWS)
     assert (found.key, found.generation) == (b"a", 7)
     assert tier.used_bytes == 3
-    assert "given up" in caplog.text
+    assert "invalid tag" in caplog.text
     tier.close()
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
     assert len(readable_blocks(tier, ROWS)) == 1
     tier.close()
 
 
-def test_encoded_values_without_torch_are_refused_at_start_and_not_lost(
+def test_encoded_values_without_torch_stop_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stored(tmp_path, 3, tag_of(made("red", b"a", 5, 7), Loss(99, Encoding(3, 2, 2))))
@@ -188,9 +189,7 @@ def test_encoded_values_without_torch_are_refused_at_start_and_not_lost(
         ("127.0.0.1", "eth0", "eth0"),
     ],
 )
-def test_the_engine_is_not_to_be_reached_from_outside_unless_the_node_is_or_its_rails_are_named(
-    listens_on: str, rails: str, chosen: str
-) -> None:
+def test_the_engine_stays_on_loopback_with_the_node(listens_on: str, rails: str, chosen: str) -> None:
     assert engine_settings(TransferSettings(rails=rails), HOST, listens_on=listens_on).rails == chosen
 
 
@@ -198,9 +197,9 @@ def test_the_engine_is_not_to_be_reached_from_outside_unless_the_node_is_or_its_
     ("transports", "chosen"),
     [("auto", "tcp"), ("shm", "tcp"), ("shm,tcp", "tcp"), ("ucx, shm ,tcp", "ucx,tcp"), ("my.own:Agent", "my.own:Agent")],
 )
-def test_the_engine_serves_other_hosts_for_clients_of_this_one_map_slabs(transports: str, chosen: str) -> None:
+def test_the_engine_excludes_shared_memory(transports: str, chosen: str) -> None:
     assert engine_settings(TransferSettings(transports=transports), HOST, listens_on="0.0.0.0").transports == chosen
 
 
-def test_a_node_on_a_host_without_a_loopback_in_its_topology_takes_the_rails_there_are() -> None:
+def test_the_engine_without_a_loopback_uses_all_rails() -> None:
     assert engine_settings(TransferSettings(), Topology("host"), listens_on="127.0.0.1").rails == ""

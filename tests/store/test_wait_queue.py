@@ -1,4 +1,4 @@
-"""Promises of waiting.py: first come first served within a line, each until its deadline, and nobody is asked after it has left."""
+"""Tests of wait_queue.py: first come first served per queue, deadlines, and no attempts after an owner has ended."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ class Line:
         return log
 
 
-def test_the_first_is_tried_and_nobody_overtakes() -> None:
+def test_only_the_head_of_a_queue_is_tried() -> None:
     line = Line()
     line.add("a")
     line.add("b")
@@ -65,7 +65,7 @@ def test_the_first_is_tried_and_nobody_overtakes() -> None:
     assert line.said() == []
 
 
-def test_nobody_waits_behind_another_tenant_and_the_tenant_that_waits_longest_is_tried_first() -> None:
+def test_queues_are_independent_and_the_oldest_is_tried_first() -> None:
     line = Line()
     for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "green")):
         line.add(name, tenant=tenant)
@@ -80,7 +80,7 @@ def test_nobody_waits_behind_another_tenant_and_the_tenant_that_waits_longest_is
     assert len(line.room) == 0
 
 
-def test_who_leaves_during_its_own_attempt_takes_nobody_along() -> None:
+def test_an_owner_that_ends_in_its_attempt_removes_no_other() -> None:
     line = Line()
     line.add("a", owner="me", meanwhile=lambda: line.room.forget_owner("me"))
     line.add("b")
@@ -90,7 +90,7 @@ def test_who_leaves_during_its_own_attempt_takes_nobody_along() -> None:
     assert len(line.room) == 1
 
 
-def test_an_attempt_that_raises_is_told_so_and_holds_up_nobody() -> None:
+def test_a_raising_attempt_fails_only_its_request() -> None:
     def fail() -> None:
         raise RuntimeError("a bug")
 
@@ -103,8 +103,8 @@ def test_an_attempt_that_raises_is_told_so_and_holds_up_nobody() -> None:
     assert len(line.room) == 0
 
 
-def test_an_attempt_may_call_the_room_again() -> None:
-    """An answer that cannot be sent ends its connection, which frees room: the others are served from within."""
+def test_an_attempt_may_call_retry() -> None:
+    """An answer that cannot be sent closes its connection, which frees slots: others are served from within."""
     line = Line()
 
     def meanwhile() -> None:

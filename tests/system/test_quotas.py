@@ -104,7 +104,7 @@ def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> 
             quotas.system.await_counters(waiting=1)
             assert all(blue.put_batch(keys, wanted))
             assert blue.get_batch(keys) == wanted
-            with pytest.raises(QuotaExceeded, match=r"tenant 'red' has all that its quota gives it at this node, 1 MiB in DRAM"):
+            with pytest.raises(QuotaExceeded, match=r"tenant 'red' has used its quota on this node, 1 MiB in DRAM"):
                 waiting.result()
 
 

@@ -164,5 +164,5 @@ def test_without_a_master_sessions_end_when_the_time_of_grace_is_over(tmp_path: 
         with closing(Channel.open(address, hello, Deadline(DEADLINE_S))) as session:
             system.masters[0].kill()
             eventually(session.has_hung_up, "the node hangs up")
-            with pytest.raises(Unavailable, match=r"has not heard of its master for 0\.5 s"):
+            with pytest.raises(Unavailable, match=r"has had no link to its master for 0\.5 s"):
                 Channel.open(address, hello, Deadline(DEADLINE_S))

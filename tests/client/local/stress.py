@@ -72,7 +72,7 @@ def write(store: Store, shared: Words) -> None:
         if block is not None:
             store.table.copies.drop(block)
         put(store, key)
-        store.showing.sweep()
+        store.shared_index.release_unprotected()
         store.events.clear()
         shared[0] = store._generation
 

@@ -1,4 +1,4 @@
-"""Promises of copies.py, over real tiers: when the slot of a copy that left may hold another value."""
+"""Tests of copies.py over real tiers: when the slot of a dropped copy may be reused."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tests.store.tables import Store
 MakeStore = Callable[..., Store]
 
 
-def test_a_block_being_read_does_not_leave_and_its_slot_outlives_its_removal(make_store: MakeStore) -> None:
+def test_a_read_blocks_slot_outlives_its_removal(make_store: MakeStore) -> None:
     store = make_store(200)
     read, _other = store.put("a"), store.put("b")
     store.table.copies.acquire(read)
@@ -39,10 +39,10 @@ def test_the_last_of_several_readers_frees_a_removed_block(make_store: MakeStore
     assert store.dram.free_bytes == 100
 
 
-def test_a_block_goes_with_its_last_copy_and_a_copy_that_is_not_there_is_no_matter(make_store: MakeStore) -> None:
+def test_dropping_the_last_copy_drops_the_block(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     block = store.put("a")
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     store.events.clear()
     assert block.nvme is not None
@@ -55,10 +55,10 @@ def test_a_block_goes_with_its_last_copy_and_a_copy_that_is_not_there_is_no_matt
     assert [kind for kind, _, _ in store.events] == [EVENT_GONE]
 
 
-def test_one_of_two_copies_goes_and_the_block_stays(make_store: MakeStore) -> None:
+def test_dropping_one_of_two_copies_keeps_the_block(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     block = store.put("a")
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     slot = store.table.begin_promotion(block)
     assert slot is not None

@@ -1,4 +1,4 @@
-"""Promises of events.py: what a recorder is told of a tenant's blocks, alone and through a node's real sockets."""
+"""Tests of event_log.py: the events that a recorder of one tenant receives, alone and over a node's sockets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +64,7 @@ def ask(log: BlockEventLog, cursor: int, *, tenant: str = "red", asker: object =
 # --- the log alone ---
 
 
-def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_parents(log: BlockEventLog, clock: Clock) -> None:
+def test_event_log_returns_events_since_the_first_poll_in_order(log: BlockEventLog, clock: Clock) -> None:
     log.stored("red", blocks("x"))
     first = ask(log, 0)
     clock.now_us = 5
@@ -79,7 +79,7 @@ def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_p
     assert (batch.lost, told(ask(log, batch.next_cursor))) == (0, [])
 
 
-def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: BlockEventLog) -> None:
+def test_event_log_keeps_only_recorded_tenants(log: BlockEventLog) -> None:
     assert not log.is_recording
     cursor = ask(log, 0).next_cursor
     assert log.is_recording
@@ -91,7 +91,7 @@ def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: 
     assert not log.is_recording
 
 
-def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: BlockEventLog) -> None:
+def test_event_log_counts_reads_while_hot_blocks_are_polled(log: BlockEventLog) -> None:
     (read,) = blocks("a")
     log.read("red", [read], is_far=False)
     assert log.hottest(5, 0) == []
@@ -106,7 +106,7 @@ def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_r
     assert not log.is_recording
 
 
-def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: BlockEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_recorder_receives_the_number_of_lost_events(log: BlockEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "RING_EVENTS", 5)
     cursor = ask(log, 0).next_cursor
     for names in ("ab", "cd", "ef", "g"):
@@ -117,9 +117,9 @@ def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: BlockEventLo
 
 
 @pytest.mark.parametrize(("asker", "cursor", "tenant"), [("other", 1, "red"), ("recorder", 99, "red"), ("recorder", 1, "blue")])
-def test_a_cursor_that_this_connection_was_not_given_is_refused(log: BlockEventLog, asker: str, cursor: int, tenant: str) -> None:
+def test_event_log_refuses_a_foreign_cursor(log: BlockEventLog, asker: str, cursor: int, tenant: str) -> None:
     ask(log, 0)
-    with pytest.raises(InvalidArgument, match=f"cursor {cursor} is none of this connection's"):
+    with pytest.raises(InvalidArgument, match=f"cursor {cursor} is not of this connection"):
         ask(log, cursor, asker=asker, tenant=tenant)
 
 
@@ -154,7 +154,7 @@ def recorder(node: Served) -> Iterator[Recorder]:
     recorder.client.close()
 
 
-def test_puts_on_both_ways_reads_and_deletions_are_told(node: Served, client: Client, recorder: Recorder) -> None:
+def test_event_log_records_puts_reads_and_deletions(node: Served, client: Client, recorder: Recorder) -> None:
     client.put({"a": b"1" * KIB, "b": b"2" * KIB})
     opened = client.open({"a": KIB, "c": KIB})
     client.write(opened, 1, b"3" * KIB)
@@ -165,7 +165,7 @@ def test_puts_on_both_ways_reads_and_deletions_are_told(node: Served, client: Cl
     assert recorder.told() == [("stored", "ab"), ("stored", "c"), ("read", "ca"), ("removed", "b")]
 
 
-def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Served, client: Client, recorder: Recorder) -> None:
+def test_event_log_skips_other_tenants_and_node_reads(node: Served, client: Client, recorder: Recorder) -> None:
     other = node.connect(tenant="blue")
     other.put({"z": b"1"})
     client.put({"a": b"1"})
@@ -179,7 +179,7 @@ def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Ser
         one.close()
 
 
-def test_recording_ends_with_the_connection_that_asked(node: Served, client: Client) -> None:
+def test_recording_ends_with_its_connection(node: Served, client: Client) -> None:
     recorder = Recorder(node)
     assert node.call(lambda: node.store.table.events.is_recording)
     recorder.client.close()

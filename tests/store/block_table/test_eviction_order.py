@@ -1,4 +1,5 @@
-"""Promises of eviction_order.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
+"""Tests of eviction_order.py: the coldest block of a group and of all groups, and when a group gets another group's
+slab."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def order() -> EvictionOrder:
     return Visible(lambda: make_policy("lru"))
 
 
-def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrder) -> None:
+def test_victim_is_the_groups_coldest_evictable_block(order: EvictionOrder) -> None:
     old, new = block("old", 1), block("new", 2)
     order.insert(old, 0)
     order.insert(new, 0)
@@ -53,7 +54,7 @@ def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrde
     assert order.victim(0, anyone) is new
 
 
-def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: EvictionOrder) -> None:
+def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrder) -> None:
     told: list[tuple[str, bytes]] = []
 
     class Listening(LRU[bytes]):
@@ -81,8 +82,8 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
     order.touch(c, 0)
     order.remove(c, 0)
     order.touch(a, 0)
-    order.tell()
-    order.tell()
+    order.flush_touches()
+    order.flush_touches()
     assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
     asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), lambda: check(order)]
     for ask in asks:
@@ -91,12 +92,12 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
         ask()
         assert told == [("touch", b"a")]
     told.clear()
-    for _ in range(eviction.MAX_UNTOLD + 1):
+    for _ in range(eviction.MAX_PENDING_TOUCHES + 1):
         order.touch(a, 0)
-    assert len(told) == eviction.MAX_UNTOLD
+    assert len(told) == eviction.MAX_PENDING_TOUCHES
 
 
-def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
+def test_coldest_elsewhere_is_in_another_group(order: EvictionOrder) -> None:
     mine, cold, warm = block("mine", 1), block("cold", 2), block("warm", 3)
     for group, one in enumerate((mine, cold, warm)):
         order.insert(one, group)
@@ -106,10 +107,8 @@ def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order:
     assert order.coldest(anyone) is mine
 
 
-def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_none(
-    order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 3)
+def test_only_some_of_many_groups_are_searched_round_robin(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_GROUPS_SEARCHED", 3)
     blocks = [block(str(number), last_access) for number, last_access in enumerate((9, 8, 7, 1, 2, 3, 4, 5, 6))]
     for group, one in enumerate(blocks):
         order.insert(one, group)
@@ -121,7 +120,7 @@ def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_n
 
 @pytest.mark.parametrize("tenant", [None, "red", "blue"])
 @pytest.mark.parametrize("count", [1, 2, 9, 40, 1000])
-def test_the_next_coldest_are_those_that_come_one_after_the_other(order: EvictionOrder, tenant: str | None, count: int) -> None:
+def test_next_coldest_equals_repeated_coldest(order: EvictionOrder, tenant: str | None, count: int) -> None:
     rng = Random(count)
     blocks = [made(rng.choice(["red", "blue"]), b"%d" % number, 100, 1, last_access=rng.randrange(1000)) for number in range(100)]
     for number, one in enumerate(blocks):
@@ -141,8 +140,8 @@ def test_the_next_coldest_are_those_that_come_one_after_the_other(order: Evictio
     assert count < 1000 or len(found) == len(there)
 
 
-def test_next_victims_are_each_named_once() -> None:
-    """SIEVE looks at its ring twice where it finds too few."""
+def test_next_victims_are_distinct() -> None:
+    """SIEVE visits its ring twice when it finds too few."""
     order = Visible(lambda: make_policy("sieve"))
     blocks = [block(str(number), number) for number in range(3)]
     for one in blocks:
@@ -150,7 +149,7 @@ def test_next_victims_are_each_named_once() -> None:
     assert order.next_victims(0, anyone, 10) == blocks
 
 
-def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
+def test_rebalance_credit_pays_for_a_slab_priced_once(order: EvictionOrder) -> None:
     order.insert(block("mine", 1), 0)
     asked: list[int] = []
 
@@ -158,14 +157,14 @@ def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_s
         asked.append(1)
         return 300
 
-    assert [order.owe(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
+    assert [order.add_rebalance_credit(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
     assert len(asked) == 2
-    assert order.owe(0, 300, slab_bytes)
+    assert order.add_rebalance_credit(0, 300, slab_bytes)
     check(order)
 
 
-def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
-    """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
+def test_a_block_stored_again_is_the_same_key_to_the_policy() -> None:
+    """LHD remembers it: of two blocks new to the node, the one stored before is worth more."""
     order = Visible(lambda: make_policy("lhd"))
     order.insert(block("stays", 1), 0)
     first = block("back", 2)
@@ -183,7 +182,7 @@ def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
 
 
 def leave(order: EvictionOrder, group: int, count: int) -> None:
-    """So many blocks come to a group and leave it."""
+    """Insert and remove that many blocks of a group."""
     for number in range(count):
         one = block(f"{group} {number}", number)
         order.insert(one, group)
@@ -194,7 +193,7 @@ def remembered(order: EvictionOrder) -> list[int]:
     return [members.policy.remembered for _, members in sorted(order._groups.items())]
 
 
-def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_blocks_are_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
     order = Visible(lambda: make_policy("prefix"), 100)
     for group in range(2):
@@ -211,7 +210,7 @@ def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all
     check(order)
 
 
-def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: EvictionOrder) -> None:
+def test_take_victims_stops_at_the_first_refused_block(order: EvictionOrder) -> None:
     blocks = [block(str(number), number) for number in range(5)]
     for one in blocks:
         order.insert(one, 0)

@@ -1,5 +1,4 @@
-"""Promises of evictor.py, with the table over it, about several tiers: what goes down, what comes up, and that nothing is lost on the
-way."""
+"""Tests of evictor.py with the block table: demotion, promotion, and no loss of blocks on the way."""
 
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table import tier_view as level
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.storage import readable_blocks
 from tests.store.integrity import check
 from tests.store.tables import Store, value_of
@@ -28,14 +27,14 @@ def kinds(store: Store) -> list[tuple[int, str, int]]:
 # --- tiers ---
 
 
-def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_store: MakeStore) -> None:
+def test_a_put_without_a_free_slot_waits_for_a_demotion(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     first = store.put("a")
     store.put("b")
     kinds(store)
     assert store.open("c") is None
     assert store.open("c") is None
-    moves = store.table.room.take_moves()
+    moves = store.table.evictor.take_moves()
     assert [(move.block.key, move.source, move.target) for move in moves] == [(b"a", DRAM, NVME)], "one is enough, however often asked"
     assert store.table.find("red", b"a") is first
     store.finish(moves[0])
@@ -46,7 +45,7 @@ def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_sto
     assert [counts.demotions for _, _, counts, _ in store.table.levels()] == [1, 0]
 
 
-def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
+def test_no_block_is_dropped_while_nvme_has_space(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=5000)
     blocks = []
     for number in range(50):
@@ -60,7 +59,7 @@ def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
         assert store.bytes_of(block, tier) == value_of(block)
 
 
-def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStore) -> None:
+def test_a_put_that_may_drop_evicts_the_coldest_block(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     store.put("a")
     store.put("b")
@@ -75,7 +74,7 @@ def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStor
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1, 0]
 
 
-def test_many_that_may_drop_pass_by_what_is_on_its_way_down(make_store: MakeStore) -> None:
+def test_drops_skip_blocks_that_are_being_demoted(make_store: MakeStore) -> None:
     store = make_store(400, nvme_bytes=1000)
     for name in "abcd":
         store.put(name)
@@ -83,7 +82,7 @@ def test_many_that_may_drop_pass_by_what_is_on_its_way_down(make_store: MakeStor
     assert store.table.slots.free_slots("red", 100, 2) == []
     slots = store.table.slots.free_slots("red", 100, 2, may_drop=True)
     assert (len(slots), store.names()) == (2, "ad")
-    store.table.slots.give_back(slots)
+    store.table.slots.free(slots)
     store.settle()
     assert store.names() == "ad"
 
@@ -99,11 +98,11 @@ def test_a_put_that_may_drop_waits_for_its_tenants_quota(make_store: MakeStore) 
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
+def test_tenants_with_the_same_keys_are_separate_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
     store = make_store(300, nvme_bytes=1000, slab_bytes=100)
     blocks = [store.put("a", tenant=tenant) for tenant in ("red", "blue")]
     for block in blocks:
-        store.table.room.evict(block, store.table._landing)
+        store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     if is_restarted:
         store.tiers[NVME].close()
@@ -121,34 +120,34 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
     assert store.names() == "b"
 
 
-def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:
+def test_demotion_runs_from_the_high_to_the_low_watermark(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
     for number in range(8):
         store.put(str(number))
-    store.table.room.relieve()
-    assert store.table.room.take_moves() == []
+    store.table.evictor.demote_to_low_watermark()
+    assert store.table.evictor.take_moves() == []
     store.put("8")
-    store.table.room.relieve()
-    store.table.room.relieve()
-    moves = store.table.room.take_moves()
+    store.table.evictor.demote_to_low_watermark()
+    store.table.evictor.demote_to_low_watermark()
+    moves = store.table.evictor.take_moves()
     assert [move.block.key for move in moves] == [b"0", b"1", b"2", b"3"]
     for move in moves:
         store.finish(move)
     assert store.dram.used_bytes == 500
     for name in "abc":
         store.put(name)
-    store.table.room.relieve()
-    assert store.table.room.take_moves() == [], "until it is above the high one again"
+    store.table.evictor.demote_to_low_watermark()
+    assert store.table.evictor.take_moves() == [], "until it is above the high one again"
 
 
 @pytest.mark.parametrize("is_over_quota", [False, True])
-def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
+def test_demotion_examines_few_candidates_per_iteration(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_over_quota: bool
 ) -> None:
     blocks, looked = 3000, 0
     store = make_store(100 * blocks, nvme_bytes=200 * blocks, high=1 if is_over_quota else 0.9, low=0.2)
-    level = store.table._landing
-    may_leave = level.may_leave_now()
+    level = store.table._ingest_tier
+    may_leave = level.evictable_now()
 
     def look(block: Block) -> bool:
         nonlocal looked
@@ -159,14 +158,14 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
         store.put(str(number))
     if is_over_quota:
         store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=20 * blocks)}))
-    monkeypatch.setattr(level, "may_leave_now", lambda: look)
+    monkeypatch.setattr(level, "evictable_now", lambda: look)
     demoted = list[int]()
     while True:
         looked = 0
-        store.table.relieve()
+        store.table.demote_to_low_watermark()
         assert looked < 8192
-        store.table.relieve()
-        moves = store.table.room.take_moves()
+        store.table.demote_to_low_watermark()
+        moves = store.table.evictor.take_moves()
         if not moves:
             break
         demoted += [int(move.block.key) for move in moves]
@@ -176,23 +175,23 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
     assert demoted == list(range(blocks * 8 // 10)), "the coldest, down to the low watermark"
 
 
-def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:
+def test_demotion_drops_no_block_that_cannot_be_demoted(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=300, high=0.5, low=0.2, slab_bytes=100)
     for number in range(5):
         store.put(str(number)).pinned = True
     store.put("5", 350)
-    store.table.room.relieve()
-    assert store.table.room.take_moves() == [], "too large for NVMe, and the others are pinned"
+    store.table.evictor.demote_to_low_watermark()
+    assert store.table.evictor.take_moves() == [], "too large for NVMe, and the others are pinned"
     for block in store.table.blocks():
         block.pinned = False
     store.read("red", b"5", 0)
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
     assert store.names() == "012345"
     assert store.tiers[NVME].used_bytes == 300
 
 
-def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: MakeStore) -> None:
+def test_a_full_nvme_drops_its_coldest_and_keeps_upper_tiers(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=200)
     for name in "abcdef":
         while store.try_put(name) is None:
@@ -202,24 +201,24 @@ def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: Mak
     assert nvme.evictions == 2
 
 
-def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store: MakeStore) -> None:
+def test_a_suspended_tier_gets_no_copies(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=1000, hbm_bytes=1000)
-    store.table.room.suspend(NVME, is_suspended=True)
-    store.table.room.suspend(HBM, is_suspended=True)
+    store.table.evictor.suspend(NVME, is_suspended=True)
+    store.table.evictor.suspend(HBM, is_suspended=True)
     first = store.put("a")
     for _ in range(3):
         store.read("red", b"a", 0)
-    store.table.room.warm(first)
+    store.table.evictor.promote_to_hbm(first)
     store.put("b")
     assert store.names() == "b"
-    assert store.table.room.take_moves() == []
-    store.table.room.suspend(NVME, is_suspended=False)
+    assert store.table.evictor.take_moves() == []
+    store.table.evictor.suspend(NVME, is_suspended=False)
     assert store.open("c") is None
     store.settle()
     assert store.names() == "b"
 
 
-def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
+def test_the_second_hit_below_dram_promotes_if_a_slot_is_free(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=1000)
     for name in "abc":
         while store.try_put(name) is None:
@@ -248,27 +247,27 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     store.table.copies.release(block)
 
 
-def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store: MakeStore) -> None:
+def test_batch_evictions_need_no_demotion(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=10_000)
     first, second, third = (store.put(name) for name in "abc")
-    landing = store.table._landing
-    assert not store.table.room.free_at_once(landing, 100, "red", 3)
+    ingest_tier = store.table._ingest_tier
+    assert not store.table.evictor.free_at_once(ingest_tier, 100, "red", 3)
     assert store.names() == "abc"
-    store.table.room.evict(first, landing)
+    store.table.evictor.evict(first, ingest_tier)
     store.settle()
     slot = store.table.begin_promotion(first)
     assert slot is not None
     store.table.finish_move(first, NVME, DRAM, slot, is_done=True)
     for block in (second, third):
         store.read("red", block.key, 0)
-    assert store.table.room.free_at_once(landing, 100, "red", 3)
+    assert store.table.evictor.free_at_once(ingest_tier, 100, "red", 3)
     assert (first.dram, first.nvme is not None) == (None, True)
     assert store.names() == "abc"
     assert len(store.table.slots.free_slots("red", 100, 3)) == 1
 
 
-def test_a_value_that_takes_the_room_of_many_waits_for_the_next_turns(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+def test_a_large_value_evicts_over_several_iterations(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=200)
     for name in "abcdefghij":
         store.put(name)
@@ -277,22 +276,22 @@ def test_a_value_that_takes_the_room_of_many_waits_for_the_next_turns(make_store
         left.append(store.names())
         assert store.open("x", 800) is None
         assert store.names() == left[-1], "no more in this turn"
-        assert store.table.room.next_turn()
+        assert store.table.evictor.begin_iteration()
     assert left == ["efghij"], "the slab that reaches the limit is emptied"
     assert store.names() == "ij"
-    assert not store.table.room.next_turn()
+    assert not store.table.evictor.begin_iteration()
 
 
 @pytest.mark.parametrize("is_lowered", [False, True])
-def test_nobody_waits_for_what_the_master_has_not_decided_about_where_others_can_leave(make_store: MakeStore, is_lowered: bool) -> None:
-    """Of the two slabs its one is the coldest; and it goes first, too, where its tenant has more than it may."""
+def test_uncommitted_blocks_do_not_delay_other_evictions(make_store: MakeStore, is_lowered: bool) -> None:
+    """Its block in one of the two slabs is the coldest; also if its tenant is over quota."""
     store = make_store(1000, nvme_bytes=10_000, slab_bytes=500)
-    undecided = store.block("0", tenant="red")
-    undecided.generation = UNDECIDED
-    put = store.table.open(undecided, "writer", now_ns=0)
+    uncommitted = store.block("0", tenant="red")
+    uncommitted.generation = UNCOMMITTED
+    put = store.table.open(uncommitted, "writer", now_ns=0)
     assert put is not None
     store.write(put)
-    store.table.commit_undecided(put, 1)
+    store.table.store_uncommitted(put, 1)
     for name in "1234":
         store.put(name)
     for name in "abcde":
@@ -303,13 +302,13 @@ def test_nobody_waits_for_what_the_master_has_not_decided_about_where_others_can
         if store.try_put("x", 50, tenant="green") is None:
             store.settle()
     assert store.names() == "01234abcdex"
-    assert undecided.is_in(DRAM)
+    assert uncommitted.is_in(DRAM)
     assert [block.tier_mask() for block in store.table.blocks_of("blue")] == [1 << NVME] * 5
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 2)
     monkeypatch.setattr(level, "MAX_PART", 2)
 
 
@@ -325,14 +324,14 @@ def a_slab_each(make_store: MakeStore, *, nvme_bytes: int = 0) -> Store:
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("nvme_bytes", [0, 10_000])
-def test_anothers_slab_is_emptied_part_by_part_and_nobody_gets_what_is_free_of_it(make_store: MakeStore, nvme_bytes: int) -> None:
+def test_a_slab_of_another_group_is_emptied_in_parts(make_store: MakeStore, nvme_bytes: int) -> None:
     store = a_slab_each(make_store, nvme_bytes=nvme_bytes)
     left = []
     while store.open("g", 50, tenant="green") is None:
         left.append(sum(block.is_in(DRAM) and not block.moving for block in store.table.blocks_of("red")))
         assert store.table.slots.spare_slots("red", 100, 1) == []
         store.settle()
-        store.table.room.next_turn()
+        store.table.evictor.begin_iteration()
     assert left == [3, 1] if not nvme_bytes else [3, 1, 0]
     assert store.names() == ("abcdevwxyz" if nvme_bytes else "vwxyz")
     assert len(store.table.blocks_of("blue")) == 5

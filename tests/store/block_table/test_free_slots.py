@@ -1,4 +1,5 @@
-"""Promises of slots_ahead.py: one slot a writer at most, which counts as used, and goes back unless it is being written."""
+"""Tests of free_slots.py: a writer has at most one slot ahead; it counts as used and is freed unless it is being
+written."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,7 +42,7 @@ def opened(store: Store, owner: str, page: PageInMemory | None = None, *, size: 
     return 0 if ahead is None else ahead.number
 
 
-def test_slot_of_an_ended_connection_stays_while_its_writer_writes(store: Store) -> None:
+def test_slot_ahead_is_kept_while_its_disconnected_writer_writes(store: Store) -> None:
     page = PageInMemory()
     page.writing = opened(store, "one", page)
     assert store.table.may_write("one")
@@ -52,7 +53,7 @@ def test_slot_of_an_ended_connection_stays_while_its_writer_writes(store: Store)
     assert not store.table.may_write("never had one")
 
 
-def test_all_together_take_a_sixteenth_at_most(store: Store) -> None:
+def test_slots_ahead_take_at_most_a_sixteenth_of_dram(store: Store) -> None:
     assert all(opened(store, f"{number}") for number in range(4))
     assert not opened(store, "one more")
     assert opened(store, "0"), "in place of its own"

@@ -1,4 +1,4 @@
-"""Holds: which blocks stay where they are, until when, and what comes before them."""
+"""Tests of holds.py: which blocks stay in their tier, until when, and what ends a hold early."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def are_held(found: Sequence[Block]) -> list[bool]:
     return [bool(one.hold_bits) for one in found]
 
 
-def test_a_held_block_may_not_leave_its_tier_and_may_leave_others(holds: Holds) -> None:
+def test_a_held_block_stays_in_its_tier_only(holds: Holds) -> None:
     in_dram, in_nvme = block("a", DRAM), block("b", NVME)
     assert hold(holds, [in_dram, in_nvme]) == [True, True]
     may_leave = [[evictable_in(tier)(one) for tier in (DRAM, NVME)] for one in (in_dram, in_nvme)]
@@ -62,7 +62,7 @@ def test_a_held_block_may_not_leave_its_tier_and_may_leave_others(holds: Holds) 
     assert (holds.held_bytes(DRAM), holds.held_bytes(NVME), holds.blocks, len(holds)) == (0, 0, 0, 0)
 
 
-def test_a_number_that_is_known_gets_more_blocks_and_the_later_end(holds: Holds) -> None:
+def test_a_known_hold_number_gets_more_blocks_and_the_later_end(holds: Holds) -> None:
     found = blocks(3)
     hold(holds, found[:2], until_ns=50)
     assert hold(holds, found[1:], until_ns=90, now_ns=10) == [True, True]
@@ -71,7 +71,7 @@ def test_a_number_that_is_known_gets_more_blocks_and_the_later_end(holds: Holds)
     assert (holds.expire(now_ns=90), are_held(found)) == (1, [False] * 3)
 
 
-def test_a_hold_ends_at_its_time_and_at_the_longest_that_is_allowed(holds: Holds) -> None:
+def test_a_hold_ends_at_its_time_or_the_maximum(holds: Holds) -> None:
     short, long = block("a"), block("b")
     hold(holds, [short], 1, until_ns=100)
     hold(holds, [long], 2, until_ns=100 * MAX_HOLD_NS)
@@ -106,14 +106,14 @@ def test_a_quota_that_is_lowered_ends_the_oldest_holds(holds: Holds) -> None:
     assert are_held(found) == [False, False, True]
 
 
-def test_half_of_the_holds_give_way_the_oldest_first(holds: Holds) -> None:
+def test_yield_oldest_ends_half_of_the_holds(holds: Holds) -> None:
     found = blocks(3)
     for number, one in enumerate(found):
         hold(holds, [one], number)
-    assert holds.give_way(NVME) is False
-    assert (holds.give_way(DRAM), are_held(found)) == (True, [False, False, True])
-    assert (holds.give_way(DRAM), are_held(found)) == (True, [False, False, False])
-    assert (holds.give_way(DRAM), holds.yielded) == (False, 3)
+    assert holds.yield_oldest(NVME) is False
+    assert (holds.yield_oldest(DRAM), are_held(found)) == (True, [False, False, True])
+    assert (holds.yield_oldest(DRAM), are_held(found)) == (True, [False, False, False])
+    assert (holds.yield_oldest(DRAM), holds.yielded) == (False, 3)
 
 
 def test_100_000_holds_cost_no_memory_once_they_are_released() -> None:
@@ -126,7 +126,7 @@ def test_100_000_holds_cost_no_memory_once_they_are_released() -> None:
     assert (len(holds), len(holds._held), len(holds._by_owner), holds.blocks) == (0, 0, 0, 0)
 
 
-def test_a_put_for_which_nothing_else_can_leave_ends_holds() -> None:
+def test_a_put_ends_holds_if_nothing_else_is_evictable() -> None:
     store = Store(SHARE * SIZE, may_hold_all=True)
     store.holds.add(ONE, "red", 1, [store.put(f"b{number}") for number in range(SHARE)], until_ns=100, now_ns=0)
     assert store.holds.blocks == SHARE
@@ -136,7 +136,7 @@ def test_a_put_for_which_nothing_else_can_leave_ends_holds() -> None:
     store.close()
 
 
-def test_a_held_block_is_not_copied_down_for_others(tmp_path: Path) -> None:
+def test_a_held_block_is_not_demoted(tmp_path: Path) -> None:
     store = Store(SHARE * SIZE, nvme_bytes=100_000, folder=tmp_path, slab_bytes=SIZE)
     held = store.put("held")
     store.holds.add(ONE, "red", 1, [held], until_ns=100, now_ns=0)
@@ -151,11 +151,11 @@ def test_a_held_block_is_not_copied_down_for_others(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_block_that_is_held_while_it_is_copied_down_stays(tmp_path: Path) -> None:
+def test_a_block_held_during_its_demotion_stays(tmp_path: Path) -> None:
     store = Store(SHARE * SIZE, nvme_bytes=100_000, folder=tmp_path, slab_bytes=SIZE)
     blocks = [store.put(f"b{number}") for number in range(SHARE)]
     assert store.try_put("new") is None
-    [move] = store.table.room.take_moves()
+    [move] = store.table.evictor.take_moves()
     assert move.block is blocks[0]
     store.holds.add(ONE, "red", 1, [blocks[0]], until_ns=100, now_ns=0)
     store.finish(move)

@@ -1,4 +1,4 @@
-"""Promises of leases.py: every block of a lease is given back exactly once, whichever way the lease ends."""
+"""Tests of leases.py: every block of a lease is released exactly once, however the lease ends."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ def given_back() -> Given:
     return Given()
 
 
-def test_a_lease_ends_at_its_time_not_before(given_back: Given) -> None:
+def test_a_lease_expires_at_its_time(given_back: Given) -> None:
     given_back.grant(RED, "b", 20)
     given_back.grant(RED, "a", 10)
     assert given_back.leases.expire(now_ns=9) == 0
@@ -38,7 +38,7 @@ def test_a_lease_ends_at_its_time_not_before(given_back: Given) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["grant", "release", "forget", "expire"]), st.integers(0, 9)), max_size=60))
-def test_in_any_order_of_events_nothing_is_given_back_twice_or_forgotten(events: list[tuple[str, int]]) -> None:
+def test_leases_release_every_block_exactly_once(events: list[tuple[str, int]]) -> None:
     back: Counter[bytes] = Counter()
     leases = Leases(lambda block: back.update([block.key]))
     granted = 0

@@ -1,4 +1,4 @@
-"""Promises of slab_limits.py, by themselves and by the block table around them: how much memory a tenant of few bytes keeps from others."""
+"""Tests of limits.py, alone and with the block table: how much memory a tenant with few bytes can occupy."""
 
 from collections.abc import Callable, Iterator
 
@@ -26,7 +26,7 @@ def limit(store: Store, tenant: str = "red", **limits: int) -> None:
     store.table.quotas.set(Quotas(tenants={tenant: Quota(**limits)}))
 
 
-def test_a_tenant_lacks_a_slab_where_it_has_as_many_as_it_may_and_no_slot_in_them(tier: DramTier) -> None:
+def test_a_tenant_at_its_slab_limit_lacks_a_slab(tier: DramTier) -> None:
     limits = SlabLimits(tier)
     limits.set({"red": 2, "green": None}, 1)
     slots = [tier.allocate(size_bytes, tenant="red") for size_bytes in (100, 50)]
@@ -41,7 +41,7 @@ def test_a_tenant_lacks_a_slab_where_it_has_as_many_as_it_may_and_no_slot_in_the
     assert (limits.lacks(100, "red"), limits.held()) == (False, {"red": 1, "blue": 1})
 
 
-def test_a_tenant_of_few_bytes_and_many_sizes_keeps_no_more_memory_from_others_than_its_limit(make_store: MakeStore) -> None:
+def test_slab_limit_bounds_a_tenant_with_many_sizes(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=3, dram_bytes=1000)
     for size_bytes in (11, 12, 13):
@@ -53,7 +53,7 @@ def test_a_tenant_of_few_bytes_and_many_sizes_keeps_no_more_memory_from_others_t
     check(store.table)
 
 
-def test_a_tenant_at_its_limit_empties_its_own_coldest_slab_for_a_value_of_another_size(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_limit_empties_its_coldest_slab(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=2)
     store.put("z", tenant="blue")
@@ -67,7 +67,7 @@ def test_a_tenant_at_its_limit_empties_its_own_coldest_slab_for_a_value_of_anoth
     check(store.table)
 
 
-def test_a_slab_that_cannot_be_emptied_stays_and_one_of_that_size_leaves(make_store: MakeStore) -> None:
+def test_an_unevictable_slab_stays(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=2)
     store.put("a", 30)
@@ -82,21 +82,21 @@ def test_a_slab_that_cannot_be_emptied_stays_and_one_of_that_size_leaves(make_st
 
 
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
-def test_slabs_above_a_lowered_limit_are_emptied_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+def test_a_lowered_slab_limit_empties_the_coldest_slabs(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
     store.put("z", tenant="blue")
     for name, size_bytes in (("a", 50), ("b", 50), ("c", 30), ("d", 20)):
         store.put(name, size_bytes)
     limit(store, dram_slabs=1)
     for _ in range(4):
-        store.table.relieve()
+        store.table.demote_to_low_watermark()
         store.settle()
     assert store.table.quotas.use()["red"].slabs == (0, 1)
     assert store.names() == ("abcdz" if nvme_bytes else "dz")
-    assert store.table._landing.slab_limits.surplus == set()
+    assert store.table._ingest_tier.slab_limits.over_quota == set()
 
 
-def test_whoever_has_more_slabs_than_it_may_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+def test_a_tenant_over_its_slab_limit_is_evicted_first(make_store: MakeStore) -> None:
     store = make_store(400, slab_bytes=100)
     for name, tenant in (("y", "blue"), ("z", "blue"), ("a", "red"), ("b", "red")):
         store.put(name, tenant=tenant)
@@ -105,9 +105,7 @@ def test_whoever_has_more_slabs_than_it_may_gives_way_before_anybody_else(make_s
     assert store.names() == "bxyz"
 
 
-def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_nobody(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_for_a_slab_to_empty_is_bounded(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(2000, slab_bytes=100)
     for number in range(10):
         store.put(f"{2 * number}", 50)
@@ -115,13 +113,13 @@ def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_n
     store.put("a", 100)
     limit(store, dram_slabs=11)
     asked: list[str] = []
-    may_leave = store.table._landing.may_leave_now()
+    may_leave = store.table._ingest_tier.evictable_now()
 
     def asking(block: Block) -> bool:
         asked.append(block.key.decode())
         return may_leave(block)
 
-    monkeypatch.setattr(store.table._landing, "may_leave_now", lambda: asking)
+    monkeypatch.setattr(store.table._ingest_tier, "evictable_now", lambda: asking)
     monkeypatch.setattr(level, "MAX_WALKED", 4)
     assert store.try_put("b", 30) is None
     assert len(asked) <= 8, "two slabs, and who is coldest"

@@ -1,4 +1,4 @@
-"""Promises of open_puts.py: one writer a key, an end for every put, and slots kept until their writers are done with them."""
+"""Tests of open_puts.py: one writer per key, an end for every put, and slots kept until their writers are done."""
 
 from array import array
 
@@ -49,7 +49,7 @@ def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
     assert not puts.has_any("blue", [b"3"])
 
 
-def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -> None:
+def test_a_put_with_an_undisclosed_id_cannot_be_looked_up(puts: OpenPuts) -> None:
     put = add(puts, "a")
     put.is_named = False
     assert puts.get(put.put_id, RED) is None
@@ -58,7 +58,7 @@ def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -
     assert not puts.holds(put)
 
 
-def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expire_is_bounded_per_call(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_puts, "MAX_EXPIRED", 2)
     batch = add_batch(puts, "abc")
     last = add(puts, "d")
@@ -77,7 +77,7 @@ def add_batch(puts: OpenPuts, names: str, *, tenant: str = "red", owner: object 
     return batch
 
 
-def test_a_batch_is_found_whole_by_all_of_its_owners_numbers_only(puts: OpenPuts) -> None:
+def test_get_batch_needs_all_ids_and_the_owner(puts: OpenPuts) -> None:
     first, second = add_batch(puts, "abc"), add_batch(puts, "de")
     assert second.first_id == first.first_id + 3
     assert puts.get_batch(array("Q", first.ids), RED) is first
@@ -97,7 +97,7 @@ def test_a_batch_is_found_whole_by_all_of_its_owners_numbers_only(puts: OpenPuts
     assert len(puts._expiry) == 1, "what is over is forgotten before its time"
 
 
-def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts) -> None:
+def test_getting_one_put_splits_its_batch(puts: OpenPuts) -> None:
     for ask in (lambda batch: puts.of_key("red", b"b"), lambda batch: puts.get(batch.first_id + 1, RED), puts.puts_of):
         batch = add_batch(puts, "abc")
         ask(batch)
@@ -208,7 +208,7 @@ class Puts:
         return self.tier.used_bytes, self.tier.quarantined_bytes
 
 
-def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
+def test_an_expired_puts_slot_waits_for_settle_or_disconnect() -> None:
     puts = Puts()
     first, _second = puts.add("a"), puts.add("b")
     assert puts.ended.expire(now_ns=10) == 2
@@ -223,7 +223,7 @@ def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
     assert puts.ended.awaited() == []
 
 
-def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_puts_of_a_disconnected_writer_end_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_puts, "MAX_ENDED", 2)
     puts = Puts()
     for name in "abc":
@@ -237,6 +237,6 @@ def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkey
     assert puts.ended.awaited() == [], "nobody waits for who is gone"
     for _ in range(4):
         left.append(puts.room)
-        puts.ended.go_on()
+        puts.ended.run_due()
     assert left == [(100, 300), (100, 100), (100, 0), (100, 0)]
     assert puts.open.holds(kept)

@@ -1,4 +1,4 @@
-"""Promises of quotas.py, by the block table around it: what a tenant may have, out of whose blocks room is made, and what it is told."""
+"""Tests of quotas.py with the block table: usage, whose blocks are evicted, and the errors."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def dropped_for_quota(store: Store) -> list[int]:
     return [counts.quota_evictions for _, _, counts, _ in store.table.levels()]
 
 
-def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_quota_evicts_its_own_coldest_blocks(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     blue = store.put("z", tenant="blue")
     limit(store, dram_bytes=300)
@@ -38,7 +38,7 @@ def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_
     check(store.table)
 
 
-def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_quota_never_evicts_other_tenants(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200)
     store.put("z", tenant="blue")
@@ -48,14 +48,14 @@ def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_stor
     assert store.try_put("c") is None
     exceeded = store.table.quotas.exceeded("red", 100)
     assert exceeded is not None
-    assert "tenant 'red' has all that its quota gives it at this node, 200 B in DRAM (dram_bytes)" in str(exceeded)
+    assert "tenant 'red' has used its quota on this node, 200 B in DRAM (dram_bytes)" in str(exceeded)
     assert store.table.quotas.exceeded("blue", 100) is None
     store.table.copies.release(held)
     store.put("c")
     assert store.names() == "acz"
 
 
-def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
+def test_a_put_that_lacks_a_slab_reports_the_quota(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=1)
     store.put("a", 50).pinned = True
@@ -66,8 +66,8 @@ def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
     assert store.table.quotas.exceeded("red", 50) is None, "there is a slot for it"
     assert store.table.quotas.exceeded("blue", 30) is None
     limit(store, dram_slabs=0)
-    with pytest.raises(QuotaExceeded, match=r"may have no dram slabs here \(dram_slabs\)"):
-        store.table.check_room(1, "red")
+    with pytest.raises(QuotaExceeded, match=r"quota of tenant 'red' is 0 dram slabs \(dram_slabs\)"):
+        store.table.check_size(1, "red")
 
 
 def test_open_puts_count(make_store: MakeStore) -> None:
@@ -83,24 +83,24 @@ def test_open_puts_count(make_store: MakeStore) -> None:
     assert store.open("c") is not None
 
 
-def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: MakeStore) -> None:
+def test_a_value_larger_than_the_quota_is_refused(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200)
-    store.table.check_room(200, "red")
-    store.table.check_room(500, "blue")
-    with pytest.raises(QuotaExceeded, match=r"a value of 201 B is larger than what tenant 'red' may have in DRAM, 200 B \(dram_bytes\)"):
-        store.table.check_room(201, "red")
+    store.table.check_size(200, "red")
+    store.table.check_size(500, "blue")
+    with pytest.raises(QuotaExceeded, match=r"value of 201 B exceeds the DRAM quota of tenant 'red', 200 B \(dram_bytes\)"):
+        store.table.check_size(201, "red")
     limit(store, blocks=0)
-    with pytest.raises(QuotaExceeded, match="may have no blocks here"):
-        store.table.check_room(1, "red")
+    with pytest.raises(QuotaExceeded, match="is 0 blocks"):
+        store.table.check_size(1, "red")
 
 
-def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_block_quota_evicts_one_for_the_next(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     store.put("z", tenant="blue")
     limit(store, blocks=2)
     low = store.put("a")
-    store.table.room.evict(low, store.table._landing)
+    store.table.evictor.evict(low, store.table._ingest_tier)
     store.settle()
     store.put("b")
     store.put("c")
@@ -116,14 +116,14 @@ def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(m
     assert "2 blocks (blocks)" in str(exceeded)
 
 
-def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_has_no_room_there(make_store: MakeStore) -> None:
+def test_quota_evictions_demote_unless_the_lower_quota_is_full(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     limit(store, dram_bytes=200, nvme_bytes=100)
     store.put("a")
     store.put("b")
     assert store.try_put("c") is None
     assert store.try_put("c") is None
-    (move,) = store.table.room.take_moves()
+    (move,) = store.table.evictor.take_moves()
     assert (move.block.key, move.target) == (b"a", NVME), "one is enough, however often asked"
     store.finish(move)
     store.put("c")
@@ -133,37 +133,37 @@ def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_h
     store.put("d")
     assert store.names() == "bcd", "NVMe holds one of its blocks"
     limit(store, dram_bytes=200, nvme_bytes=0)
-    store.table.relieve()
+    store.table.demote_to_low_watermark()
     store.put("e")
     assert store.names() == "de"
     assert store.tiers[NVME].tenant_bytes == {}
 
 
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
-def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+def test_a_lowered_quota_evicts_the_coldest_in_the_background(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
     for name in "abcd":
         store.put(name)
     store.put("z", tenant="blue")
     limit(store, dram_bytes=150)
     check(store.table)
-    store.table.relieve()
-    store.table.relieve()
-    moves = store.table.room.take_moves()
+    store.table.demote_to_low_watermark()
+    store.table.demote_to_low_watermark()
+    moves = store.table.evictor.take_moves()
     assert [move.block.key for move in moves] == ([b"a", b"b", b"c"] if nvme_bytes else [])
     for move in moves:
         store.finish(move)
-    store.table.relieve()
+    store.table.demote_to_low_watermark()
     assert store.dram.tenant_bytes == {"red": 100, "blue": 100}
     assert store.names() == ("abcdz" if nvme_bytes else "dz")
-    assert store.table._landing.limits.surplus == set()
+    assert store.table._ingest_tier.limits.over_quota == set()
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
+def test_a_put_after_a_lowered_quota_evicts_in_bounded_steps(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_batch: bool
 ) -> None:
-    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 2)
     store = make_store(1000, slab_bytes=100)
     for name in "abcdefgh":
         store.put(name)
@@ -173,22 +173,20 @@ def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
         if not is_batch:
             return store.try_put("x") is not None
         slots = store.table.slots.free_slots("red", 100, 1)
-        store.table.slots.give_back(slots)
+        store.table.slots.free(slots)
         return len(slots) == 1
 
     left = []
     while not is_put():
         left.append(store.names())
-        assert store.table.room.next_turn()
+        assert store.table.evictor.begin_iteration()
     assert left == ["defgh", "gh"], "each time one for the newcomer, and two of those that are too many"
     assert store.names() == ("hx" if not is_batch else "h")
-    assert not store.table.room.next_turn()
+    assert not store.table.evictor.begin_iteration()
 
 
-def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_was_lowered(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+def test_a_lowered_nvme_quota_drops_no_block_early(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 2)
     store = make_store(100, nvme_bytes=1000, slab_bytes=100)
     for name in "abcdefgh":
         while store.try_put(name) is None:
@@ -198,11 +196,11 @@ def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_wa
     assert store.names() == "defgh", "and not h, the only one that is in memory"
     while store.try_put("x") is None:
         store.settle()
-        store.table.room.next_turn()
+        store.table.evictor.begin_iteration()
     assert store.names() == "hx"
 
 
-def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+def test_a_tenant_over_quota_is_evicted_first(make_store: MakeStore) -> None:
     store = make_store(400, slab_bytes=100)
     store.put("y", tenant="blue")
     store.put("z", tenant="blue")
@@ -213,7 +211,7 @@ def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: Ma
     assert store.names() == "bxyz"
 
 
-def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:
+def test_only_blocks_over_the_block_quota_are_evicted(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     store.put("z", tenant="blue")
     for name in "abcd":
@@ -223,31 +221,29 @@ def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_s
     assert first is not None
     first.pinned = True
     store.table.quotas.set(Quotas(tenants={"red": Quota(blocks=1), "blue": Quota(blocks=1)}))
-    store.table.relieve()
+    store.table.demote_to_low_watermark()
     assert store.names() == "bz"
-    assert store.table.quotas.crowded == set()
+    assert store.table.quotas.over_block_quota == set()
     assert store.table.slots.spare_slots("red", 100, 3) == []
 
 
-def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStore) -> None:
+def test_unevictable_blocks_keep_their_tenant_over_quota(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     for name in "ab":
         store.put(name).pinned = True
     store.table.quotas.set(Quotas(Quota(blocks=1)))
-    store.table.relieve()
-    assert (store.names(), store.table.quotas.crowded) == ("ab", {"red"})
+    store.table.demote_to_low_watermark()
+    assert (store.names(), store.table.quotas.over_block_quota) == ("ab", {"red"})
     store.table.blocks_of("red")[0].pinned = False
-    store.table.relieve()
+    store.table.demote_to_low_watermark()
     assert len(store.names()) == 2, "they are looked at once a tick"
     store.table.expire(now_ns=0)
-    store.table.relieve()
-    assert (len(store.names()), store.table.quotas.crowded) == (1, set())
+    store.table.demote_to_low_watermark()
+    assert (len(store.names()), store.table.quotas.over_block_quota) == (1, set())
 
 
-def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn_and_waits(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+def test_a_put_far_over_the_block_quota_evicts_in_bounded_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=100)
     for name in "abcdefg":
         store.put(name)
@@ -256,10 +252,10 @@ def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn
     assert store.names() == "defg"
     assert store.try_put("x") is None
     assert store.names() == "defg", "no more in this turn"
-    assert store.table.room.next_turn(), "somebody wants more"
+    assert store.table.evictor.begin_iteration(), "somebody wants more"
     assert store.try_put("x") is not None
     assert store.names() == "gx"
     for name in "pqrst":
         store.put(name)
     assert store.names() == "st", "one for one counts for nothing"
-    assert not store.table.room.next_turn()
+    assert not store.table.evictor.begin_iteration()

@@ -1,5 +1,4 @@
-"""Promises of replicated_victims.py and of the eviction over it: what another node holds as well leaves first, and nothing that was read
-since."""
+"""Tests of replicated_victims.py with the evictor: replicated blocks are evicted first, unless they were read since."""
 
 from collections.abc import Callable
 
@@ -7,7 +6,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.replicated_victims import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, ReplicatedVictims
+from kvstore.store.block_table.replicated_victims import MAX_AGE_NS, MAX_QUERY_INTERVAL, QUERY_INTERVAL, ReplicatedVictims
 from tests.store.made import made
 from tests.store.tables import Store
 
@@ -25,7 +24,7 @@ def full(make_store: MakeStore) -> Store:
 
 
 def group_of(store: Store) -> int:
-    [group] = store.table.lowest.spares.take_due()
+    [group] = store.table.lowest.replicated_victims.take_due()
     return group
 
 
@@ -33,21 +32,21 @@ def tell(store: Store, group: int, spare: str, now_ns: int = 0) -> None:
     """The master's answer about the coldest blocks, of which it names these."""
     blocks = store.table.lowest.coldest(group)
     flags = bytes(block.key.decode() in spare for block in blocks)
-    store.table.lowest.spares.told(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
+    store.table.lowest.replicated_victims.set_answer(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
 
 
-def test_a_block_that_others_hold_leaves_before_colder_ones(full: Store) -> None:
+def test_a_replicated_block_is_evicted_before_colder_ones(full: Store) -> None:
     full.put("k", SIZE)
     assert full.names() == "bcdefghijk", "nothing is known yet"
     tell(full, group_of(full), "fh")
-    assert len(full.table.lowest.spares) == 2
+    assert len(full.table.lowest.replicated_victims) == 2
     for name in "lmn":
         full.put(name, SIZE)
     assert full.names() == "cdegijklmn"
     assert [block.key for kind, block, _ in full.events if kind == EVENT_GONE] == [b"a", b"f", b"h", b"b"]
 
 
-def test_what_is_read_used_or_gone_since_is_no_spare(full: Store) -> None:
+def test_a_block_read_since_the_query_is_no_preferred_victim(full: Store) -> None:
     full.put("k", SIZE)
     tell(full, group_of(full), "cdef")
     read, pinned, gone = (full.table.find("red", key) for key in (b"c", b"d", b"e"))
@@ -67,7 +66,7 @@ def block(name: str) -> Block:
     return made("red", name.encode(), SIZE, 1)
 
 
-def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_with_the_first_that_has() -> None:
+def test_victim_queries_back_off_while_no_replica_is_found() -> None:
     spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
 
     def evictions_until_due() -> int:
@@ -81,27 +80,27 @@ def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_w
 
     counted = [evictions_until_due()]
     for flag in (0, 0, 1, 0):
-        spares.told(7, cold, bytes((flag,)), now_ns=0)
+        spares.set_answer(7, cold, bytes((flag,)), now_ns=0)
         counted.append(evictions_until_due())
-    assert counted == [1, 2 * ASK_EVERY, 4 * ASK_EVERY, ASK_EVERY, 2 * ASK_EVERY]
+    assert counted == [1, 2 * QUERY_INTERVAL, 4 * QUERY_INTERVAL, QUERY_INTERVAL, 2 * QUERY_INTERVAL]
     for _ in range(20):
-        spares.told(7, cold, b"\0", now_ns=0)
-    assert evictions_until_due() == MAX_ASK_EVERY
+        spares.set_answer(7, cold, b"\0", now_ns=0)
+    assert evictions_until_due() == MAX_QUERY_INTERVAL
 
 
-def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_master() -> None:
+def test_victim_answers_expire_and_end_with_the_link() -> None:
     spares, cold = ReplicatedVictims(DRAM), [(block("a"), 0)]
     spares.next(7, lambda block: True)
     spares.expire(now_ns=5)
     spares.expire(now_ns=5 + MAX_AGE_NS)
     assert spares.take_due() == {7}, "what is due stays so"
     spares.expire(now_ns=5 + MAX_AGE_NS)
-    spares.told(7, cold, b"\1", now_ns=100)
+    spares.set_answer(7, cold, b"\1", now_ns=100)
     spares.expire(now_ns=99 + MAX_AGE_NS)
     assert len(spares) == 1
     spares.expire(now_ns=100 + MAX_AGE_NS)
     assert len(spares) == 0
     spares.next(7, lambda block: True)
     spares.forget()
-    spares.told(7, cold, b"\1", now_ns=0)
+    spares.set_answer(7, cold, b"\1", now_ns=0)
     assert (len(spares), spares.take_due()) == (0, set())

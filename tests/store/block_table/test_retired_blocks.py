@@ -1,4 +1,4 @@
-"""Promises of retired_blocks.py, over real tiers: blocks of retired namespaces leave before others, whatever the policy."""
+"""Tests of retired_blocks.py over real tiers: blocks of retired namespaces are evicted first under each policy."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ def test_a_namespace_that_is_used_again_is_like_any_other(make_store: MakeStore)
     assert store.names() == "cdst"
 
 
-def test_retired_blocks_go_down_first_and_leave_the_lowest_tier_first(make_store: MakeStore) -> None:
+def test_retired_blocks_are_demoted_and_dropped_first(make_store: MakeStore) -> None:
     store = make_store(400, nvme_bytes=3 * 4096)
     put_in(store, "new", "ab")
     put_in(store, "old", "st")
@@ -86,12 +86,12 @@ def test_a_batch_takes_retired_blocks_first(make_store: MakeStore) -> None:
     retire(store, "old")
     for name in "stuv":
         store.read("red", name.encode(), 0)
-    assert store.table.room.free_at_once(store.table.lowest, 100, "red", 6)
+    assert store.table.evictor.free_at_once(store.table.lowest, 100, "red", 6)
     assert store.names() == "cd"
     check(store.table)
 
 
-def test_a_tenant_at_its_limit_gives_up_retired_blocks_of_other_sizes_first(make_store: MakeStore) -> None:
+def test_a_tenant_at_its_quota_evicts_retired_blocks_first(make_store: MakeStore) -> None:
     store = make_store(2000, slab_bytes=200)
     put_in(store, "new", "ab")
     store.namespace = "old"

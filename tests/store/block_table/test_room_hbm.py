@@ -1,4 +1,4 @@
-"""Promises of evictor.py, with the table over it, about HBM, the tier above the one where puts land."""
+"""Tests of evictor.py with the block table for HBM, the tier above DRAM."""
 
 from collections.abc import Callable
 
@@ -14,20 +14,20 @@ def warmed(store: Store, name: str) -> Block:
     block = store.put(name)
     for _ in range(2):
         store.read("red", name.encode(), 0)
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     return block
 
 
-def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: MakeStore) -> None:
+def test_a_block_read_twice_is_promoted_to_hbm(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=100)
     block = store.put("a")
     store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    assert store.table.room.take_moves() == []
+    store.table.evictor.promote_to_hbm(block)
+    assert store.table.evictor.take_moves() == []
     store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     assert block.tier_mask() == 3
     assert store.bytes_of(block, HBM) == value_of(block)
@@ -36,7 +36,7 @@ def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: 
     assert [(index, counts.promotions) for index, _, counts, _ in store.table.levels()] == [(HBM, 2), (DRAM, 0)]
 
 
-def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
+def test_a_read_of_an_hbm_block_copies_it_to_dram(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=100)
     block = warmed(store, "a")
     store.put("b")
@@ -55,19 +55,19 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
     assert dram.promotions == 1
 
 
-def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_store: MakeStore) -> None:
+def test_hbm_above_its_watermark_demotes_to_dram(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=200, nvme_bytes=1000, high=0.4, low=0.0)
     first = warmed(store, "a")
     store.table.copies.drop_copy(first, DRAM)
     blocks = [store.put(name) for name in "bc"]
     for block in blocks:
         block.pinned = True
-    store.table.room.relieve()
-    assert store.table.room.take_moves() == [], "DRAM has no room for it now"
+    store.table.evictor.demote_to_low_watermark()
+    assert store.table.evictor.take_moves() == [], "DRAM has no room for it now"
     assert store.names() == "abc"
     blocks[0].pinned = False
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
-    store.table.room.relieve()
+    store.table.evictor.demote_to_low_watermark()
     store.settle()
     assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]

@@ -1,4 +1,4 @@
-"""Promises of rows.py and columns.py: a row is one block's for as long as anybody knows it, and what many have at once is what each has."""
+"""Tests of rows.py: a row belongs to one block while it is referenced, and batch access equals single access."""
 
 import gc
 from collections.abc import Callable
@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.block_table.block import DRAM, HBM, NOT_SHOWN, NVME, Block, Loss
+from kvstore.store.block_table.block import DRAM, HBM, NOT_INDEXED, NVME, Block, Loss
 from kvstore.store.block_table.rows import (
     BlockRows,
     groups_in,
     keys_of,
-    places_of,
     read,
     rows_of,
+    slot_indexes_of,
     slots_of,
     write,
 )
@@ -34,10 +34,10 @@ def many(rows: BlockRows, count: int, first: int = 0) -> list[Block]:
 
 def used(block: Block) -> Block:
     """After everything that a block may have has been said of it."""
-    block.readers, block.hits, block.event_seq, block.shown, block.last_access = 3, 7, 9, 11, 13
+    block.readers, block.hits, block.event_seq, block.index_entry, block.last_access = 3, 7, 9, 11, 13
     block.checksum = LARGEST
-    block.pinned = block.moving = block.stays_raw = block.is_guest = block.is_gone = True
-    block.leaving = DRAM
+    block.pinned = block.moving = block.stays_raw = block.is_spilled = block.is_dropped = True
+    block.demoted_from = DRAM
     block.set_slot(HBM, Slot(1, 2, 3))
     block.set_slot(NVME, Slot(1, 2, 3))
     block.set_loss(NVME, Loss(5))
@@ -45,9 +45,19 @@ def used(block: Block) -> Block:
 
 
 def is_as_new(block: Block) -> bool:
-    counted = (block.readers, block.hits, block.event_seq, block.shown, block.checksum)
-    said = (block.pinned, block.moving, block.stays_raw, block.is_guest, block.is_gone, block.leaving, block.hbm, block.nvme, block.lossy)
-    return counted == (0, 0, 0, NOT_SHOWN, 0) and not any(said)
+    counted = (block.readers, block.hits, block.event_seq, block.index_entry, block.checksum)
+    said = (
+        block.pinned,
+        block.moving,
+        block.stays_raw,
+        block.is_spilled,
+        block.is_dropped,
+        block.demoted_from,
+        block.hbm,
+        block.nvme,
+        block.lossy,
+    )
+    return counted == (0, 0, 0, NOT_INDEXED, 0) and not any(said)
 
 
 def test_a_block_is_what_it_was_made_as() -> None:
@@ -66,7 +76,7 @@ def test_a_block_is_what_it_was_made_as() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda rows: rows.make("red", b"x", 1, 1), lambda rows: many(rows, 1)[0]], ids=["one", "many"])
-def test_the_row_of_a_block_that_nobody_knows_is_the_next_ones_who_has_nothing_of_it(make: Callable[[BlockRows], Block]) -> None:
+def test_a_reused_row_keeps_nothing_of_its_former_block(make: Callable[[BlockRows], Block]) -> None:
     rows = BlockRows()
     former = used(many(rows, 1)[0])
     row = int(former)
@@ -97,14 +107,14 @@ def test_no_row_is_two_blocks(steps: list[tuple[bool, int]]) -> None:
         assert (block.key, block.dram) == (b"key %d" % key, Slot(key << 21, key + 1, 100, key % 3))
 
 
-def test_what_many_have_is_what_each_has() -> None:
+def test_batch_reads_of_columns_match_single_reads() -> None:
     blocks = many(BlockRows(), 40)[::-2]
     columns = blocks[0].columns
     assert keys_of(blocks) == [block.key for block in blocks]
     assert rows_of(blocks).tolist() == [int(block) for block in blocks]
     assert read(columns.generations, rows_of(blocks)).tolist() == [block.generation for block in blocks]
     assert slots_of(blocks) == [block.dram for block in blocks]
-    assert places_of(blocks).tolist() == [slot.index for block in blocks if (slot := block.dram) is not None]
+    assert slot_indexes_of(blocks).tolist() == [slot.index for block in blocks if (slot := block.dram) is not None]
     assert groups_in(columns, rows_of(blocks)).tolist() == [block.group_in(DRAM) for block in blocks]
     write(columns.checksums, rows_of(blocks), [LARGEST - number for number in range(20)])
     assert [block.checksum for block in blocks] == [LARGEST - number for number in range(20)]

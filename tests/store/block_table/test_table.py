@@ -1,4 +1,4 @@
-"""Promises of table.py, over real tiers: what is visible, what leaves for what, and which slots nobody else may get."""
+"""Tests of table.py over real tiers: visibility, evictions, and which slots may be reused."""
 
 from collections.abc import Callable
 
@@ -38,17 +38,17 @@ def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
     assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
 
 
-def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None:
+def test_a_block_that_is_not_here_can_be_retracted(make_store: MakeStore) -> None:
     store = make_store()
     put = store.open("a")
     assert put is not None
     store.table.abort(put)
-    store.table.disown(put.block, 42)
+    store.table.retract(put.block, 42)
     assert kinds(store) == [(EVENT_GONE, "a", 0)]
     assert put.block.generation == 42
 
 
-def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(make_store: MakeStore) -> None:
+def test_an_expired_puts_slot_is_kept_until_its_writer_ends(make_store: MakeStore) -> None:
     store = make_store(200)
     put = store.open("a", owner="slow")
     store.put("b")
@@ -66,7 +66,7 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
 
 
 @pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
-def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_still_land(make_store: MakeStore, ending: str) -> None:
+def test_a_remotely_written_slot_is_kept_until_writes_end(make_store: MakeStore, ending: str) -> None:
     store = make_store(100)
     put, writer = store.open_remote("a", owner="far")
     writer.begin()
@@ -91,7 +91,7 @@ def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_stil
 # --- reads ---
 
 
-def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_go(make_store: MakeStore) -> None:
+def test_a_put_waits_while_all_blocks_are_pinned_or_read(make_store: MakeStore) -> None:
     store = make_store(200)
     pinned, read = store.put("a"), store.put("b")
     pinned.pinned = True
@@ -105,8 +105,8 @@ def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_
 # --- groups ---
 
 
-def test_a_newcomers_group_does_not_empty_slabs_that_would_stay_occupied(make_store: MakeStore) -> None:
-    """A lease in every slab of the others: their other blocks would leave for nothing."""
+def test_slabs_that_cannot_be_emptied_are_not_evicted_from(make_store: MakeStore) -> None:
+    """A lease in every slab of the others: evicting their other blocks would free no slab."""
     store = make_store(4 * 400, slab_bytes=400)
     blocks = [store.put(f"{number:02}") for number in range(16)]
     for leased in blocks[::4]:
@@ -132,7 +132,7 @@ def test_memory_follows_the_load_a_slab_at_a_time(make_store: MakeStore) -> None
 # --- the whole ---
 
 
-def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_store: MakeStore) -> None:
+def test_recovery_keeps_the_higher_generation_of_a_key(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=1000)
     blocks = [store.block(name) for name in ("a", "b", "a", "b")]
     for block in blocks:
@@ -142,11 +142,11 @@ def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_sto
     assert store.tiers[NVME].used_bytes == 200
 
 
-def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store: MakeStore) -> None:
-    """Many more tenants than whole slabs: each has slabs of its own, which nobody else may map."""
+def test_blocks_of_many_small_tenants_stay_while_space_is_free(make_store: MakeStore) -> None:
+    """Many more tenants than whole slabs: each has slabs of its own, which other tenants may not map."""
     store = make_store(64 << 20)
     blocks = [store.put("only", 1024, tenant=f"tenant {number}") for number in range(300)]
-    assert [block.is_gone for block in blocks] == [False] * 300
+    assert [block.is_dropped for block in blocks] == [False] * 300
     assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
     assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.dram) is not None}) == 300
     check(store.table)
@@ -155,7 +155,7 @@ def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store:
 # --- the table's own memory ---
 
 
-def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: MakeStore) -> None:
+def test_at_the_block_limit_the_coldest_block_is_evicted(make_store: MakeStore) -> None:
     store = make_store(100_000, max_blocks=3)
     for name in "abc":
         store.put(name)
@@ -166,10 +166,10 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
 
 
-def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:
+def test_recovery_keeps_the_newest_up_to_the_block_limit(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcd":
-        store.table.room.evict(store.put(name), store.table._landing)
+        store.table.evictor.evict(store.put(name), store.table._ingest_tier)
         store.settle()
     store.tiers[NVME].close()
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
@@ -177,16 +177,16 @@ def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: 
     assert again.names() == "cd"
 
 
-def test_a_guest_gets_a_slot_that_nobody_leaves_for_now_or_by_a_watermark(make_store: MakeStore) -> None:
+def test_a_spilled_block_gets_a_slot_without_evictions(make_store: MakeStore) -> None:
     alone, demoting = make_store(1000, slab_bytes=100), make_store(1000, nvme_bytes=5000, high=0.8, low=0.5, slab_bytes=100)
     for store, count in ((alone, 10), (demoting, 8)):
         for number in range(count - 1):
             store.put(str(number), 100)
-        slot = store.table.slots.guest_slot("red", 100)
+        slot = store.table.slots.spill_slot("red", 100)
         assert slot is not None
         put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
         store.commit(put)
-        assert store.table.slots.guest_slot("red", 100) is None
+        assert store.table.slots.spill_slot("red", 100) is None
         store.settle()
         assert len(list(store.table.blocks())) == count
-    assert demoting.table.room.take_moves() == []
+    assert demoting.table.evictor.take_moves() == []

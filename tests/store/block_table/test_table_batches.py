@@ -1,4 +1,4 @@
-"""Promises of the block table about many blocks at once, against a table that is given the same blocks one after the other."""
+"""Tests of batch operations of the block table against a table that gets the same blocks one by one."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.copies import IsLookedAt
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.copies import IsProtected
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import LocalClient, Store
@@ -26,7 +26,7 @@ class Table(Store):
 
 
 def block(key: bytes, parent: bytes = b"", namespace: str = "") -> Block:
-    return made("red", key, SIZE, UNDECIDED, namespace, parent)
+    return made("red", key, SIZE, UNCOMMITTED, namespace, parent)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
             put = table.table.open(blocks[number], OWNER, now_ns=1)
             assert put is not None
             puts = [put]
-        table.table.commit_all_undecided(puts, range(number, number + len(puts)))
+        table.table.store_all_uncommitted(puts, range(number, number + len(puts)))
         number += len(puts)
 
 
@@ -60,13 +60,13 @@ def put_each(table: Table, blocks: list[Block]) -> None:
     for number, one in enumerate(blocks):
         put = table.table.open(one, OWNER, now_ns=1)
         assert put is not None
-        table.table.commit_undecided(put, number)
+        table.table.store_uncommitted(put, number)
 
 
 def order(table: Table) -> list[bytes]:
     """The keys in the order in which they would leave; the table is empty then."""
     keys = []
-    while (coldest := table.table._landing.order.coldest(lambda _: True)) is not None:
+    while (coldest := table.table._ingest_tier.order.coldest(lambda _: True)) is not None:
         keys.append(coldest.key)
         table.table.copies.drop(coldest)
     return keys
@@ -74,13 +74,13 @@ def order(table: Table) -> list[bytes]:
 
 def state(table: Table) -> list[object]:
     check(table.table)
-    check(table.showing)
+    check(table.shared_index)
     return [
         sorted(
             (one.key, one.checksum, one.last_access, one.parent, table.local.find(one.key.decode()) is not None)
             for one in table.table.blocks()
         ),
-        (table.dram.used_bytes, table.table.open_puts, len(table.table.undecided)),
+        (table.dram.used_bytes, table.table.open_puts, len(table.table.uncommitted)),
     ]
 
 
@@ -101,7 +101,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60)
-def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
+def test_batch_operations_equal_single_operations(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
     at_once, each = Table(), Table()
     try:
         for step in steps:
@@ -121,7 +121,7 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
             put_at_once(at_once, [block(key, parent) for key, parent in new])
             put_each(each, [block(key, parent) for key, parent in new])
             assert state(at_once) == state(each)
-        claims = [[one.key for one in table.table.undecided.take(1000)] for table in (at_once, each)]
+        claims = [[one.key for one in table.table.uncommitted.take(1000)] for table in (at_once, each)]
         assert claims[0] == claims[1]
         assert order(at_once) == order(each)
     finally:
@@ -129,7 +129,7 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
         each.close()
 
 
-def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[Table, Table]) -> None:
+def test_placed_values_evict_no_protected_blocks(two: tuple[Table, Table]) -> None:
     table, _ = two
     put_each(table, [block(b"%d" % number) for number in range(20)])
     look = table.local.look("0")
@@ -138,7 +138,7 @@ def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[
         one = block(b"new-%d" % number)
         slot = table.table.place(one)
         assert slot is not None
-        table.table.copies.show_placed(one, table.dram.locate(slot))
+        table.table.copies.make_placed_visible(one, table.dram.locate(slot))
         table.table.enter_placed(one)
         assert table.table.find("red", b"0") is not None
         assert bytes(look[0]) == bytes(SIZE)
@@ -165,21 +165,21 @@ class Crowded(Store):
         super().__init__(20 * SIZE, hbm_bytes=hbm_bytes, slab_bytes=4 * SIZE, policy=policy)
         self.clients = {tenant: self.client(tenant, tenant) for tenant in ("red", "blue")}
         if not at_once:
-            self.table.room._free_coldest = lambda *_: 0  # type: ignore[method-assign]
+            self.table.evictor._free_coldest = lambda *_: 0  # type: ignore[method-assign]
         self.count = 0
         self.put_slots: list[int] = []
         self.used: list[Block] = []
         self.looks: list[object] = []
-        """Views, which end when nobody has them."""
+        """Views; each ends with its last reference."""
 
     def make_room(self, tenant: str, size_bytes: int, count: int) -> None:
         """Put as many blocks as there are slots for, every other one decided about."""
         for slot in self.table.slots.free_slots(tenant, size_bytes, count):
             self.put_slots.append(slot.index)
-            one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
-            self.table.commit_all_undecided(self.table.puts.add_all([one], OWNER, now_ns=1), [self.count])
+            one = made(tenant, b"%d" % self.count, size_bytes, UNCOMMITTED, dram=slot)
+            self.table.store_all_uncommitted(self.table.puts.add_all([one], OWNER, now_ns=1), [self.count])
             if self.count % 2:
-                self.table.decide(one, self.count)
+                self.table.mark_committed(one, self.count)
             self.count += 1
 
     def step(self, what: str, *rest: object) -> None:
@@ -200,24 +200,24 @@ class Crowded(Store):
             elif what == "look":
                 self.looks.append(self.clients[tenant].look(one.key.decode()))
             elif what == "spare" and one.dram is not None:
-                spares = self.table.lowest.spares
-                spares.told(one.dram.group, [(one, one.last_access)], b"\x01", now_ns=0)
+                spares = self.table.lowest.replicated_victims
+                spares.set_answer(one.dram.group, [(one, one.last_access)], b"\x01", now_ns=0)
             elif what == "warm":
                 one.hits = 2
-                self.table.room.warm(one)
+                self.table.evictor.promote_to_hbm(one)
                 self.settle()
 
     def state(self) -> list[object]:
         check(self.table)
-        check(self.showing)
-        level = self.table._landing
+        check(self.shared_index)
+        level = self.table._ingest_tier
         groups = sorted(level.order._groups)
         return [
             [(one.tenant, one.key, one.last_access, one.tier_mask()) for one in self.table.blocks()],
             [(tenant, key) for tenant in self.clients for key in range(self.count) if self.clients[tenant].find(str(key)) is not None],
             [(kind, one.tenant, one.key, mask) for kind, one, mask in self.events],
             (self.put_slots, self.dram.used_bytes, self.dram.quarantined_bytes),
-            (level.counts.evictions, level.counts.evicted, sorted(level.spares._due)),
+            (level.counts.evictions, level.counts.evicted, sorted(level.replicated_victims._due)),
             [[one.key for one in level.order.next_victims(group, lambda _: True, 100)] for group in groups],
         ]
 
@@ -230,11 +230,9 @@ class Crowded(Store):
 
 @given(st.sampled_from(["lru", "leaf_lru", "lfu"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
 @settings(max_examples=80)
-def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
-    policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]
-) -> None:
-    """Under policies that a question does not change. SIEVE's hand passes each key that is refused, and one look for many victims asks once
-    where single ones ask many times."""
+def test_batch_evictions_equal_single_evictions(policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]) -> None:
+    """Under policies without state changes on refusal. SIEVE's hand passes each refused key; one search for many
+    victims refuses each once, single searches many times."""
     at_once, each = (Crowded(policy, hbm_bytes=hbm_bytes, at_once=at_once) for at_once in (True, False))
     try:
         for step in (("room", "red", SIZE, 20), *steps):
@@ -246,23 +244,23 @@ def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
         each.shut()
 
 
-def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks after the node has seen that nobody does, and before the block is hidden."""
+def test_a_hazard_set_after_the_victim_search_keeps_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard is set after the node found no hazard and before the block is removed from the index."""
     table = Crowded("lru", hbm_bytes=0, at_once=True)
     table.make_room("red", SIZE, 20)
-    looks = table.showing.who_looks
+    looks = table.shared_index.protection_of
     seen: list[object] = []
 
-    def look_afterwards(tenant: str) -> IsLookedAt | None:
+    def look_afterwards(tenant: str) -> IsProtected | None:
         found = looks(tenant)
         if not seen:
             seen.append(table.clients["red"].look("4"))
         return found
 
-    monkeypatch.setattr(table.showing, "who_looks", look_afterwards)
+    monkeypatch.setattr(table.shared_index, "protection_of", look_afterwards)
     slots = table.table.slots.free_slots("red", SIZE, 6)
     assert table.dram.quarantined_bytes == SIZE
     assert len(slots) == 6, "of one more block, which left for it"
     assert table.table.find("red", b"4") is None
-    table.table.slots.give_back(slots)
+    table.table.slots.free(slots)
     table.shut()

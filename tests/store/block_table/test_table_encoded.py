@@ -1,5 +1,5 @@
-"""Promises of table.py where values are encoded on their way to NVMe, over real tiers and a real codec: room, identity, and bytes that
-do not change from one read to the next."""
+"""Tests of table.py with values encoded on their way to NVMe, over real tiers and codecs: space, identity, and equal
+bytes at each read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ SIZE = len(tensor_value(0))
 
 def demote(store: Store, *blocks: Block) -> None:
     for block in blocks:
-        store.table.room.evict(block, store.table._landing)
+        store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
 
 
@@ -42,7 +42,7 @@ def digest(value: bytes) -> int:
     return xxhash.xxh3_64_intdigest(value)
 
 
-def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encoded_anew(make_store: MakeStore) -> None:
+def test_a_promoted_lossy_block_is_not_encoded_again(make_store: MakeStore) -> None:
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="fp8-head")
     block = store.put_tensor("a", value)
@@ -50,14 +50,14 @@ def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encode
     promote(store, block)
     assert store.bytes_of(block, DRAM) == store.bytes_of(block, NVME) == after("fp8-head", value)
     assert block.checksum_in(DRAM) == block.checksum_in(NVME) == digest(after("fp8-head", value))
-    assert store.table.room.evict(block, store.table._landing), "at once: its encoded copy is still there"
+    assert store.table.evictor.evict(block, store.table._ingest_tier), "at once: its encoded copy is still there"
     assert block.tier_mask() == 4
     assert block.loss_in(DRAM) is None
 
 
 @pytest.mark.parametrize("then", ["int8", "int4/16"])
-def test_a_block_that_was_encoded_once_never_changes_again(make_store: MakeStore, then: str) -> None:
-    """Where encoding anew would change it, it is stored as it is: with the codec of another run, for one."""
+def test_an_encoded_block_never_changes_again(make_store: MakeStore, then: str) -> None:
+    """If encoding it again would change it, as with the codec of another run, it is stored raw."""
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="int8")
     block = store.put_tensor("a", value)
@@ -80,18 +80,18 @@ def test_a_block_that_was_encoded_once_never_changes_again(make_store: MakeStore
     assert (nvme.used_bytes == nvme.slot_bytes(SIZE)) == (then != "int8")
 
 
-def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> None:
+def test_readers_get_the_exact_value_while_dram_has_it(make_store: MakeStore) -> None:
     value = tensor_value(1)
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
     block = store.put_tensor("a", value)
     block.pinned = True
-    store.table.room._plan_move(block, store.table._landing, store.table._levels[NVME])
+    store.table.evictor._plan_move(block, store.table._ingest_tier, store.table._levels[NVME])
     store.settle()
     assert block.tier_mask() == 6
     assert store.bytes_of(block, DRAM) == value
     assert block.checksum_in(DRAM) == digest(value)
     block.hits = 9
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     store.table.copies.drop_copy(block, DRAM)
     assert store.bytes_of(block, HBM) == value
@@ -100,7 +100,7 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     assert not block.lossy
 
 
-def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(make_store: MakeStore) -> None:
+def test_values_that_the_codec_refuses_are_stored_raw(make_store: MakeStore) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int4/32")
     infinite = torch.zeros(SHAPE)
     infinite[0, 0, 0, 3, 4] = float("inf")
@@ -119,9 +119,7 @@ def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(mak
 
 
 @pytest.mark.parametrize("codec", ["fp8-head", "int2/16", "none"])
-def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_what_they_gave(
-    make_store: MakeStore, tmp_path: Path, codec: str
-) -> None:
+def test_encoded_blocks_survive_a_restart_with_any_codec(make_store: MakeStore, tmp_path: Path, codec: str) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int8")
     lossy = store.put_tensor("lossy", tensor_value(1, dtype="float16"))
     demote(store, lossy)

@@ -1,4 +1,5 @@
-"""The block table against a naive model, over real tiers, in any order of events: bytes, slots, capacity and what the master hears."""
+"""State machine: the block table against a naive model over real tiers, in any order of operations. Checks bytes,
+slots, capacity and events."""
 
 import tempfile
 from pathlib import Path
@@ -113,7 +114,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(key=KEYS, tenant=TENANTS)
-    def read_unasked(self, key: str, tenant: str) -> None:
+    def record_local_reads(self, key: str, tenant: str) -> None:
         block = self.visible.get((tenant, key))
         value = self.clients[tenant].read(key)
         assert (value is not None) == (block is not None and block.dram is not None)
@@ -122,7 +123,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def count_what_was_read(self) -> None:
-        self.store.showing.take_accesses(self.table.read_unasked)
+        self.store.shared_index.take_accesses(self.table.record_local_reads)
         self.hear()
 
     @precondition(lambda self: self.clients)
@@ -138,7 +139,7 @@ class TableMachine(RuleBasedStateMachine):
     def look_away(self, pick: int) -> None:
         tenant, _, _, hazard = self.looks.pop(pick % len(self.looks))
         self.clients[tenant].desk.look_away(hazard)
-        self.store.showing.sweep()
+        self.store.shared_index.release_unprotected()
 
     # --- holds ---
 
@@ -149,7 +150,7 @@ class TableMachine(RuleBasedStateMachine):
         tenant = list(self.visible.values())[pick % len(self.visible)].tenant
         names = [name for of_tenant, name in self.visible if of_tenant == tenant]
         if is_unasked and self.clients:
-            self.store.showing.beat(self.now_ns)
+            self.store.shared_index.heartbeat(self.now_ns)
             self.clients[tenant].hold(names, number, self.now_ns + length_ns)
             return
         blocks = [self.visible[tenant, name] for name in names]
@@ -178,7 +179,7 @@ class TableMachine(RuleBasedStateMachine):
                 assert (found is None) == (slot is None)
                 assert found is None or (found.size, found.checksum) == (block.size_bytes, block.checksum_in(DRAM))
         if hasattr(self, "store"):
-            check(self.store.showing)
+            check(self.store.shared_index)
 
     # --- writers ---
 
@@ -200,7 +201,7 @@ class TableMachine(RuleBasedStateMachine):
                 value = tensor_value(seed, TENSOR, dtype="float16")
                 self.store.next_value(value)
                 size_bytes = len(value)
-            self.putting, self.is_making_room_of_own = tenant, self.table._landing.lacks_quota(size_bytes, tenant)
+            self.putting, self.is_making_room_of_own = tenant, self.table._ingest_tier.lacks_quota(size_bytes, tenant)
             before = self.table.quotas.use().get(tenant, NO_USE)
             self.may_drop = may_drop
             put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns, may_drop=may_drop)
@@ -301,7 +302,7 @@ class TableMachine(RuleBasedStateMachine):
             view = self.store.dram.view(slot) if slot is not None else None
             self.readers.append((block, view, bytes(view or b"")))
             if slot is not None:
-                self.table.room.warm(block)
+                self.table.evictor.promote_to_hbm(block)
             elif self.table.wants_promotion(block):
                 self.promote(block)
             self.hear()
@@ -403,18 +404,18 @@ class TableMachine(RuleBasedStateMachine):
     @rule(index=st.sampled_from([HBM, NVME]), is_suspended=st.booleans())
     def suspend(self, index: int, is_suspended: bool) -> None:
         if index in self.store.tiers:
-            self.table.room.suspend(index, is_suspended=is_suspended)
+            self.table.evictor.suspend(index, is_suspended=is_suspended)
             self.was_suspended |= index == NVME
 
-    @precondition(lambda self: self.has_codec and not self.moves and not self.table.room._moves)
+    @precondition(lambda self: self.has_codec and not self.moves and not self.table.evictor._moves)
     @rule(name=st.sampled_from(CODECS))
     def change_codec(self, name: str) -> None:
         """As a restart may; what has been encoded must not change with it."""
         self.store.codec = make_codec(name)
 
     @rule()
-    def relieve(self) -> None:
-        self.table.relieve()
+    def demote_to_low_watermark(self) -> None:
+        self.table.demote_to_low_watermark()
         self.hear()
 
     @rule(tenants=st.sets(TENANTS), walked=st.integers(0, 3))
@@ -431,7 +432,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def take_moves(self) -> None:
-        self.moves += [(move, self.store.begin(move)) for move in self.table.room.take_moves()]
+        self.moves += [(move, self.store.begin(move)) for move in self.table.evictor.take_moves()]
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK, is_done=st.booleans())
@@ -439,7 +440,7 @@ class TableMachine(RuleBasedStateMachine):
         move, job = self.moves.pop(pick % len(self.moves))
         if job is not None and move.source == DRAM:
             assert xxhash.xxh3_64_intdigest(job.data) == job.checksum, "the source was reused under its copy"
-        elif move.block.is_gone:
+        elif move.block.is_dropped:
             is_done = False
         if job is not None and is_done:
             self.store.copy(job)
@@ -448,7 +449,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def settle_moves(self) -> None:
-        """What is planned is done at once."""
+        """Planned moves are executed at once."""
         self.take_moves()
         while self.moves:
             self.end_move(0, True)
@@ -458,9 +459,9 @@ class TableMachine(RuleBasedStateMachine):
     def evict(self, pick: int) -> None:
         """A block leaves DRAM, as if its room were needed."""
         block = list(self.visible.values())[pick % len(self.visible)]
-        self.store.showing.take_holds(block.tenant)
+        self.store.shared_index.take_holds(block.tenant)
         if block.dram is not None and evictable_in(DRAM)(block):
-            self.table.room.evict(block, self.table._landing)
+            self.table.evictor.evict(block, self.table._ingest_tier)
             self.hear()
 
     @precondition(lambda self: self.has_codec and self.visible)
@@ -469,7 +470,7 @@ class TableMachine(RuleBasedStateMachine):
         """Down, up, given up below, and down again, with another codec: the way on which a value could change twice."""
         place = list(self.visible)[pick % len(self.visible)]
         for codec in (None, name):
-            if codec is not None and not self.moves and not self.table.room._moves:
+            if codec is not None and not self.moves and not self.table.evictor._moves:
                 self.change_codec(codec)
             self.settle_moves()
             if place in self.visible:
@@ -525,14 +526,14 @@ class TableMachine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         check(self.table)
         dram = self.store.dram
-        moves = [move for move, _ in self.moves] + self.table.room._moves
+        moves = [move for move, _ in self.moves] + self.table.evictor._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
-        waiting = sum(block.dram is not None for block in held if block.is_gone)
-        kept = len(self.store.showing._kept)
+        waiting = sum(block.dram is not None for block in held if block.is_dropped)
+        kept = len(self.store.shared_index._kept)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept + len(self.staged))
         assert kept <= len(self.looks)
         assert self.table.open_puts == len(self.puts)
-        assert self.table.room.under_way == len(moves) + len(self.promotions)
+        assert self.table.evictor.under_way == len(moves) + len(self.promotions)
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -553,7 +554,7 @@ class TableMachine(RuleBasedStateMachine):
             self.forget_owner(owner)
         for tenant, _, _, hazard in self.looks:
             self.clients[tenant].desk.look_away(hazard)
-        self.store.showing.sweep()
+        self.store.shared_index.release_unprotected()
         for writer in self.lingering:
             writer.under_way = 0
         self.table.expire(now_ns=self.now_ns)

@@ -1,4 +1,4 @@
-"""Promises of tags.py: a block comes back from its tag as what it was."""
+"""Tests of tags.py: a tag restores its block."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_form_of_a_tag() -> None:
 
 
 @pytest.mark.parametrize("encoding", [Encoding(100, 60, 480), None], ids=["encoded", "came back from an encoded copy"])
-def test_a_block_whose_copy_gives_other_bytes_comes_back_as_what_was_put_with_what_its_copy_gives(encoding: Encoding | None) -> None:
+def test_the_tag_of_a_lossy_copy_restores_both_checksums(encoding: Encoding | None) -> None:
     block = made("red", b"key", 200 if encoding is not None else 100, 5, checksum=9)
     block.set_slot(NVME, SLOT)
     block.set_loss(NVME, Loss(77, encoding))
@@ -42,7 +42,7 @@ def test_a_block_whose_copy_gives_other_bytes_comes_back_as_what_was_put_with_wh
 @pytest.mark.parametrize(("size_bytes", "elements"), [(200, 0), (100, 5), (99, 0)], ids=["of nothing", "no smaller", "larger"])
 def test_a_tag_that_does_not_fit_its_slot_is_refused(size_bytes: int, elements: int) -> None:
     block = made("red", b"key", size_bytes, 1)
-    with pytest.raises(ProtocolError, match=f"of {size_bytes} bytes has 100 bytes"):
+    with pytest.raises(ProtocolError, match=f"of {size_bytes} bytes has a slot of 100 bytes"):
         from_recovered(Recovered(SLOT, 0, tag_of(block, Loss(7, Encoding(100, 60, elements)))), ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Promises of uncommitted.py."""
+"""Tests of uncommitted.py."""
 
 from typing import Any
 
@@ -7,92 +7,92 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.partitioning import Partitioning
-from kvstore.store.block_table.uncommitted import UNDECIDED, UncommittedBlocks
+from kvstore.store.block_table.partition_map import PartitionMap
+from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from tests.store.integrity import check
 from tests.store.made import made
 
 
 def block(key: bytes, *, tenant: str = "red", namespace: str = "ns") -> Block:
-    return made(tenant, key, 1, UNDECIDED, namespace)
+    return made(tenant, key, 1, UNCOMMITTED, namespace)
 
 
-def added(undecided: UncommittedBlocks, *blocks: Block) -> list[Block]:
+def added(uncommitted: UncommittedBlocks, *blocks: Block) -> list[Block]:
     for one in blocks:
-        undecided.add(one)
-    check(undecided)
+        uncommitted.add(one)
+    check(uncommitted)
     return list(blocks)
 
 
-def decide(undecided: UncommittedBlocks, one: Block) -> None:
+def decide(uncommitted: UncommittedBlocks, one: Block) -> None:
     """Granted, in the order in which the table does it."""
     one.generation = 5
-    undecided.remove(one)
-    check(undecided)
+    uncommitted.remove(one)
+    check(uncommitted)
 
 
-def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_larger_than_a_message() -> None:
-    undecided = UncommittedBlocks(Partitioning())
-    a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
-    other, blue = added(undecided, block(b"o", namespace="other"), block(b"a", tenant="blue"))
-    assert [undecided.take(2) for _ in range(5)] == [[a, b], [c], [other], [blue], []]
-    assert len(undecided) == 5, "they are claimed, and not decided about"
+def test_take_returns_one_group_in_put_order_up_to_the_limit() -> None:
+    uncommitted = UncommittedBlocks(PartitionMap())
+    a, b, c = added(uncommitted, block(b"a"), block(b"b"), block(b"c"))
+    other, blue = added(uncommitted, block(b"o", namespace="other"), block(b"a", tenant="blue"))
+    assert [uncommitted.take(2) for _ in range(5)] == [[a, b], [c], [other], [blue], []]
+    assert len(uncommitted) == 5, "they are claimed, and not decided about"
 
 
-def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_nothing() -> None:
-    undecided = UncommittedBlocks(Partitioning())
-    red, blue = added(undecided, block(b"a"), block(b"a", tenant="blue"))
-    undecided.begin([])
-    undecided.end([])
-    assert undecided.take(9) == [red]
-    assert undecided.is_claimed("red", b"a")
-    assert not undecided.is_claimed("blue", b"a")
-    undecided.end([blue])
-    assert undecided.take(9) == [blue]
-    undecided.end([red])
-    assert undecided.claims == 1
+def test_commits_in_flight_delay_no_other_tenant() -> None:
+    uncommitted = UncommittedBlocks(PartitionMap())
+    red, blue = added(uncommitted, block(b"a"), block(b"a", tenant="blue"))
+    uncommitted.begin([])
+    uncommitted.end([])
+    assert uncommitted.take(9) == [red]
+    assert uncommitted.is_commit_in_flight("red", b"a")
+    assert not uncommitted.is_commit_in_flight("blue", b"a")
+    uncommitted.end([blue])
+    assert uncommitted.take(9) == [blue]
+    uncommitted.end([red])
+    assert uncommitted.commits_in_flight == 1
 
 
-def test_many_at_once_are_those_one_after_the_other() -> None:
-    undecided = UncommittedBlocks(Partitioning())
-    assert not undecided.has_to_claim
-    undecided.add_all([])
-    assert not undecided.has_to_claim
-    [first] = added(undecided, block(b"first"))
+def test_uncommitted_batches_equal_single_operations() -> None:
+    uncommitted = UncommittedBlocks(PartitionMap())
+    assert not uncommitted.has_unsent
+    uncommitted.add_all([])
+    assert not uncommitted.has_unsent
+    [first] = added(uncommitted, block(b"first"))
     a, b, c = block(b"a"), block(b"b", namespace="other"), block(b"c")
     waited: list[str] = []
-    undecided.when_decided("red", lambda: waited.append("first"))
-    undecided.add_all([a, b, c])
-    check(undecided)
-    assert undecided.has_to_claim
-    decide(undecided, first)
-    for callback in undecided.take_due():
+    uncommitted.when_committed("red", lambda: waited.append("first"))
+    uncommitted.add_all([a, b, c])
+    check(uncommitted)
+    assert uncommitted.has_unsent
+    decide(uncommitted, first)
+    for callback in uncommitted.take_due():
         callback()
     assert waited == ["first"], "those that came later are not waited for"
-    assert [undecided.take(9) for _ in range(3)] == [[a, c], [b], []]
-    assert (undecided.has_to_claim, undecided.claims) == (False, 3)
+    assert [uncommitted.take(9) for _ in range(3)] == [[a, c], [b], []]
+    assert (uncommitted.has_unsent, uncommitted.commits_in_flight) == (False, 3)
 
 
-def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_one_came() -> None:
-    undecided = UncommittedBlocks(Partitioning())
-    [former] = added(undecided, block(b"a"))
-    assert undecided.take(9) == [former]
-    former.is_gone = True
-    undecided.remove(former)
-    newer, b = added(undecided, block(b"a"), block(b"b"))
-    assert undecided.is_claimed("red", b"a")
-    assert (undecided.take(9), undecided.take(9)) == ([b], [])
-    undecided.end([former])
-    assert not undecided.is_claimed("red", b"a")
-    assert undecided.take(9) == [newer]
+def test_a_key_has_one_commit_request_at_a_time() -> None:
+    uncommitted = UncommittedBlocks(PartitionMap())
+    [former] = added(uncommitted, block(b"a"))
+    assert uncommitted.take(9) == [former]
+    former.is_dropped = True
+    uncommitted.remove(former)
+    newer, b = added(uncommitted, block(b"a"), block(b"b"))
+    assert uncommitted.is_commit_in_flight("red", b"a")
+    assert (uncommitted.take(9), uncommitted.take(9)) == ([b], [])
+    uncommitted.end([former])
+    assert not uncommitted.is_commit_in_flight("red", b"a")
+    assert uncommitted.take(9) == [newer]
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """Whatever comes in whatever order: what is known is what a set would know, and whoever waits waits for exactly that."""
+    """Any order of operations: the content equals a model set, and each wait covers exactly its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.undecided = UncommittedBlocks(Partitioning())
+        self.uncommitted = UncommittedBlocks(PartitionMap())
         self.known: set[Block] = set()
         self.claims: list[list[Block]] = []
         self.waits: dict[int, set[Block]] = {}
@@ -102,29 +102,29 @@ class AgainstASet(RuleBasedStateMachine):
     @rule(key=st.sampled_from([b"a", b"b", b"c"]), tenant=st.sampled_from(["red", "blue"]))
     def put(self, key: bytes, tenant: str) -> None:
         if all((one.tenant, one.key) != (tenant, key) for one in self.known):
-            self.known.update(added(self.undecided, block(key, tenant=tenant)))
+            self.known.update(added(self.uncommitted, block(key, tenant=tenant)))
 
     @rule()
     def take(self) -> None:
-        if taken := self.undecided.take(2):
+        if taken := self.uncommitted.take(2):
             self.claims.append(taken)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
     def answer(self, data: Any) -> None:
         claimed = self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1)))
-        self.undecided.end(claimed)
-        if not any(one.is_gone for one in claimed) and data.draw(st.booleans()):
+        self.uncommitted.end(claimed)
+        if not any(one.is_dropped for one in claimed) and data.draw(st.booleans()):
             for one in claimed:
                 one.generation = 7
-            self.undecided.remove_all(claimed)
+            self.uncommitted.remove_all(claimed)
             self.known -= set(claimed)
             for left in self.waits.values():
                 left -= set(claimed)
             return
         for one in claimed:
-            if one.is_gone or data.draw(st.booleans()):
-                self.undecided.put_off([one])
+            if one.is_dropped or data.draw(st.booleans()):
+                self.uncommitted.defer([one])
             else:
                 self._leave(one, generation=7)
 
@@ -132,32 +132,32 @@ class AgainstASet(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data: Any) -> None:
         one = data.draw(st.sampled_from(sorted(self.known, key=lambda block: (block.tenant, block.key))))
-        one.is_gone = True
+        one.is_dropped = True
         self._leave(one)
 
-    def _leave(self, one: Block, generation: int = UNDECIDED) -> None:
+    def _leave(self, one: Block, generation: int = UNCOMMITTED) -> None:
         one.generation = generation
-        self.undecided.remove(one)
+        self.uncommitted.remove(one)
         self.known.discard(one)
         for left in self.waits.values():
             left.discard(one)
 
     @rule()
-    def claim_again(self) -> None:
-        self.undecided.claim_again()
+    def retry_deferred(self) -> None:
+        self.uncommitted.retry_deferred()
 
     @rule(tenant=st.sampled_from(["red", "blue"]))
     def wait(self, tenant: str) -> None:
         number = self.waited
         self.waited += 1
         self.waits[number] = {one for one in self.known if one.tenant == tenant}
-        self.undecided.when_decided(tenant, lambda: self.due.add(number))
+        self.uncommitted.when_committed(tenant, lambda: self.due.add(number))
 
     @invariant()
     def agree(self) -> None:
-        check(self.undecided)
-        assert set(self.undecided.blocks()) == self.known
-        for callback in self.undecided.take_due():
+        check(self.uncommitted)
+        assert set(self.uncommitted.blocks()) == self.known
+        for callback in self.uncommitted.take_due():
             callback()
         assert self.due == {number for number, left in self.waits.items() if not left}
 

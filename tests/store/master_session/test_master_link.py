@@ -1,4 +1,5 @@
-"""Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
+"""Tests of master_link.py between real processes: a node registers with the live master, and again after any
+separation."""
 
 import queue
 import shutil
@@ -35,7 +36,7 @@ def connect(node: Daemon) -> Client:
     return Client(Channel.open(parse_address(f"unix:{node.facts['unix']}"), Hello(ROLE_CLIENT, "red"), Deadline(10)))
 
 
-def test_a_master_that_comes_back_is_told_everything_again(tmp_path: Path) -> None:
+def test_a_returning_master_gets_the_full_description(tmp_path: Path) -> None:
     with (
         running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master,
         running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node,
@@ -70,7 +71,7 @@ def had_a_master(folder: Path, catalog: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("change", ["clock set back", "memory to lmdb", "lmdb wiped"])
-def test_a_node_follows_a_master_of_another_catalog_whatever_its_epoch_and_says_so(tmp_path: Path, change: str) -> None:
+def test_a_node_accepts_another_catalog_at_any_epoch_and_logs_it(tmp_path: Path, change: str) -> None:
     folder = tmp_path / "catalog"
     before = f"lmdb:{folder}" if change == "lmdb wiped" else "memory:"
     after = "memory:" if change == "clock set back" else f"lmdb:{folder}"
@@ -97,7 +98,7 @@ def test_a_node_follows_a_master_of_another_catalog_whatever_its_epoch_and_says_
 
 
 def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
-    """One that was started on an old copy of it."""
+    """It was started on an old copy of the catalog."""
     folder, old = tmp_path / "catalog", tmp_path / "old"
     had_a_master(tmp_path, f"lmdb:{folder}", 1)
     shutil.copytree(folder, old)
@@ -118,7 +119,7 @@ def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
         assert node.stop() == 0
 
 
-def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks(tmp_path: Path) -> None:
+def test_a_fenced_node_registers_again_and_keeps_its_blocks(tmp_path: Path) -> None:
     flags = [*master_flags(tmp_path), "--node-ttl-s", "3", "--heartbeat-interval-s", "0.05"]
     with (
         running("master", *flags, log=tmp_path / "master.log") as master,
@@ -141,7 +142,7 @@ def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks
         assert node.stop() == 0
 
 
-def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
+def test_description_changes_are_sent_with_a_heartbeat_at_once(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places, a_link(places.listen) as (link, linked):
         link.describe(topology=b"topology", transfer=b"engine")
         link.start()
@@ -153,7 +154,7 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
             until(lambda: described(places) == (b"changed", b"other"))
 
 
-def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
+def test_hot_blocks_are_reported_on_request_only(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
         heat, reactor = places.master.partitions[0].standing.leading().directory.heat, places.master.reactor
@@ -169,7 +170,7 @@ def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(
             until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
 
 
-def test_a_node_that_masters_refuse_from_its_start_is_told_why(tmp_path: Path) -> None:
+def test_a_refused_first_registration_stops_the_node(tmp_path: Path) -> None:
     refusals = queue.SimpleQueue[str]()
     with master_in_thread(tmp_path) as places, a_link(places.listen) as (first, linked):
         first.start()
@@ -178,16 +179,14 @@ def test_a_node_that_masters_refuse_from_its_start_is_told_why(tmp_path: Path) -
             assert "a live node already has the name 'n0'" in refusals.get(timeout=10)
 
 
-def test_where_others_reach_the_node_a_master_that_lets_everybody_in_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_public_node_refuses_a_master_without_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with master_in_thread(tmp_path) as places, a_link(places.listen, needs_tickets=True) as (link, linked):
         link.start()
-        eventually(lambda: "the master has no tokens, so that this node would let in whoever" in caplog.text, "it says so")
+        eventually(lambda: "the master has no tokens file, so this node would accept" in caplog.text, "it says so")
         assert linked.empty()
 
 
-def test_once_a_node_is_registered_it_has_no_call_and_no_connection_of_the_control_plane(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registered_node_closes_its_control_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     @contextmanager
@@ -204,7 +203,7 @@ def test_once_a_node_is_registered_it_has_no_call_and_no_connection_of_the_contr
             assert beats_heard(places) < beats_heard(places, besides=2), "it beats on"
 
 
-def test_a_heartbeat_that_a_master_refuses_is_told_and_the_next_one_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_heartbeat_is_logged_and_the_next_one_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answers: list[KVStoreError] = [InvalidArgument("what is that?")] * 3
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, answers=answers) as (link, linked):
         link.start()
@@ -216,7 +215,7 @@ def test_a_heartbeat_that_a_master_refuses_is_told_and_the_next_one_sent(tmp_pat
 
 
 def beats_heard(places: Places, *, besides: int = 0) -> int:
-    """How many the master has answered, once these are so many more."""
+    """Wait for that many further heartbeats and return the total that the master has answered."""
 
     def heard() -> int:
         with places.stub() as stub:
@@ -228,12 +227,12 @@ def beats_heard(places: Places, *, besides: int = 0) -> int:
 
 
 class Registering(ControlServicer):
-    """Of a master that takes registrations, and hears of heartbeats after an hour; `during` the first one something happens."""
+    """Control plane of a master with a heartbeat interval of one hour. `during` is called in the first registration."""
 
     def __init__(self) -> None:
         self.during: Callable[[], None] = lambda: None
         self.said: list[int] = []
-        """By which ids nodes have registered."""
+        """Ids under which nodes have registered."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         self.said.append(request.node_id)
@@ -242,7 +241,7 @@ class Registering(ControlServicer):
         return pb.RegisterReply(node_id=1, registration_epoch=len(self.said), master_epoch=1, catalog="c", heartbeat_interval_s=3600)
 
 
-def test_another_id_that_is_given_while_a_registration_is_under_way_is_told_with_the_next_one() -> None:
+def test_a_node_id_assigned_during_registration_is_sent_next() -> None:
     server, registering, given = grpc.server(ThreadPoolExecutor(1)), Registering(), [7]
     add_ControlServicer_to_server(registering, server)  # type: ignore[no-untyped-call]
     control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -263,7 +262,7 @@ def test_another_id_that_is_given_while_a_registration_is_under_way_is_told_with
     server.stop(0).wait(60)
 
 
-def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: Path) -> None:
+def test_a_lost_link_ends_while_a_heartbeat_waits(tmp_path: Path) -> None:
     flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05"]
     with running("master", *flags, log=tmp_path / "master.log") as master, master_in_thread(tmp_path / "next") as other:
         with stub_masters(1) as [follower]:
@@ -285,7 +284,7 @@ def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: P
 
 
 def described(places: Places) -> tuple[bytes, bytes]:
-    """What the master tells clients and operators of its only node."""
+    """The master's report about its only node."""
     with places.stub() as stub:
         (found,) = stub.Topologies(pb.TopologiesRequest(), timeout=10)
     client = places.client()
@@ -295,7 +294,7 @@ def described(places: Places) -> tuple[bytes, bytes]:
         client.close()
 
 
-def test_a_link_whose_heartbeat_never_ends_makes_way_for_another_one(tmp_path: Path) -> None:
+def test_a_link_with_a_hanging_heartbeat_is_replaced(tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places,
         a_link(places.listen, timeout_s=0.5, answers=[None]) as (link, linked),
@@ -315,7 +314,7 @@ class Refusing(ControlServicer):
         return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, catalog="another", heartbeat_interval_s=0.01)
 
 
-def test_a_node_whose_owner_refuses_its_heartbeats_registers_with_the_next_one(tmp_path: Path) -> None:
+def test_refused_heartbeats_lead_to_the_next_owner(tmp_path: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     add_ControlServicer_to_server(Refusing(), server)  # type: ignore[no-untyped-call]
     control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

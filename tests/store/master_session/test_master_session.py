@@ -24,9 +24,11 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        node.last_copies = self.last_copies = LastReplicaQueries(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        node.victim_queries = self.victim_queries = LastReplicaQueries(
+            node.store.table.lowest, node.partition_map, clock_ns=node.reactor.now_ns
+        )
         self.reactor = node.reactor
-        self.session = MasterSession(self, node, node.service, node.admission, NodeSettings(peer_timeout_s=TIMEOUT_S))
+        self.session = MasterSession(self, node, node.service, node.authenticator, NodeSettings(peer_timeout_s=TIMEOUT_S))
 
     def synced(self) -> None:
         return
@@ -48,8 +50,8 @@ class Linked:
         def put() -> None:
             for name in "abcdefghijklmnopq":
                 self.node.store.put(name, SIZE)
-            self.last_copies.step()
-            self.node.publisher.flush_now()
+            self.victim_queries.step()
+            self.node.replicator.flush_now()
 
         self.node.call(put)
 
@@ -70,18 +72,18 @@ def said_until_commits(master: socket.socket) -> set[int]:
             return found
 
 
-def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked) -> None:
+def test_victim_queries_use_the_newest_link(linked: Linked) -> None:
     with linked.begin(1), linked.begin(2) as master:
         linked.evict_and_ask()
         found = said_until_commits(master)
     assert {Publish.TYPE, QueryVictims.TYPE} <= found
 
 
-def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
+def test_a_heartbeat_without_a_connection_fails_at_once(linked: Linked) -> None:
     heard: list[HeartbeatResponse | KVStoreError] = []
 
     def beat() -> None:
-        linked.node.call(lambda: linked.session.beat(b"said", heard.append, TIMEOUT_S))
+        linked.node.call(lambda: linked.session.send_heartbeat(b"said", heard.append, TIMEOUT_S))
 
     beat()
     assert isinstance(heard.pop(), Unavailable)

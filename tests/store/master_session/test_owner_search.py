@@ -1,4 +1,4 @@
-"""Promises of owner_search.py, by links that find their masters: who owns the catalog is found, whoever else answers or does not."""
+"""Tests of owner_search.py through links: the owner is found among masters that answer anything else."""
 
 import signal
 import socket
@@ -13,7 +13,7 @@ from tests.store.daemons import master_flags, running, status
 from tests.store.linked import a_link, until
 
 
-def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
+def test_a_unix_socket_of_another_master_is_not_used(tmp_path: Path) -> None:
     for name in ("right", "next door"):
         (tmp_path / name).mkdir()
     with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
@@ -27,8 +27,8 @@ def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: 
                 assert (sock.family, reply.master_epoch) == (socket.AF_INET, leading.epoch)
 
 
-def test_a_master_that_takes_no_registration_is_left_for_another_one(tmp_path: Path) -> None:
-    """One that was the owner and does not know yet that it is it no longer."""
+def test_a_doubtful_owner_is_skipped_for_another(tmp_path: Path) -> None:
+    """A former owner that does not know yet that it was deposed."""
     with master_in_thread(tmp_path) as owner, stub_masters(1) as [former]:
         former.control = f"127.0.0.1:{free_ports(1)[0]}"
         with a_link(former.address, owner.listen) as (link, linked):
@@ -37,7 +37,7 @@ def test_a_master_that_takes_no_registration_is_left_for_another_one(tmp_path: P
             assert former.hellos == 1
 
 
-def test_a_master_that_takes_no_registration_and_is_the_only_one_is_asked_again(tmp_path: Path) -> None:
+def test_a_doubtful_single_master_is_tried_again(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as owner, stub_masters(1) as [master]:
         master.control = f"127.0.0.1:{free_ports(1)[0]}"
         with a_link(master.address) as (link, linked):
@@ -47,7 +47,7 @@ def test_a_master_that_takes_no_registration_and_is_the_only_one_is_asked_again(
             linked.get(timeout=60)[0].close()
 
 
-def test_a_node_whose_owner_hangs_registers_with_the_next_one_and_not_before_there_is_one(tmp_path: Path) -> None:
+def test_a_hanging_owner_is_replaced_once_there_is_another(tmp_path: Path) -> None:
     flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3600"]
     with (
         running("master", *flags, log=tmp_path / "master.log") as master,

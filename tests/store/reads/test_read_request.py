@@ -1,4 +1,5 @@
-"""Promises of staging.py: a cold block is read into memory of its reader alone, which takes little of DRAM and nothing of the hot set."""
+"""Tests of staging in read_request.py: a cold block is read into memory for one reader, bounded, and without evicting
+hot blocks."""
 
 from collections.abc import Callable
 
@@ -24,27 +25,27 @@ def store(make_store: MakeStore) -> Store:
 def below(store: Store, name: str, size_bytes: int = 100) -> Block:
     """A block that is on NVMe only."""
     block = store.put(name, size_bytes)
-    store.table.room.evict(block, store.table._landing)
+    store.table.evictor.evict(block, store.table._ingest_tier)
     store.settle()
     assert block.tier_mask() == 1 << NVME
     return block
 
 
-def test_a_staged_copy_is_its_readers_and_its_slot_is_free_once_it_is_released(store: Store) -> None:
+def test_a_staged_copys_slot_is_freed_on_release(store: Store) -> None:
     block = below(store, "a")
     staged = stage(store.table, store.dram, block)
     assert staged is not None
     staged.memory[:] = value_of(block)
-    slab, offset = staged.place
+    slab, offset = staged.location
     assert bytes(store.dram.slab_memory(slab, tenant="red")[offset : offset + 100]) == value_of(block)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 100)
-    assert (block.tier_mask(), store.names(), len(store.table._landing)) == (1 << NVME, "a", 0)
+    assert (block.tier_mask(), store.names(), len(store.table._ingest_tier)) == (1 << NVME, "a", 0)
     store.table.copies.release(staged.copy)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 0)
     check(store.table)
 
 
-def test_no_more_than_a_share_of_dram_is_staged(store: Store) -> None:
+def test_staging_is_bounded_by_a_share_of_dram(store: Store) -> None:
     first, second = below(store, "a"), below(store, "b")
     staged = stage(store.table, store.dram, first)
     assert staged is not None
@@ -53,10 +54,10 @@ def test_no_more_than_a_share_of_dram_is_staged(store: Store) -> None:
     assert stage(store.table, store.dram, second) is not None
 
 
-def test_what_only_dram_holds_does_not_leave_for_a_staged_copy(store: Store) -> None:
+def test_staging_evicts_no_block_that_is_only_in_dram(store: Store) -> None:
     cold = below(store, "cold")
     for number in range(STAGED_SHARE):
         store.put(f"hot {number}")
     assert store.dram.free_bytes == 0
     assert stage(store.table, store.dram, cold) is None
-    assert store.table.room.take_moves() == [], "and nothing goes down for it"
+    assert store.table.evictor.take_moves() == [], "and nothing goes down for it"

@@ -1,4 +1,5 @@
-"""Promises of reads.py, on real sockets, shared memory and disks: the bytes are the block's, whatever happens to it meanwhile."""
+"""Tests of read_service.py over real sockets, shared memory and disks: readers get the block's bytes under any
+concurrent change."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +51,7 @@ def readers(node: Served, *names: str) -> list[int]:
     return [find(node, name).readers for name in names]
 
 
-def test_values_larger_than_asked_for_inline_come_mapped_under_one_lease(node: Served, client: Client) -> None:
+def test_values_above_inline_bytes_are_mapped_under_one_lease(node: Served, client: Client) -> None:
     values = {"a": b"a" * 100, "b": b"b" * 5000, "c": b"c" * 101}
     client.put(values)
     blocks, found = client.read(*values, "x", inline_bytes=100)
@@ -75,7 +76,7 @@ def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
 def test_a_read_is_recorded_before_its_answer_is_sent(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    """Whoever has the answer asks another node next, and what is recorded there must have a later time."""
+    """The client may read from another node next; that event must have a later time."""
     client.put({"a": b"a" * 100, "b": b"b" * 100})
     recorder = node.connect()
     recorder.ask(FetchEvents(0, 100), EventBatch)
@@ -107,7 +108,7 @@ def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Cl
     assert client.put({"b": b"b" * 16 * KIB}) == [1]
 
 
-def test_what_is_on_nvme_is_sent_and_comes_up_on_its_second_hit(node: Served, client: Client) -> None:
+def test_an_nvme_block_is_promoted_on_its_second_hit(node: Served, client: Client) -> None:
     values = {"a": b"a" * 3000, "b": b"b" * 3000}
     client.put(values)
     node.demote("a", "b")
@@ -135,7 +136,7 @@ def staged_bytes(node: Served) -> int:
     return node.call(lambda: node.store.dram.quarantined_bytes)
 
 
-def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> None:
+def test_a_cold_value_is_staged_in_dram_for_its_reader(roomy: Served) -> None:
     client = roomy.connect()
     values = {name: name.encode() * 3000 for name in "abc"}
     client.put(values)
@@ -148,11 +149,11 @@ def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> N
     client.release(blocks.lease)
     until(roomy, lambda: roomy.store.dram.quarantined_bytes == 0)
     until(roomy, lambda: not any(find_here(roomy, name).readers for name in values))
-    assert roomy.call(lambda: roomy.reads._turns.held_bytes) == 0
+    assert roomy.call(lambda: roomy.reads._limiter.held_bytes) == 0
     client.close()
 
 
-def test_a_staged_value_is_readable_until_its_lease_ends_whatever_becomes_of_its_block(roomy: Served) -> None:
+def test_a_staged_value_is_readable_until_its_lease_ends(roomy: Served) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000})
     roomy.demote("a")
@@ -166,7 +167,7 @@ def test_a_staged_value_is_readable_until_its_lease_ends_whatever_becomes_of_its
     client.close()
 
 
-def test_a_cold_value_that_cannot_be_read_is_a_miss_and_leaves_no_slot(roomy: Served) -> None:
+def test_an_unreadable_cold_value_is_a_miss_and_frees_its_slot(roomy: Served) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000, "b": b"b" * 3000})
     find(roomy, "a").checksum ^= 1
@@ -184,7 +185,7 @@ def test_a_cold_value_that_cannot_be_read_is_a_miss_and_leaves_no_slot(roomy: Se
     client.close()
 
 
-def test_who_hangs_up_while_its_value_is_staged_holds_nothing(roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_while_staging_releases_everything(roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000})
     roomy.demote("a")
@@ -201,7 +202,7 @@ def test_who_hangs_up_while_its_value_is_staged_holds_nothing(roomy: Served, mon
     client.close()
 
 
-def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> None:
+def test_a_damaged_value_is_a_miss_and_its_copy_dropped(tmp_path: Path) -> None:
     with served(tmp_path, nvme_bytes=1 << 20) as node:
         client = node.connect()
         client.put({"a": b"a" * 3000, "b": b"b" * 3000})
@@ -217,7 +218,7 @@ def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> N
         client.close()
 
 
-def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Served, client: Client) -> None:
+def test_an_unreadable_tier_is_a_miss_and_keeps_its_blocks(node: Served, client: Client) -> None:
     client.put({"a": b"a" * 3000, "b": b"b"})
     node.demote("a")
     nvme = node.store.tiers[NVME]
@@ -229,10 +230,8 @@ def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Ser
 
 
 @pytest.mark.parametrize("hits", [0, 5])
-def test_a_block_removed_while_it_is_fetched_is_sent_or_a_miss_but_never_other_bytes(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, hits: int
-) -> None:
-    """A promotion's slot is free again then: what is in it may be another's."""
+def test_a_block_removed_while_fetched_is_sent_or_a_miss(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, hits: int) -> None:
+    """A promotion's slot is free by then and may hold another block."""
     client.put({"a": b"a" * 3000})
     node.demote("a")
     block = find(node, "a")
@@ -251,7 +250,7 @@ def test_a_block_removed_while_it_is_fetched_is_sent_or_a_miss_but_never_other_b
     assert node.call(lambda: (node.store.dram.used_bytes, node.store.dram.quarantined_bytes, block.readers)) == (0, 0, 0)
 
 
-def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_while_fetching_releases_everything(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put({"a": b"a" * 3000, "b": b"b" * 3000})
     node.demote("a")
     find(node, "a").hits = 5
@@ -268,7 +267,7 @@ def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, c
     assert readers(node, "a", "b") == [0, 0]
 
 
-def test_what_is_more_than_one_answer_carries_is_to_be_asked_for_again_and_not_held(tmp_path: Path) -> None:
+def test_values_beyond_one_answer_are_answered_later(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=7000)) as node:
         client = node.connect()
         client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
@@ -295,7 +294,7 @@ class Held:
         node.demote("big", "a")
         self.idle = node.connect(tcp=True).channel.detach()
         self.idle.sendall(frame(ReadBlocks([b"big"], [0], 1 << 30, 1000)))
-        until(node, lambda: node.reads._turns.held_bytes > 6 << 20)
+        until(node, lambda: node.reads._limiter.held_bytes > 6 << 20)
 
     def ask(self) -> tuple[threading.Thread, list[object]]:
         found = in_background(lambda: self.client.read("a")[1])
@@ -314,7 +313,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
         held.client.close()
 
 
-def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: Held) -> None:
+def test_nvme_reads_wait_for_the_limiter_and_dram_reads_do_not(held: Held) -> None:
     thread, results = held.ask()
     other = held.node.connect()
     assert other.put({"b": b"b" * 3000}) == [1]
@@ -323,10 +322,10 @@ def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: He
     held.idle.close()
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
-    until(held.node, lambda: held.node.reads._turns.held_bytes == 0)
+    until(held.node, lambda: held.node.reads._limiter.held_bytes == 0)
 
 
-def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_path: Path) -> None:
+def test_a_traced_read_has_spans_for_wait_and_fetch(tmp_path: Path) -> None:
     spans = Spans()
     with served(tmp_path, dram_bytes=16 << 20, nvme_bytes=32 << 20, read_bytes=1000) as node:
         node.server.tracer = spans
@@ -348,7 +347,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
         held.client.close()
 
 
-def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connection(held: Held) -> None:
+def test_queued_reads_are_bounded_and_end_with_the_connection(held: Held) -> None:
     sock = held.client.channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(b"".join(frame(ReadBlocks([b"a"], [0], 0, 0), request_id) for request_id in range(1, MAX_WAITING + 2)))
@@ -359,9 +358,7 @@ def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connect
     until(held.node, lambda: len(held.node.reads._waiting) == 0)
 
 
-def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_in_a_read_releases_everything(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
@@ -377,11 +374,11 @@ def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
             with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
                 client.read("b", "a")
         assert readers(node, "a", "b") == [0, 0]
-        assert node.call(lambda: node.reads._turns.held_bytes) == 0
+        assert node.call(lambda: node.reads._limiter.held_bytes) == 0
     assert client.read("b", "a")[1] == [b"b" * 3000, b"a" * 3000]
 
 
-def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_path: Path) -> None:
+def test_a_large_answer_holds_its_blocks_until_sent(tmp_path: Path) -> None:
     with served(tmp_path / "large", dram_bytes=32 << 20) as large:
         client = large.connect()
         value = bytes(range(256)) * (24 << 12)
@@ -400,7 +397,7 @@ def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_p
         sock.close()
 
 
-def test_a_reader_that_does_not_read_holds_its_blocks_for_no_longer_than_it_has_to_take_them(tmp_path: Path) -> None:
+def test_a_stalled_reader_is_closed_after_the_send_timeout(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=32 << 20, limits=SendLimits(timeout_s=0.3)) as node:
         client = node.connect(tcp=True)
         client.put({"a": bytes(24 << 20)})

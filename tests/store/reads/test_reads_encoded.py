@@ -1,4 +1,4 @@
-"""Promises of reads.py, tiering/mover.py and replication/replica_fetch.py about values that NVMe holds encoded, through real sockets."""
+"""Tests of reads of values that NVMe holds encoded, over real sockets: read_service.py, mover.py, replica_fetch.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +50,8 @@ def nvme_of(node: Served) -> NvmeTier:
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_what_comes_from_nvme_is_decoded_has_its_own_checksum_and_is_the_same_at_each_read(node: Served, tcp: bool) -> None:
-    """The first read is sent, the second promotes and points at DRAM, the third finds it there. The client checks each checksum."""
+def test_decoded_values_have_one_checksum_at_each_read(node: Served, tcp: bool) -> None:
+    """The first read is sent, the second promotes, the third finds it in DRAM. The client verifies each checksum."""
     client = node.connect(tcp=tcp)
     client.put({**VALUES, "plain": PLAIN})
     node.demote(*VALUES, "plain")
@@ -68,7 +68,7 @@ def test_what_comes_from_nvme_is_decoded_has_its_own_checksum_and_is_the_same_at
     client.close()
 
 
-def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client, tmp_path: Path) -> None:
+def test_damaged_encoded_bytes_are_a_miss_and_dropped(node: Served, client: Client, tmp_path: Path) -> None:
     node.demote("a", "b")
     slot = block_of(node, "a").nvme
     assert slot is not None
@@ -84,8 +84,8 @@ def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Serve
     assert node.store.table.corrupt_reads == 1
 
 
-def test_what_decodes_to_other_bytes_than_it_did_is_a_miss_and_never_given(node: Served, client: Client) -> None:
-    """Another release of torch, say, rounds otherwise."""
+def test_a_value_that_decodes_differently_is_a_miss(node: Served, client: Client) -> None:
+    """As with another release of torch, which rounds differently."""
     node.demote("a")
     block = block_of(node, "a")
     loss = block.loss_in(NVME)
@@ -109,20 +109,20 @@ def ask(node: Served, *wants: ReplicaBlock) -> list[Any]:
     )
 
 
-def test_another_node_gets_what_is_left_of_a_tensor_and_is_told_its_checksum(node: Served, client: Client) -> None:
+def test_a_lossy_tensor_is_copied_with_its_checksum(node: Served, client: Client) -> None:
     node.demote("a")
     (room_a, a), (room_b, b) = wanted("a", VALUES["a"]), wanted("b", VALUES["b"])
     assert ask(node, a, b) == [digest(LOSSY["a"]), digest(VALUES["b"])]
     assert [bytes(room_a), bytes(room_b)] == [LOSSY["a"], VALUES["b"]]
 
 
-def test_no_value_but_a_raw_tensor_may_come_with_another_checksum_than_the_masters(node: Served, client: Client) -> None:
+def test_only_raw_tensors_may_have_another_checksum(node: Served, client: Client) -> None:
     (answer,) = ask(node, wanted("plain", PLAIN, checksum=7)[1])
     assert isinstance(answer, ChecksumMismatch)
 
 
-def test_a_tensor_that_arrives_damaged_is_not_taken_for_a_lossy_one(node: Served, client: Client) -> None:
-    """Its source says one checksum and its bytes have another."""
+def test_a_damaged_tensor_is_not_taken_for_a_lossy_one(node: Served, client: Client) -> None:
+    """The source reports one checksum and sends bytes with another."""
     block = block_of(node, "b")
     node.call(lambda: setattr(block, "checksum", block.checksum ^ 1))
     (answer,) = ask(node, wanted("b", VALUES["b"], checksum=99)[1])

@@ -1,5 +1,5 @@
-"""Promises of publisher.py: the inventory first, then events in order; whoever waits hears when the master has made it durable, and not
-before, over however many links."""
+"""Tests of event_replicator.py: the inventory first, then events in order; waiters are notified exactly when the master
+has made their events durable, over any number of links."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, NVME, Block
-from kvstore.store.block_table.partitioning import Partitioning
+from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
 from kvstore.store.replication.inventory_comparison import InventoryComparison
 from kvstore.tiers.tier import Slot
@@ -43,7 +43,7 @@ BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
 
 
 class Link:
-    """One link to a master that answers when it is told to."""
+    """A link to a master that answers on the test's command."""
 
     def __init__(self) -> None:
         self.sent: list[Publish] = []
@@ -74,8 +74,8 @@ class Node:
     def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2, holds_back: bool = False) -> None:
         self.blocks: dict[str, Block] = {}
         self.timers: list[Callable[[], None]] = []
-        """What is to be called when events have waited for long enough."""
-        self.publisher = EventReplicator(
+        """Callbacks of the batching delay."""
+        self.replicator = EventReplicator(
             self.parts,
             batch_events=batch_events,
             max_in_flight=max_in_flight,
@@ -84,14 +84,14 @@ class Node:
         self.synced = 0
         self.heard: list[str] = []
         self.refusals: list[KVStoreError] = []
-        self.publisher.on_refused = self.refusals.append
+        self.replicator.on_refused = self.refusals.append
 
     def parts(self) -> Iterator[list[Block]]:
         return iter([list(self.blocks.values())])
 
     def link_up(self, epoch: int = 1) -> Link:
         link = Link()
-        self.publisher.link_up(link.send, epoch, self._on_synced)
+        self.replicator.link_up(link.send, epoch, self._on_synced)
         return link
 
     def synced_link(self) -> Link:
@@ -104,17 +104,17 @@ class Node:
         block = made(tenant, name.encode(), 10, 1, namespace, b"p", checksum=7)
         block.set_slot(DRAM, Slot(1, 1, 10))
         self.blocks[name] = block
-        self.publisher.emit(EVENT_COMMIT, block)
+        self.replicator.emit(EVENT_COMMIT, block)
         return block
 
     def gone(self, name: str) -> None:
         block = self.blocks.pop(name)
-        block.is_gone = True
-        self.publisher.emit(EVENT_GONE, block)
+        block.is_dropped = True
+        self.replicator.emit(EVENT_GONE, block)
 
     def wait_for(self, name: str, seq: int | None = None) -> None:
-        seq = self.publisher._seq if seq is None else seq
-        self.publisher.when_published(seq, lambda error: self.heard.append(name if error is None else f"{name}: {type(error).__name__}"))
+        seq = self.replicator._seq if seq is None else seq
+        self.replicator.when_published(seq, lambda error: self.heard.append(name if error is None else f"{name}: {type(error).__name__}"))
 
     def _on_synced(self) -> None:
         self.synced += 1
@@ -130,82 +130,82 @@ def blocks(*names: str) -> list[Block]:
     return [made("red", name.encode(), 10, 0) for name in names]
 
 
-def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim_its_key() -> None:
+def test_evictions_are_sent_beyond_the_window_before_a_commit() -> None:
     node = Node(batch_events=1, max_in_flight=1)
     link = node.synced_link()
     for name in "abc":
         node.commit(name)
     node.gone("b")
-    node.publisher.say_gone(blocks("a", "c"))
+    node.replicator.send_evictions(blocks("a", "c"))
     assert link.said() == [(PHASE_STREAM, "a")], "of these nothing is to be said"
     node.commit("d")
-    node.publisher.say_gone(blocks("a", "b"))
+    node.replicator.send_evictions(blocks("a", "b"))
     assert link.said() == [(PHASE_STREAM, name) for name in "bcb"]
-    node.publisher.say_gone(blocks("b"))
+    node.replicator.send_evictions(blocks("b"))
     assert link.said() == []
     link.answer_all()
-    node.publisher.flush_now()
+    node.replicator.flush_now()
     assert link.said() == [(PHASE_STREAM, "d")]
 
 
-def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_not_name_it_then() -> None:
+def test_an_eviction_is_sent_before_the_inventory_is_complete() -> None:
     node = Node(max_in_flight=2)
     for name in "abcdefg":
         node.commit(name)
     link = node.link_up()
     node.gone("a")
     node.gone("d")
-    node.publisher.say_gone(blocks("b", "new"))
+    node.replicator.send_evictions(blocks("b", "new"))
     assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
-    node.publisher.say_gone(blocks("d"))
+    node.replicator.send_evictions(blocks("d"))
     assert link.said() == [(PHASE_STREAM, "ad")]
     link.answer_all()
     assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
 
 
-def test_events_for_which_nobody_waits_wait_for_others() -> None:
+def test_events_without_waiters_are_batched() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()
     assert node.timers == [], "an inventory waits for nothing"
     for name in "ab":
         node.commit(name)
-        node.publisher.flush()
+        node.replicator.flush()
     assert link.said() == []
-    assert not node.publisher.has_said_all
+    assert not node.replicator.has_sent_all
     assert len(node.timers) == 1
     node.timers.pop()()
-    node.publisher.flush()
+    node.replicator.flush()
     assert link.said() == [(PHASE_STREAM, "ab")]
     node.commit("c")
-    node.publisher.flush()
+    node.replicator.flush()
     assert link.said() == [], "and so do the next ones"
     assert len(node.timers) == 1
 
 
-def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> None:
+def test_awaited_events_and_earlier_ones_are_sent_at_once() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()
     node.commit("a")
-    node.publisher.flush()
+    node.replicator.flush()
     waited_for = node.commit("b")
     answers: list[KVStoreError | None] = []
-    node.publisher.when_published(waited_for.event_seq, answers.append)
-    node.publisher.flush()
+    node.replicator.when_published(waited_for.event_seq, answers.append)
+    node.replicator.flush()
     assert link.said() == [(PHASE_STREAM, "ab")]
     node.commit("c")
-    node.publisher.flush_now()
+    node.replicator.flush_now()
     assert link.said() == [(PHASE_STREAM, "c")]
     link.answer_all()
     assert answers == [None]
 
 
-def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
+def test_event_columns_describe_their_block(node: Node) -> None:
     link = node.link_up(epoch=9)
     link.answer_all()
     first, second = node.commit("a"), node.commit("b", "blue", "other")
     second.set_slot(NVME, Slot(2, 1, 10))
     link.sent.clear()
-    node.publisher.flush()
+    node.replicator.flush()
     assert link.sent == [
         Publish(
             epoch=9,
@@ -230,52 +230,52 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     assert second.event_seq == 2
 
 
-def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_then(node: Node) -> None:
-    """However long the master takes nothing: a node does not grow by each move."""
+def test_moves_of_a_queued_block_are_coalesced(node: Node) -> None:
+    """So the queue does not grow by moves while the master accepts nothing."""
     link = node.link_up()
     link.answer_all()
     said = node.commit("a")
-    node.publisher.flush()
+    node.replicator.flush()
     unsaid = node.commit("b")
     for slot in (Slot(2, 1, 10), None) * 50 + (Slot(2, 1, 10),):
         for block in (said, unsaid):
             block.set_slot(NVME, slot)
-            node.publisher.emit(EVENT_MOVED, block)
-    assert node.publisher.backlog == 3
+            node.replicator.emit(EVENT_MOVED, block)
+    assert node.replicator.backlog == 3
     link.sent.clear()
     link.answer_all()
-    node.publisher.flush()
+    node.replicator.flush()
     told = [(message.keys, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
     assert told == [([b"b", b"a"], bytes((EVENT_COMMIT, EVENT_MOVED)), b"\6\6")]
     assert said.event_seq == 3
 
 
-def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its_end(node: Node) -> None:
+def test_waiters_of_new_events_do_not_wait_for_the_inventory(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
     link = node.link_up()
     for name in "bc":
         node.commit(name)
         node.wait_for(name)
-    node.publisher.when_published(3, lambda _error: node.heard.append("a to c"), oldest=1)
+    node.replicator.when_published(3, lambda _error: node.heard.append("a to c"), oldest=1)
     link.answer(2)
     assert link.said()[2:] == [(PHASE_STREAM, "bc"), (PHASE_SYNC_END, "")]
     assert node.heard == []
     link.answer()
     assert node.heard == ["b", "c"]
-    assert (node.publisher.is_published(3, 2), node.publisher.is_published(2, 1), node.publisher.backlog) == (True, False, 3)
+    assert (node.replicator.is_published(3, 2), node.replicator.is_published(2, 1), node.replicator.backlog) == (True, False, 3)
     link.answer()
     assert node.heard == ["b", "c", "a", "a to c"]
-    assert node.publisher.backlog == 0
+    assert node.replicator.backlog == 0
 
 
-def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node) -> None:
-    """A put that was under way when an owner vanished waited until its node of ten million blocks had been compared with the next one."""
+def test_awaited_blocks_are_committed_first_on_the_next_link(node: Node) -> None:
+    """Regression: a put during a failover waited until ten million blocks were compared with the next owner."""
     known, waited_for, gone = (node.commit(name) for name in "abc")
     told: list[tuple[str, KVStoreError | None]] = []
     for name, of in (("put", [waited_for, gone]), ("put of what is gone", [gone])):
         seqs = [block.event_seq for block in of]
-        node.publisher.when_published(max(seqs), lambda error, name=name: told.append((name, error)), oldest=min(seqs), blocks=of)  # type: ignore[misc]
+        node.replicator.when_published(max(seqs), lambda error, name=name: told.append((name, error)), oldest=min(seqs), blocks=of)  # type: ignore[misc]
     node.gone("c")
     link = node.link_up()
     assert known.event_seq < waited_for.event_seq
@@ -287,15 +287,15 @@ def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node)
     assert told == [("put", None), ("put of what is gone", None)]
 
 
-def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
+def test_waiters_are_notified_in_order_when_events_are_durable(node: Node) -> None:
     link = node.synced_link()
     node.commit("a")
-    node.publisher.flush()
+    node.replicator.flush()
     node.commit("b")
-    node.publisher.flush()
+    node.replicator.flush()
     node.wait_for("b")
     node.wait_for("a", seq=1)
-    assert node.publisher.backlog == 2
+    assert node.replicator.backlog == 2
     link.answer()
     assert node.heard == ["a"]
     link.answer()
@@ -304,24 +304,24 @@ def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node:
     assert node.heard[-1] == "at once"
 
 
-def test_an_answer_ahead_of_its_predecessors_makes_nothing_durable(node: Node) -> None:
+def test_an_early_answer_makes_no_event_durable(node: Node) -> None:
     link = node.synced_link()
     node.commit("a")
-    node.publisher.flush()
+    node.replicator.flush()
     node.commit("b")
-    node.publisher.flush()
+    node.replicator.flush()
     node.wait_for("both")
     link.answers.pop(1)(None)
     assert node.heard == []
-    assert node.publisher.backlog == 2
+    assert node.replicator.backlog == 2
     link.answer()
     assert node.heard == ["both"]
 
 
-def test_without_a_link_events_are_not_kept_and_who_waits_is_told_by_the_next_inventory(node: Node) -> None:
+def test_events_without_a_link_are_covered_by_the_inventory(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
-    node.publisher.flush()
+    node.replicator.flush()
     assert node.heard == []
     link = node.link_up()
     link.answer_all()
@@ -332,10 +332,10 @@ def test_without_a_link_events_are_not_kept_and_who_waits_is_told_by_the_next_in
 def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
     old = node.synced_link()
     node.commit("a")
-    node.publisher.flush()
+    node.replicator.flush()
     node.wait_for("a")
-    node.publisher.link_down()
-    assert not node.publisher.is_synced
+    node.replicator.link_down()
+    assert not node.replicator.is_synced
     old.answer_all()
     assert node.heard == []
     new = node.link_up()
@@ -345,7 +345,7 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_however_often_the_link_breaks(seed: int) -> None:
+def test_a_model_master_converges_despite_broken_links(seed: int) -> None:
     choice = random.Random(seed)
     node = Node(batch_events=choice.randint(1, 4), max_in_flight=choice.randint(1, 3))
     link = node.link_up()
@@ -385,27 +385,27 @@ def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_howev
             case "gone" if node.blocks:
                 node.gone(choice.choice(list(node.blocks)))
             case "flush":
-                node.publisher.flush()
+                node.replicator.flush()
             case "take":
                 take(choice.randint(1, 3))
             case "break" if choice.random() < 0.2:
-                node.publisher.link_down()
+                node.replicator.link_down()
                 link = node.link_up()
         durable_names = set(node.heard)
-        assert not in_sync or not node.publisher.is_synced
+        assert not in_sync or not node.replicator.is_synced
         assert all(name in known for name in durable_names if name in node.blocks)
     for _ in range(200):
-        node.publisher.flush()
+        node.replicator.flush()
         take(9)
     assert known.keys() == node.blocks.keys()
-    assert node.publisher.backlog == 0
+    assert node.replicator.backlog == 0
     assert len(node.heard) == len(set(node.heard))
     assert set(node.heard) >= set(node.blocks)
 
 
 # --- traces ---
 class TracedLink(Link):
-    """It notes for whom each message is."""
+    """Records the traces of each message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,46 +421,46 @@ def announced(*span_ids: int) -> bytes:
     return b"".join(SampledCall(TraceParent(7, span_id)).frame for span_id in span_ids)
 
 
-def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> None:
+def test_a_message_carries_the_traces_of_its_waiters() -> None:
     node, spans, link = Node(batch_events=2, max_in_flight=9), Spans(), TracedLink()
-    publisher = node.publisher
-    publisher.link_up(link.send, 1, lambda: None)
+    replicator = node.replicator
+    replicator.link_up(link.send, 1, lambda: None)
     link.answer_all()
     link.calls.clear()
     waits = [Part(spans, "", place=TraceParent(7, number)) for number in range(1, 5)]
     for name, span in zip("abc", waits, strict=False):
         block = made("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
-        publisher.emit(EVENT_COMMIT, block)
-        publisher.when_published(publisher._seq, lambda _error: None, span)
-    publisher.when_published(publisher._seq, lambda _error: None)
-    publisher.flush()
+        replicator.emit(EVENT_COMMIT, block)
+        replicator.when_published(replicator._seq, lambda _error: None, span)
+    replicator.when_published(replicator._seq, lambda _error: None)
+    replicator.flush()
     assert link.calls == [announced(1, 2), announced(3)]
-    publisher.when_published(publisher._seq, lambda _error: None, waits[3])
-    publisher.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
-    publisher.flush()
+    replicator.when_published(replicator._seq, lambda _error: None, waits[3])
+    replicator.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
+    replicator.flush()
     assert link.calls[2:] == [b""], "what the last one waits for had been said before"
     link.answer_all()
     heard = list[object]()
-    publisher.when_published(publisher._seq, heard.append, waits[0])
+    replicator.when_published(replicator._seq, heard.append, waits[0])
     assert heard == [None], "nothing is left to wait for"
 
 
 class Compared:
-    """A node of so many blocks with a new link, whose master compares when it is told to."""
+    """A node of so many blocks with a new link, whose master compares on the test's command."""
 
     def __init__(self, count: int, known_blocks: int) -> None:
         self.node = Node()
         self.turns: list[Callable[[], None]] = []
-        self.node.publisher = EventReplicator(
+        self.node.replicator = EventReplicator(
             self.node.parts, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
         )
-        self.node.publisher.on_refused = self.node.refusals.append
+        self.node.replicator.on_refused = self.node.refusals.append
         for at in range(count):
             self.node.commit(f"<{at}>").generation = at + 1
         self.link = Link()
         self.digests: list[Digests] = []
         self.answers: list[Callable[[Flags | KVStoreError], None]] = []
-        self.node.publisher.link_up(self.link.send, 1, self.node._on_synced, compare=self.compare, known_blocks=known_blocks)
+        self.node.replicator.link_up(self.link.send, 1, self.node._on_synced, compare=self.compare, known_blocks=known_blocks)
 
     def compare(self, message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
         self.digests.append(message)
@@ -471,7 +471,7 @@ class Compared:
             self.turns.pop(0)()
 
 
-def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named() -> None:
+def test_incremental_resync_sends_only_differences() -> None:
     found = Compared(80, FROM)
     assert found.link.said() == [(PHASE_SYNC_BEGIN, "")]
     found.run()
@@ -490,10 +490,10 @@ def test_events_do_not_wait_for_the_comparison() -> None:
     found.node.gone("<0>")
     found.node.commit("new")
     found.node.wait_for("new")
-    assert not found.node.publisher.has_said_all
-    found.node.publisher.flush()
+    assert not found.node.replicator.has_sent_all
+    found.node.replicator.flush()
     assert found.link.said() == [(PHASE_STREAM, "<0>new")]
-    assert found.node.publisher.has_said_all
+    assert found.node.replicator.has_sent_all
     found.link.answer_all()
     assert found.node.heard == ["new"]
     found.run()
@@ -501,18 +501,18 @@ def test_events_do_not_wait_for_the_comparison() -> None:
     assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(33, 65))), (PHASE_SYNC_END, "")]
 
 
-def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_anew() -> None:
+def test_a_comparison_ends_with_its_link() -> None:
     broken, refused = Compared(80, 80), Compared(80, 80)
-    broken.node.publisher.link_down()
+    broken.node.replicator.link_down()
     broken.run()
     assert not broken.digests
     refused.run()
     refused.answers[0](InvalidArgument("no"))
     assert [type(error) for error in refused.node.refusals] == [InvalidArgument]
-    assert not refused.node.publisher.has_said_all
+    assert not refused.node.replicator.has_sent_all
 
 
-def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends() -> None:
+def test_a_failed_comparison_sends_the_full_inventory() -> None:
     found = Compared(80, FROM)
     with patch.object(InventoryComparison, "_order_all", side_effect=MemoryError):
         found.run()
@@ -525,49 +525,49 @@ def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends()
     assert found.node.synced == 1
 
 
-def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_link_made_anew(node: Node) -> None:
-    """The blocks that it had not come to would not be there any more."""
+def test_an_unreadable_inventory_reconnects(node: Node) -> None:
+    """Ending the inventory would drop the blocks that were not reached."""
     read = node.parts
 
     def parts() -> Iterator[list[Block]]:
         yield from read()
         raise MemoryError
 
-    node.publisher._parts = parts
+    node.replicator._parts = parts
     for name in "abcd":
         node.commit(name)
     link = node.link_up()
     link.answer_all()
     assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
     assert [type(error) for error in node.refusals] == [KVStoreError]
-    node.publisher._parts = read
+    node.replicator._parts = read
     node.synced_link()
-    assert node.publisher.is_synced
+    assert node.replicator.is_synced
 
 
-@pytest.mark.parametrize("is_claimed", [False, True])
-def test_events_for_which_there_was_no_memory_are_told_by_the_inventory_of_a_link_that_is_made_anew(is_claimed: bool) -> None:
-    """Else they would be said by nobody, and what comes after them would never be durable."""
+@pytest.mark.parametrize("is_commit_in_flight", [False, True])
+def test_events_lost_to_memory_errors_are_resynced(is_commit_in_flight: bool) -> None:
+    """Otherwise they would never be sent, and later events never be durable."""
     node = Node(max_in_flight=1)
     node.commit("a")
     link = node.synced_link()
-    if is_claimed:
+    if is_commit_in_flight:
         node.commit("b")
-        node.publisher.flush_now()  # the window is full
+        node.replicator.flush_now()  # the window is full
     node.gone("a")
     node.commit("c")
     node.wait_for("c")
     with patch("kvstore.store.replication.event_replicator._message", side_effect=MemoryError):
-        if is_claimed:
-            node.publisher.say_gone(blocks("a"))
+        if is_commit_in_flight:
+            node.replicator.send_evictions(blocks("a"))
         else:
-            node.publisher.flush()
+            node.replicator.flush()
     assert [type(error) for error in node.refusals] == [KVStoreError]
     link.answer_all()
     assert node.heard == []
     new = node.link_up()
     new.answer_all()
-    assert [keys for _phase, keys in new.said()] == ["", "bc" if is_claimed else "c", ""]
+    assert [keys for _phase, keys in new.said()] == ["", "bc" if is_commit_in_flight else "c", ""]
     assert node.heard == ["c"]
 
 
@@ -576,21 +576,21 @@ class Told:
 
     def __init__(self, count: int = COUNT, *, moved_before: Sequence[Block] = ()) -> None:
         """Some moved before anything was known of partitions."""
-        self.partitioning = Partitioning()
+        self.partition_map = PartitionMap()
         self.held: list[Block] = list(moved_before)
-        self.publishers = EventReplicators(
-            lambda: self.held, self.partitioning, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=100)
+        self.replicators = EventReplicators(
+            lambda: self.held, self.partition_map, lambda parts: EventReplicator(parts, batch_events=100, max_in_flight=100)
         )
         for block in moved_before:
-            self.publishers.emit(EVENT_MOVED, block)
-        self.partitioning.tell(count)
-        self.publishers.cut()
+            self.replicators.emit(EVENT_MOVED, block)
+        self.partition_map.set_count(count)
+        self.replicators.add_partitions()
         self.heard: list[list[bytes]] = [[] for _ in range(count)]
         self.unanswered: list[list[Answered]] = [[] for _ in range(count)]
 
     def link_up(self) -> None:
-        for partition in range(self.partitioning.count):
-            self.publishers[partition].link_up(self._send(partition), 1, lambda: None)
+        for partition in range(self.partition_map.count):
+            self.replicators[partition].link_up(self._send(partition), 1, lambda: None)
 
     def _send(self, partition: int) -> Callable[[Publish, Answered], None]:
         def send(message: Publish, answered: Answered) -> None:
@@ -605,67 +605,67 @@ class Told:
             answered(None)
 
     def keys(self, partition: int) -> list[bytes]:
-        return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
+        return [block.key for block in BLOCKS if self.partition_map.of(block.key) == partition]
 
 
-def test_each_master_hears_of_its_own_blocks_alone() -> None:
+def test_each_master_gets_its_own_partitions_events() -> None:
     told = Told()
     told.held = BLOCKS[:10]
     told.link_up()
     for block in BLOCKS[10:]:
-        told.publishers.emit(EVENT_COMMIT, block)
-    assert told.publishers.backlog == 10
-    told.publishers.flush()
+        told.replicators.emit(EVENT_COMMIT, block)
+    assert told.replicators.backlog == 10
+    told.replicators.flush()
     for partition in range(COUNT):
         told.answer(partition)
         assert told.heard[partition] == told.keys(partition)
-    assert told.publishers.backlog == 0
-    assert told.publishers.is_synced
+    assert told.replicators.backlog == 0
+    assert told.replicators.is_synced
 
 
-def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
+def test_moves_before_partitioning_are_sent_with_the_next_move() -> None:
     told = Told(moved_before=[made("red", b"recovered-%d" % number, 1, 1) for number in range(20)])
     told.link_up()
     for partition in range(COUNT):
         told.answer(partition)
         told.heard[partition].clear()
     for block in told.held:
-        told.publishers.emit(EVENT_MOVED, block)
-    told.publishers.flush_now()
+        told.replicators.emit(EVENT_MOVED, block)
+    told.replicators.flush_now()
     assert sorted(key for heard in told.heard for key in heard) == sorted(block.key for block in told.held)
 
 
-def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> None:
+def test_a_waiter_of_several_partitions_waits_for_all() -> None:
     told, results = Told(), list[KVStoreError | None]()
     told.link_up()
     for block in BLOCKS:
-        told.publishers.emit(EVENT_COMMIT, block)
-    told.publishers.when_published(BLOCKS, results.append)
-    told.publishers.flush_now()
+        told.replicators.emit(EVENT_COMMIT, block)
+    told.replicators.when_published(BLOCKS, results.append)
+    told.replicators.flush_now()
     for partition in range(COUNT):
         assert results == []
         told.answer(partition)
     assert results == [None]
-    told.publishers.when_published(BLOCKS, results.append)
-    told.publishers.when_published([], results.append)
+    told.replicators.when_published(BLOCKS, results.append)
+    told.replicators.when_published([], results.append)
     assert results == [None] * 3
 
 
-def test_who_waits_for_a_new_block_and_one_that_is_durable_does_not_wait_for_the_next_inventory() -> None:
+def test_a_waiter_skips_blocks_that_are_durable() -> None:
     told, results = Told(1), list[KVStoreError | None]()
     old, new = BLOCKS[:2]
     told.link_up()
-    told.publishers.emit(EVENT_COMMIT, old)
-    told.publishers.flush()
+    told.replicators.emit(EVENT_COMMIT, old)
+    told.replicators.flush()
     told.answer(0)
-    told.publishers.emit(EVENT_COMMIT, BLOCKS[2])
-    told.publishers[0].link_down()
-    told.publishers[0]._max_in_flight = 2
+    told.replicators.emit(EVENT_COMMIT, BLOCKS[2])
+    told.replicators[0].link_down()
+    told.replicators[0]._max_in_flight = 2
     told.held = [old, BLOCKS[2]]
     told.link_up()
-    told.publishers.emit(EVENT_COMMIT, new)
-    told.publishers.when_published([old, new], results.append)
-    told.publishers.when_published([BLOCKS[2], new], results.append)
+    told.replicators.emit(EVENT_COMMIT, new)
+    told.replicators.when_published([old, new], results.append)
+    told.replicators.when_published([BLOCKS[2], new], results.append)
     for awaited in ([], [], [None], [None, None]):  # the beginning, what was there, what is new, the end
         told.unanswered[0].pop(0)(None)
         assert results == awaited

@@ -1,4 +1,4 @@
-"""Promises of inventory_comparison.py: the digests of an inventory say what is in it, and what differs is told, each block once."""
+"""Tests of inventory_comparison.py: digests describe the inventory, and differing blocks are reported once each."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -26,7 +26,7 @@ def block(generation: int, *, nvme: bool = False) -> Block:
 
 
 class Compared:
-    """A comparison of blocks with a master that answers when it is told to."""
+    """A comparison with a master that answers on the test's command."""
 
     def __init__(self, *parts: list[Block], max_blocks: int = 10_000) -> None:
         self.turns: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class Compared:
             self.turns.pop(0)()
 
 
-def test_runs_are_by_generation_and_tell_count_sum_and_tiers() -> None:
+def test_digest_runs_have_generation_count_sum_and_tiers() -> None:
     blocks = [block(2), block(1), block(4, nvme=True), block(3)]
     found = Compared(blocks)
     assert not found.sent
@@ -59,7 +59,7 @@ def test_runs_are_by_generation_and_tell_count_sum_and_tiers() -> None:
     assert found.told == [[blocks[0], blocks[1], blocks[3]]]
 
 
-def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
+def test_large_inventories_are_compared_in_several_messages() -> None:
     blocks = [block(at) for at in range(1, 5 * MAX_RUN + 1)]
     with patch.object(comparison, "RUNS_PER_MESSAGE", 2):
         found = Compared(blocks[:10], [], *(blocks[begin : begin + 10] for begin in range(10, len(blocks), 10)))
@@ -79,7 +79,7 @@ def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
 
 
 @pytest.mark.parametrize("reply", [Unavailable("the catalog is away"), Flags(b"\1\1\1")])
-def test_an_error_or_flags_of_other_runs_are_told_once(reply: Flags | KVStoreError) -> None:
+def test_a_failed_reply_ends_the_comparison_once(reply: Flags | KVStoreError) -> None:
     with patch.object(comparison, "RUNS_PER_MESSAGE", 1):
         found = Compared([block(1), block(2, nvme=True)])
         found.run()
@@ -90,8 +90,8 @@ def test_an_error_or_flags_of_other_runs_are_told_once(reply: Flags | KVStoreErr
 
 
 @pytest.mark.parametrize("step", ["_read", "_order_all", "_digests", "_differing"])
-def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
-    """Whatever has failed in it, be it memory: the inventory would never end else."""
+def test_a_failed_comparison_step_ends_the_comparison(step: str) -> None:
+    """For any exception, such as MemoryError: the inventory would never end."""
     with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(InventoryComparison, step, side_effect=MemoryError):
         found = Compared([block(1)], [block(2, nvme=True)])
         found.run()
@@ -100,7 +100,7 @@ def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
     assert found.told == [None]
 
 
-def test_after_its_end_nothing_is_read_sent_or_told() -> None:
+def test_an_ended_comparison_does_nothing() -> None:
     unread, unsent, unanswered = Compared([block(1)]), Compared([block(1), block(2, nvme=True)]), Compared([block(1)])
     unread.comparison.end()
     unread.run()

@@ -1,4 +1,4 @@
-"""Promises of fetching.py, from a node on real sockets and from peers that lie."""
+"""Tests of replica_fetch.py, from a node on real sockets and from malicious peers."""
 
 import socket
 import threading
@@ -69,8 +69,8 @@ def digests(*names: str) -> list[int]:
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["this host", "another host"])
-def test_values_come_as_they_are_over_either_socket(node: Served, host: str | None) -> None:
-    """Over the one that is right: the other one is none."""
+def test_fetch_works_over_either_socket(node: Served, host: str | None) -> None:
+    """Over the valid one: the other address is invalid."""
     source = source_of(node, tcp=NOWHERE) if host is None else source_of(node, unix="/nowhere", host=host)
     room = Room(*VALUES)
     assert fetch(source, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
@@ -78,18 +78,18 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
     assert not node.call(lambda: len(node.leases))
 
 
-def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
+def test_fetch_ignores_a_socket_of_another_node(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
-        other.admission.node_id = 6
+        other.authenticator.node_id = 6
         moved = SourceNode(5, socket_id(other.unix), other.unix, node.tcp)
         room = Room(*VALUES)
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
-        with pytest.raises(Unavailable, match="there is 'node', not node 5"):
+        with pytest.raises(Unavailable, match="is 'node', not node 5"):
             fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
 
 
-def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_one(node: Served) -> None:
+def test_fetch_reports_errors_per_block(node: Served) -> None:
 
     def drop() -> None:
         block = node.store.table.find("red", b"c")
@@ -102,17 +102,17 @@ def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_on
     assert bytes(wanted[1].destination) == VALUES["b"]
 
 
-def test_a_value_of_another_size_than_its_room_is_not_read(node: Served) -> None:
+def test_fetch_refuses_a_value_of_another_size(node: Served) -> None:
     with pytest.raises(ProtocolError, match="node 5 has 1000 bytes for a block of 999"):
         fetch(source_of(node), HELLO, Room("a", size_bytes=999).wanted, Deadline(TIMEOUT_S))
 
 
-def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order(tmp_path: Path) -> None:
+def test_fetch_presents_the_pass_of_the_order(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         client = node.connect(ticket=node.ticket())
         client.put(VALUES)
         client.close()
-        node.admission.master_epochs[0] = 3
+        node.authenticator.master_epochs[0] = 3
         generation = Room("a").wanted[0].generation
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 
@@ -123,13 +123,13 @@ def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order
         for wrong in (node.ticket(), b""):
             with pytest.raises(InvalidTicket):
                 attempt(3, wrong)
-        with pytest.raises(StaleEpoch, match="node 'asker' obeys a master of epoch 2, and this node one of 3"):
+        with pytest.raises(StaleEpoch, match="node 'asker' is registered under master epoch 2, this node under epoch 3"):
             attempt(2, shown)
 
 
 class Liar:
-    """A peer that says Welcome, then one answer, whatever it is asked, with a payload that ends early, and hangs up. None: nothing, until
-    it is let go."""
+    """A peer that sends Welcome, one fixed answer with a truncated payload, and closes. None: it answers nothing until
+    released."""
 
     def __init__(self, answer: Message | None, payload_bytes: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -173,7 +173,7 @@ def _blocks(status: int, count: int = 1) -> ReadBlocksReply:
     ],
     ids=["too many", "mapped", "unknown", "too few bytes", "hangs up within the value", "silent"],
 )
-def test_a_source_that_answers_nonsense_or_not_at_all_is_an_error_in_time(
+def test_fetch_fails_in_time_for_a_bad_or_silent_source(
     answer: ReadBlocksReply | None, payload_bytes: int, error: type[KVStoreError]
 ) -> None:
     liar = Liar(answer, payload_bytes)
@@ -220,7 +220,7 @@ def by_engine(node: Served, transfer: bytes, engine: TransferEngine) -> None:
     until(node, lambda: not len(node.leases))
 
 
-def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
+def test_large_batches_are_fetched_by_the_engine(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
     node, engine = far
     whole = sum(map(len, LARGE.values()))
     by_engine(node, engine.describe(), near)
@@ -237,7 +237,7 @@ def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Se
 
 
 @pytest.mark.parametrize("transfer", [b"of a later release", "gone"], ids=["nonsense", "unreachable"])
-def test_where_the_engine_cannot_be_used_all_comes_by_message(
+def test_fetch_falls_back_to_messages(
     far: tuple[Served, TransferEngine], near: TransferEngine, transfer: bytes | str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node, engine = far
@@ -246,4 +246,4 @@ def test_where_the_engine_cannot_be_used_all_comes_by_message(
             transfer = other.describe()
     by_engine(node, transfer, near)
     assert engine.served_bytes == 0
-    assert "blocks of node 5 come by message" in caplog.text
+    assert "transfer from node 5 failed, fetching by message" in caplog.text

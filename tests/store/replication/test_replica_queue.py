@@ -1,5 +1,5 @@
-"""Promises of copies.py: blocks come from another node as they are there and are seen only by the master's leave; whatever goes wrong on
-the way, nothing is left behind, and one line says what it was."""
+"""Tests of replica_queue.py: replicas become visible only after the master's confirmation; any failure leaves nothing
+behind and logs one line."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.replication import replica_queue as copies
 from kvstore.store.replication.replica_fetch import ReplicaBlock, SourceNode, fetch
 from kvstore.transfer.paths.path_chooser import MeasuredRate
@@ -61,14 +61,14 @@ class Ruler:
 
 
 class Pair:
-    """A source that holds VALUES at generation 1, a target under orders of `master`, and `ruler`, whom the target asks."""
+    """A source that holds VALUES at generation 1, a target under orders of `master`, and `ruler`, which confirms the target's replicas."""
 
     def __init__(self, source: Served, target: Served) -> None:
         self.source, self.target, self.ruler = source, target, Ruler()
         self.link = target.link()
         self.master = Master(self.link)
-        target.call(lambda: target.copies.link_up(self.ruler.ask, EPOCH))
-        source.admission.master_epochs[0] = 1
+        target.call(lambda: target.replica_queue.link_up(self.ruler.ask, EPOCH))
+        source.authenticator.master_epochs[0] = 1
         client = source.connect()
         assert set(client.put(VALUES)) == {1}
         client.close()
@@ -104,7 +104,7 @@ class Pair:
         return flags
 
     def settle(self) -> None:
-        self.until(lambda: not len(self.target.copies))
+        self.until(lambda: not len(self.target.replica_queue))
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Come back when the condition holds in the target's loop."""
@@ -122,7 +122,7 @@ class Pair:
 
         def is_over() -> bool:
             check(store.table)
-            return (len(target.copies), store.table.open_puts, len(target.leases), len(target.waiting)) == (0, 0, 0, 0)
+            return (len(target.replica_queue), store.table.open_puts, len(target.leases), len(target.waiting)) == (0, 0, 0, 0)
 
         def bytes_held_by_no_block() -> tuple[int, int]:
             for block in list(store.table.blocks()):
@@ -134,7 +134,7 @@ class Pair:
         eventually(lambda: self.source.call(lambda: len(self.source.leases) == 0))
 
     def counters(self) -> tuple[int, int, int]:
-        found = self.target.call(self.target.copies.counters)
+        found = self.target.call(self.target.replica_queue.counters)
         return found["copied_blocks"], found["copied_bytes"], found["copies_failed"]
 
 
@@ -166,7 +166,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp"])
-def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pair, client: Client, way: str) -> None:
+def test_replicas_are_copied_in_batches_with_their_generation(pair: Pair, client: Client, way: str) -> None:
     names = list(VALUES)
     assert pair.copy(*names, tcp=pair.source.tcp if way == "tcp" else "") == [1] * len(names)
     _, found = client.read(*names, generations=[1] * len(names))
@@ -179,19 +179,19 @@ def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pai
     assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
 
 
-def test_nothing_is_seen_before_the_master_has_said_so(pair: Pair, client: Client) -> None:
+def test_a_replica_is_invisible_until_the_master_confirms(pair: Pair, client: Client) -> None:
     pair.ruler.is_silent = True
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
     pair.until(lambda: bool(pair.ruler.waiting))
     assert client.read("k0")[1] == [None]
     assert list(client.open({"k0": 10}).statuses) == [BUSY], "a key has one writer at a time"
-    assert pair.target.call(lambda: len(pair.target.copies)) == 2
+    assert pair.target.call(lambda: len(pair.target.replica_queue)) == 2
     pair.target.call(pair.ruler.decide)
     pair.settle()
     assert client.read("k0")[1] == [VALUES["k0"]]
 
 
-def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_taken_on(pair: Pair, client: Client) -> None:
+def test_present_blocks_and_a_full_queue_are_refused(pair: Pair, client: Client) -> None:
     client.put({"k0": b"mine"}, generation=7)
     client.open({"k1": 10})
     assert pair.copy("k0", "k1", "k2") == [0, 0, 1]
@@ -201,16 +201,16 @@ def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_t
     pair.ruler.is_silent = True
     pair.send(pair.order(["k3"]))
     assert pair.send(pair.order([f"k{number}" for number in range(4, 40)] * 3)) == [1] * 100 + [0] * 8
-    pair.target.call(pair.target.copies.link_down)
+    pair.target.call(pair.target.replica_queue.link_down)
     pair.target.call(pair.ruler.decide)
 
 
-def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
+def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0"])
     order.guests = 1
     assert pair.send(order) == [1]
     pair.settle()
-    assert pair.blocks()["k0"].is_guest
+    assert pair.blocks()["k0"].is_spilled
     own = {f"own{number}": b"o" * KIB for number in range(300)}
     client.put(own)
     before = pair.blocks().keys()
@@ -220,33 +220,35 @@ def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Cl
     pair.send(order)
     pair.settle()
     assert pair.blocks().keys() == before
-    assert lines() == ["1 of 1 blocks not copied from node 5: Full: no slot is free for what another node spills"]
+    assert lines() == ["1 of 1 blocks not copied from node 5: Full: no free slot for a spilled block"]
     pair.copy("k1")
-    assert not pair.blocks()["k1"].is_guest
-    assert pair.target.call(pair.target.copies.counters)["guest_blocks"] == 1
+    assert not pair.blocks()["k1"].is_spilled
+    assert pair.target.call(pair.target.replica_queue.counters)["guest_blocks"] == 1
 
 
 # --- what may happen meanwhile ---
 
 
-def test_a_block_removed_or_replaced_meanwhile_is_forgotten(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_replica_removed_meanwhile_is_dropped(pair: Pair, lines: Callable[[], list[str]]) -> None:
     pair.ruler.refuses = {b"k1"}
     pair.copy("k0", "k1", "k2")
     assert set(pair.blocks()) == {"k0", "k2"}
     assert pair.counters()[2] == 1
-    assert lines() == ["1 of 3 blocks copied from node 5 are dropped: removed or replaced meanwhile"]
+    assert lines() == ["dropped 1 of 3 blocks copied from node 5: removed or replaced meanwhile"]
 
 
-def test_bytes_that_arrive_damaged_are_not_kept(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_damaged_replica_is_dropped(pair: Pair, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0", "k1"])
     order.checksums = [digest(VALUES["k0"]), 7]
     pair.send(order)
     pair.settle()
     assert set(pair.blocks()) == {"k0"}
-    assert lines() == ["1 of 2 blocks not copied from node 5: ChecksumMismatch: node 5 sent a value whose xxh3_64 is not the one recorded"]
+    assert lines() == [
+        "1 of 2 blocks not copied from node 5: ChecksumMismatch: node 5 sent a value that does not match the recorded xxh3_64"
+    ]
 
 
-def test_a_source_that_is_dead_costs_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_dead_source_fails_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
     assert pair.copy("k0", "k1", tcp="127.0.0.1:1") == [1, 1]
     assert pair.arrived() == {b"k0": 0, b"k1": 0}
     assert pair.counters() == (0, 0, 2)
@@ -264,12 +266,12 @@ def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: 
     monkeypatch.setattr(copies, "fetch", expire)
     monkeypatch.setattr(copies.ReplicaQueue, "_measured", lambda _self, _source: measured)
     noted: list[tuple[int, MeasuredRate | None]] = []
-    monkeypatch.setattr(pair.target.copies.rates, "note", lambda node_id, rate: noted.append((node_id, rate)))
+    monkeypatch.setattr(pair.target.replica_queue.rates, "note", lambda node_id, rate: noted.append((node_id, rate)))
     pair.copy("k0")
     assert noted == [(5, measured)]
 
 
-def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pair, lines: Callable[[], list[str]]) -> None:
+def test_a_refused_or_malformed_confirmation_drops_the_replicas(pair: Pair, lines: Callable[[], list[str]]) -> None:
     pair.ruler.failure = StaleEpoch("registration 9 is over")
     pair.copy("k0")
     pair.ruler.failure = None
@@ -281,25 +283,25 @@ def test_a_master_that_refuses_or_answers_nonsense_has_entered_nothing(pair: Pai
     pair.settle()
     assert not pair.blocks()
     assert lines() == [
-        "1 of 1 blocks copied from node 5 are dropped: StaleEpoch: registration 9 is over",
-        "1 of 1 blocks copied from node 5 are dropped: ProtocolError: the master answered a Copied for other keys",
+        "dropped 1 of 1 blocks copied from node 5: StaleEpoch: registration 9 is over",
+        "dropped 1 of 1 blocks copied from node 5: ProtocolError: the master answered CopyResult with a wrong number of flags",
     ]
 
 
-def test_orders_end_with_the_link_by_which_they_came(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
-    """Those that wait at once, the one under way when it has arrived; the next link begins anew."""
+def test_orders_end_with_their_link(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
+    """Queued orders end at once, the one in progress after its fetch; the next link starts empty."""
     gate = Gate(monkeypatch)
     pair.send(pair.order(["k0"]))
     pair.send(pair.order(["k1", "k2"]))
     gate.await_fetch()
-    pair.target.call(lambda: pair.target.copies.link_up(pair.ruler.ask, EPOCH + 1))
-    assert pair.target.call(lambda: len(pair.target.copies)) == 1
+    pair.target.call(lambda: pair.target.replica_queue.link_up(pair.ruler.ask, EPOCH + 1))
+    assert pair.target.call(lambda: len(pair.target.replica_queue)) == 1
     gate.open()
     pair.settle()
     assert not pair.ruler.reports
     assert not pair.blocks()
     assert pair.counters() == (0, 0, 3)
-    assert lines() == ["1 of 1 blocks copied from node 5 are dropped: Unavailable: the link over which the copies were ordered is gone"]
+    assert lines() == ["dropped 1 of 1 blocks copied from node 5: Unavailable: the link that ordered the copies was lost"]
     pair.copy("k1")
     assert pair.ruler.reports[0].epoch == EPOCH + 1
 
@@ -329,9 +331,7 @@ class Gate:
         self._open.set()
 
 
-def test_a_fetch_that_outlasts_its_puts_writes_into_nobodys_slot(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
-) -> None:
+def test_a_late_fetch_writes_into_no_reused_slot(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
     gate = Gate(monkeypatch)
     pair.send(pair.order(["k0"]))
     gate.await_fetch()
@@ -340,10 +340,10 @@ def test_a_fetch_that_outlasts_its_puts_writes_into_nobodys_slot(
     assert pair.target.call(lambda: pair.target.store.dram.quarantined_bytes) > 0, "the thread may still write"
     gate.open()
     pair.settle()
-    assert lines() == ["1 of 1 blocks not copied from node 5: StaleHandle: its slot was taken back before it arrived: put_ttl_s is over"]
+    assert lines() == ["1 of 1 blocks not copied from node 5: StaleHandle: its slot expired before it arrived (put_ttl_s)"]
 
 
-def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) -> None:
+def test_a_replica_that_expires_before_its_grant_is_retracted(pair: Pair) -> None:
     pair.ruler.is_silent = True
     pair.send(pair.order(["k0"]))
     pair.until(lambda: bool(pair.ruler.waiting))
@@ -363,7 +363,7 @@ def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) ->
 # --- room ---
 
 
-def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too_in_their_turn(
+def test_orders_without_a_free_slot_are_given_up_in_turn(
     pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setattr(copies, "ROOM_WAIT_NS", 1 << 62)
@@ -371,7 +371,7 @@ def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too
     assert set(opened.statuses) == {0}
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
     assert pair.send(pair.order(["k2"])) == [1]
-    step, waits = pair.target.copies.step, pair.target.copies
+    step, waits = pair.target.replica_queue.step, pair.target.replica_queue
     pair.target.call(step)
     assert pair.target.call(lambda: len(waits)) == 3, "not at once"
     monkeypatch.setattr(copies, "ROOM_WAIT_NS", 0)
@@ -383,10 +383,10 @@ def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too
     pair.settle()
     assert set(pair.blocks()) == {"k2"}
     assert pair.arrived() == {b"k0": 0, b"k1": 0, b"k2": 1}
-    assert lines() == ["2 of 2 blocks not copied from node 5: Full: no room was freed within 0 s"]
+    assert lines() == ["2 of 2 blocks not copied from node 5: Full: no slot became free within 0 s"]
 
 
-def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, client: Client) -> None:
+def test_waiting_puts_of_another_tenant_delay_no_order(pair: Pair, client: Client) -> None:
     other = pair.target.connect(tenant="blue")
     opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
     assert set(opened.statuses) == {0}
@@ -401,8 +401,8 @@ def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, 
     other.close()
 
 
-@pytest.mark.parametrize("place", ["store.table.commit_claimed", "copies._sort_out"])
-def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
+@pytest.mark.parametrize("place", ["store.table.commit_granted", "replica_queue._sort_out"])
+def test_an_internal_error_ends_only_its_batch(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     def fail(*_: object) -> bool:
@@ -412,14 +412,14 @@ def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
         owner, _, name = place.rpartition(".")
         patch.setattr(attrgetter(owner)(pair.target), name, fail)
         pair.send(pair.order(["k0", "k1"]))
-        pair.until(lambda: not len(pair.target.copies))
+        pair.until(lambda: not len(pair.target.replica_queue))
     assert "a bug" in caplog.text
     assert pair.target.call(lambda: pair.target.store.table.open_puts) == 0
     assert pair.copy("k2") == [1]
     assert set(pair.blocks()) == {"k2"}
 
 
-def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
+def test_waiting_puts_precede_replicas(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}
     other = pair.target.connect()
@@ -430,7 +430,7 @@ def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
     thread.join()
     other.close()
     assert results == [[1]]
-    pair.target.call(pair.target.copies.step)
+    pair.target.call(pair.target.replica_queue.step)
     pair.settle()
     assert set(pair.blocks()) == {"waits", "k0"}
 
@@ -440,27 +440,25 @@ def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
 
     def put() -> Block:
         table = pair.target.store.table
-        opened = table.open(made("red", name.encode(), len(value), UNDECIDED), "writer", now_ns=0)
+        opened = table.open(made("red", name.encode(), len(value), UNCOMMITTED), "writer", now_ns=0)
         assert opened is not None
         pair.target.store.dram.view(opened.slot)[:] = value
-        return table.commit_undecided(opened, digest(value))
+        return table.store_uncommitted(opened, digest(value))
 
     return pair.target.call(put)
 
 
-def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_have_another_version(pair: Pair) -> None:
+def test_a_replica_of_an_uncommitted_key_waits_for_its_commit(pair: Pair) -> None:
     ours = put_undecided(pair, "k1", b"mine")
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1], "else the master takes the node for a full one"
-    pair.until(lambda: pair.target.copies.copied_blocks == 1)
-    assert pair.target.call(lambda: (len(pair.target.copies), pair.target.store.table.undecided.is_awaited)) == (1, True)
+    pair.until(lambda: pair.target.replica_queue.copied_blocks == 1)
+    assert pair.target.call(lambda: (len(pair.target.replica_queue), pair.target.store.table.uncommitted.is_awaited)) == (1, True)
     pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
     pair.settle()
     assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
 
 
-def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantized_replica_keeps_the_blocks_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = tensor_value(1)
     monkeypatch.setitem(VALUES, "tensor", value)
     (tmp_path / "s").mkdir()
@@ -479,7 +477,7 @@ def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_t
         client = target.connect()
         assert client.read("tensor", "k1", inline_bytes=1 << 20)[1] == [after("fp8-head", value), VALUES["k1"]]
         for _ in range(2):  # the target's own codec would change it once more, so it is refused
-            target.call(lambda: target.store.table.room.evict(block, target.store.table._landing))
+            target.call(lambda: target.store.table.evictor.evict(block, target.store.table._ingest_tier))
             target.settled()
         assert block.tier_mask() == 4
         assert client.read("tensor")[1] == [after("fp8-head", value)]
@@ -488,14 +486,14 @@ def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_t
         pair.master.close()
 
 
-def test_the_batches_of_a_traced_order_are_below_it_and_so_is_what_they_ask_for_and_of_others_nothing_is(pair: Pair) -> None:
+def test_batches_of_a_traced_order_have_child_spans(pair: Pair) -> None:
     spans = Spans()
     pair.source.server.tracer = spans
     assert pair.copy("k1") == [1]
     assert (spans.told, pair.ruler.calls) == ([], [None])
     order = pair.order(["k2", "k3"])
     hello = Hello(ROLE_NODE, order.tenant, "", "target", order.epoch)
-    assert list(pair.target.call(lambda: pair.target.copies.take(order, hello, Part(spans, "order")))) == [1, 1]
+    assert list(pair.target.call(lambda: pair.target.replica_queue.take(order, hello, Part(spans, "order")))) == [1, 1]
     pair.settle()
     assert spans.parts == [("kvstore.node.fetch_copies", {"kvstore.blocks": 2})]
     assert {(kind, parent) for kind, parent, _error in spans.told} == {(ReadBlocks.TYPE, PLACE)}

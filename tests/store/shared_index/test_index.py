@@ -1,7 +1,5 @@
-"""A shown index: what is shown is found, what is hidden is not, and no reader takes one block's bytes for another's whenever it looks.
-
-The reader is the client's own (client/local/shared_index.py), on a mapping of its own.
-"""
+"""Tests of index.py with the client's reader (client/local/shared_index.py) on its own mapping: added keys are found,
+removed ones are not, and no reader accepts another block's bytes."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from kvstore.protocol.shared_index import (
     tag_of,
     words_of,
 )
-from kvstore.store.block_table.block import NOT_SHOWN, Block
+from kvstore.store.block_table.block import NOT_INDEXED, Block
 from kvstore.store.shared_index.index import SharedIndexTable
 from tests.store.integrity import check, shown
 from tests.store.made import made
@@ -65,60 +63,60 @@ def wide() -> Iterator[SharedIndexTable]:
     index.close()
 
 
-def test_keys_of_all_lengths_are_told_apart(wide: SharedIndexTable) -> None:
+def test_keys_of_all_lengths_are_distinguished(wide: SharedIndexTable) -> None:
     index = wide
     keys = [b"\0" * length for length in range(1, MAX_KEY_BYTES + 1)]
     view = view_of(index)
     for key in keys:
         shown = block(key)
-        index.show(shown, len(key), 0, 0)
+        index.add(shown, len(key), 0, 0)
         for other in (one for one in keys if one != key):
             assert find(view, other) is None
             assert not view.exist_batch(words_of([other], len(other)), len(other)).any()
         found = find(view, key)
         assert found is not None
         assert found.offset == len(key)
-        index.hide(shown)
+        index.remove(shown)
 
 
-def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: SharedIndexTable) -> None:
+def test_a_removed_entry_is_not_found_and_fails_validation(index: SharedIndexTable) -> None:
     shown = block(b"key")
-    index.show(shown, 0, 0, 0)
+    index.add(shown, 0, 0, 0)
     view = view_of(index)
     found, batch = find(view, b"key"), view.find_batch(words_of([b"key"], 3), 3)
     assert found is not None
     assert still(view, found)
     assert view.still_batch(batch).all()
-    index.hide(shown)
-    assert shown.shown == NOT_SHOWN
+    index.remove(shown)
+    assert shown.index_entry == NOT_INDEXED
     assert find(view, b"key") is None
     assert not still(view, found)
     assert not view.still_batch(batch).any()
-    index.show(shown, 0, 0, 0)
+    index.add(shown, 0, 0, 0)
     assert not still(view, found)
     assert not view.still_batch(batch).any()
 
 
-def test_many_are_hidden_at_once_as_one_by_one(index: SharedIndexTable) -> None:
+def test_remove_all_equals_single_removals(index: SharedIndexTable) -> None:
     one_by_one = SharedIndexTable(index.sets, is_ordered=False)
     blocks = [[block(b"key-%d" % number) for number in range(40)] for _ in range(2)]
     for which, of_index in zip((index, one_by_one), blocks, strict=True):
         for one in of_index:
-            which.show(one, 0, 1, 1)
-    index.hide_all(blocks[0][5:30])
+            which.add(one, 0, 1, 1)
+    index.remove_all(blocks[0][5:30])
     for one in blocks[1][5:30]:
-        one_by_one.hide(one)
+        one_by_one.remove(one)
     for which in (index, one_by_one):
         check(which)
     assert shown(index).keys() == shown(one_by_one).keys()
-    assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
+    assert [one.index_entry for one in blocks[0]] == [one.index_entry for one in blocks[1]]
     assert (index._rows == one_by_one._rows).all()
     one_by_one.close()
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("key_bytes", [1, 5, 16, MAX_KEY_BYTES])
-def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) -> None:
+def test_add_all_equals_single_additions(key_bytes: int, is_ordered: bool) -> None:
     at_once, each = (SharedIndexTable(16 * SETS, key_words=key_words_for(key_bytes), number=3, is_ordered=is_ordered) for _ in range(2))
     views = [view_of(at_once), view_of(each)] if not is_ordered else []
     for turn in range(3):
@@ -129,10 +127,10 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
             for i, one in enumerate(ours):
                 one.checksum = 7 * i
         offsets, slots = [64 * i for i in range(count)], [3 * i for i in range(count)]
-        assert at_once.show_all(blocks[0], offsets, slots) == []
+        assert at_once.add_all(blocks[0], offsets, slots) == []
         for i, one in enumerate(blocks[1]):
-            each.show(one, offsets[i], one.checksum, slots[i])
-        assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
+            each.add(one, offsets[i], one.checksum, slots[i])
+        assert [one.index_entry for one in blocks[0]] == [one.index_entry for one in blocks[1]]
         for view in views:
             assert [find(view, key) for key in keys] == [find(views[0], key) for key in keys]
         assert np.array_equal(at_once._rows, each._rows)
@@ -140,21 +138,21 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
         assert np.array_equal(at_once._number_column, each._number_column)
         for index, ours in zip((at_once, each), blocks, strict=True):
             for one in ours[::2] if turn < 2 else ours:
-                index.hide(one)
+                index.remove(one)
         check(at_once)
         check(each)
     at_once.close()
     each.close()
 
 
-def test_keys_of_one_hash_are_not_taken_for_one_another(index: SharedIndexTable) -> None:
-    """Multilinear hashes collide where one wants them to."""
+def test_keys_with_equal_hashes_are_distinguished(index: SharedIndexTable) -> None:
+    """Collisions of the multilinear hash can be constructed."""
     low, high = _FACTORS[:2]
     step = low * pow(high, -1, 1 << 64)
     keys = [b"".join((word & MASK).to_bytes(8, "little") for word in (5 + i, 7 - i * step)) for i in range(3)]
     assert len({hash_of(key) for key in keys}) == 1
     for i, key in enumerate(keys):
-        index.show(block(key), 64 * i, 0, i)
+        index.add(block(key), 64 * i, 0, i)
     view = view_of(index)
     words = words_of(keys, 16)
     batch = view.find_batch(words, 16)
@@ -163,10 +161,10 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: SharedIndexTable)
     assert [found and found.offset for found in (find(view, key) for key in keys)] == [0, None, None]
 
 
-def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: SharedIndexTable) -> None:
+def test_a_key_in_two_entries_is_found_correctly(index: SharedIndexTable) -> None:
     moving, present, absent = b"m" * 16, b"p" * 16, b"a" * 16
     for slot, key in enumerate((moving, present)):
-        index.show(block(key), 64 * slot, 0, slot)
+        index.add(block(key), 64 * slot, 0, slot)
     view, hashed = view_of(index), hash_of(moving)
     of_set = (hashed >> index._shift) * WAYS
     free = of_set + int(np.flatnonzero(index._tag_column[of_set : of_set + WAYS] == 0)[-1])
@@ -176,19 +174,19 @@ def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidat
     index._tag_column[free] = 0
 
 
-def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: SharedIndexTable) -> None:
+def test_stale_or_invalid_access_words_are_ignored(index: SharedIndexTable) -> None:
     shown = block(b"key")
-    index.show(shown, 0, 0, 0)
+    index.add(shown, 0, 0, 0)
     view = view_of(index)
     [word] = view.access_words(view.find_batch(words_of([b"key"], 3), 3)).tolist()
     assert index.accessed(word) is shown
     assert index.accessed(word + (2 << 32)) is None
     assert index.accessed(word | 0xFFFF_FFFF) is None
-    index.hide(shown)
+    index.remove(shown)
     assert index.accessed(word) is None
 
 
-def test_nobody_can_write_what_a_reader_is_given(index: SharedIndexTable) -> None:
+def test_the_exported_index_is_read_only(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(OSError, match=r"not permitted|denied|Bad file"):
@@ -199,7 +197,7 @@ def test_nobody_can_write_what_a_reader_is_given(index: SharedIndexTable) -> Non
         os.close(fd)
 
 
-def test_another_form_is_refused(index: SharedIndexTable) -> None:
+def test_a_malformed_index_is_refused(index: SharedIndexTable) -> None:
     fd = index.export()
     try:
         with pytest.raises(Broken, match="form"):
@@ -239,11 +237,11 @@ class Interleaved(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1), key=st.integers(0, 3))
     def begin_to_write(self, slot: int, key: int) -> None:
-        """Reuse a slot: whoever it showed is hidden first, and so is the key's older version."""
+        """Reuse a slot: its former block is removed first, and so is the key's older version."""
         for other, one in list(self.shown.items()):
             if other == slot or one.key == b"key-%d" % key:
-                if one.shown != NOT_SHOWN:
-                    self.index.hide(one)
+                if one.index_entry != NOT_INDEXED:
+                    self.index.remove(one)
                 del self.shown[other]
         self.half_written = {at: one for at, one in self.half_written.items() if one.key != b"key-%d" % key}
         self.generation += 1
@@ -257,7 +255,7 @@ class Interleaved(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.half_written)))
         written = self.half_written.pop(slot)
         self.slots[slot][self.SLOT_BYTES // 2 :] = bytes([written.generation % 251]) * (self.SLOT_BYTES // 2)
-        self.index.show(written, slot * self.SLOT_BYTES, written.generation % 251, slot)
+        self.index.add(written, slot * self.SLOT_BYTES, written.generation % 251, slot)
         self.shown[slot] = written
 
     @precondition(lambda self: self.half_written)
@@ -268,21 +266,21 @@ class Interleaved(RuleBasedStateMachine):
             self.slots[slot][self.SLOT_BYTES // 2 :] = bytes([one.generation % 251]) * (self.SLOT_BYTES // 2)
             one.checksum = one.generation % 251
         slots = list(written)
-        assert self.index.show_all(list(written.values()), [slot * self.SLOT_BYTES for slot in slots], slots) == []
+        assert self.index.add_all(list(written.values()), [slot * self.SLOT_BYTES for slot in slots], slots) == []
         self.shown.update(written)
 
     @precondition(lambda self: self.shown)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         one = self.shown.pop(data.draw(st.sampled_from(sorted(self.shown))))
-        if one.shown != NOT_SHOWN:
-            self.index.hide(one)
+        if one.index_entry != NOT_INDEXED:
+            self.index.remove(one)
 
     @rule(key=st.integers(0, 3))
     def begin_to_read(self, key: int) -> None:
         found = find(self.view, b"key-%d" % key)
         current = next((one for one in self.shown.values() if one.key == b"key-%d" % key), None)
-        assert (found is not None) == (current is not None and current.shown != NOT_SHOWN)
+        assert (found is not None) == (current is not None and current.index_entry != NOT_INDEXED)
         if found is not None:
             assert current is not None
             half = self.SLOT_BYTES // 2
@@ -308,17 +306,17 @@ TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 
 @pytest.mark.parametrize("stores", range(8))
-def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: int) -> None:
-    """Its last stores never came: the entry has an odd sequence, some of its body, or no tag."""
+def test_a_writer_that_died_mid_update_leaves_no_wrong_entry(stores: int) -> None:
+    """Its last stores are missing: the entry has an odd sequence, part of its body, or no tag."""
     index = SharedIndexTable(1, is_ordered=False)
     view = view_of(index)
     old, new = block(b"old"), block(b"new", 2)
-    index.show(old, 11, 0, 0)
-    at, count, place = index._entries + old.shown * index._entry_words, index._entry_words, int(index._places[old.shown])
+    index.add(old, 11, 0, 0)
+    at, count, place = index._entries + old.index_entry * index._entry_words, index._entry_words, int(index._positions[old.index_entry])
     before = index._words[at : at + count].tolist()
     tag = index._tags[place]
-    index.hide(old)
-    index.show(new, 22, 0, 0)
+    index.remove(old)
+    index.add(new, 22, 0, 0)
     after = index._words[at : at + count].tolist()
     # As it was when `stores` words of the new body had come: the sequence is still odd.
     index._words[at] = before[0] + 1
@@ -328,6 +326,6 @@ def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: i
         assert find(view, name) is None
     # And one that says that it is whole, and is not: only the check tells.
     index._words[at] = before[0] + 2
-    index._tags[place], index._numbers[place] = tag, old.shown if old.shown != NOT_SHOWN else new.shown
+    index._tags[place], index._numbers[place] = tag, old.index_entry if old.index_entry != NOT_INDEXED else new.index_entry
     found = find(view, b"old")
     assert found is None or index._words[at + 1 : at + count].tolist() == before[1:]

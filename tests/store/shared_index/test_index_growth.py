@@ -1,4 +1,5 @@
-"""An index that grows: whoever reads the smaller or the larger one, at any step, finds a block where it is now, or nothing."""
+"""Tests of index_growth.py: at any step, readers of the old or the new index find a block at its present location, or
+nothing."""
 
 import itertools
 import os
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.shared_index import KEY_WORDS, MAX_KEY_BYTES, WAYS, hash_of, words_of
-from kvstore.store.block_table.block import NOT_SHOWN, Block
+from kvstore.store.block_table.block import NOT_INDEXED, Block
 from kvstore.store.shared_index import index as index_module
 from kvstore.store.shared_index import index_growth as growth_module
 from kvstore.store.shared_index.index import PAGE_ENTRIES, SharedIndexTable
@@ -25,8 +26,8 @@ from tests.store.tables import Found, find, still
 def filled(index: SharedIndexTable, count: int) -> list[Block]:
     blocks = [block(os.urandom(16), i + 1) for i in range(count)]
     for i, one in enumerate(blocks):
-        index.show(one, 64 * i, i, i)
-    return [one for one in blocks if one.shown != NOT_SHOWN]
+        index.add(one, 64 * i, i, i)
+    return [one for one in blocks if one.index_entry != NOT_INDEXED]
 
 
 def of_block(view: SharedIndexReader, one: Block) -> Found:
@@ -42,7 +43,7 @@ def old() -> Iterator[SharedIndexTable]:
     index.close()
 
 
-def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it_is_emptied(old: SharedIndexTable) -> None:
+def test_growth_copies_the_index_then_empties_the_old_one(old: SharedIndexTable) -> None:
     blocks = filled(old, 5000)
     reader = view_of(old)
     before = [of_block(reader, one) for one in blocks]
@@ -51,7 +52,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
     while growth.index is old:
         assert not reader.is_over
         assert [of_block(reader, one) for one in blocks[::100]] == before[::100]
-        assert growth.go_on()
+        assert growth.step()
         steps += 1
     assert steps == -(-len(blocks) // PART_ENTRIES), "so many blocks at a time, and no more, whatever the size"
     check(growth)
@@ -62,7 +63,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
         assert still(reader, place)
         assert of_block(new, one)[2:] == place[2:]
         assert of_block(reader, one) == place
-    while growth.go_on():
+    while growth.step():
         steps += 1
     assert steps == 2 * -(-len(blocks) // PART_ENTRIES) - 1
     assert old.count == 0
@@ -73,20 +74,20 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_keys_that_are_longer_are_shown_in_the_wider_one(old: SharedIndexTable, is_full: bool) -> None:
+def test_longer_keys_are_added_to_the_wider_index(old: SharedIndexTable, is_full: bool) -> None:
     blocks = filled(old, old.entries * 6 // 10 if is_full else 1000)
     growth = IndexGrowth(old, KEY_WORDS[-1])
     assert growth.max_key_bytes == MAX_KEY_BYTES
     long = [block(os.urandom(20 + number)) for number in range(40)]
-    growth.show(long[0], 64, 7, 1)
-    assert growth.show_all(long[1:2], [128], [2]) == []
+    growth.add(long[0], 64, 7, 1)
+    assert growth.add_all(long[1:2], [128], [2]) == []
     while growth.index is old:
-        growth.go_on()
-    growth.show(long[2], 64, 7, 1)
-    assert growth.show_all(long[3:4], [128], [2]) == []
+        growth.step()
+    growth.add(long[2], 64, 7, 1)
+    assert growth.add_all(long[3:4], [128], [2]) == []
     view = view_of(growth.index)
     assert all(find(view, one.key) for one in (*blocks, *long[:4]))
-    while growth.go_on():
+    while growth.step():
         pass
     assert growth.index.sets == old.sets * (4 if is_full else 1)
     check(growth.index)
@@ -100,10 +101,10 @@ def keys_of(count: int, *, is_crowded: bool) -> list[bytes]:
 
 
 class Growing(RuleBasedStateMachine):
-    """A writer of few slots whose index grows again and again, a set at a time, and readers of every index that there ever was, which may
-    be in the middle of a read all the while.
+    """A writer of few slots whose index grows repeatedly, one set at a time, and readers of every index so far, in the
+    middle of reads.
 
-    A slot's bytes are the generation of the block that is in it.
+    A slot's bytes are the generation of its block.
     """
 
     SLOTS, MAX_SETS = 40, 8
@@ -137,12 +138,12 @@ class Growing(RuleBasedStateMachine):
         self.generation += 1
         self.slots[slot] = self.generation
         one = block(self.NAMES[key], self.generation)
-        self.index.show(one, 64 * slot, self.generation, slot)
+        self.index.add(one, 64 * slot, self.generation, slot)
         self.blocks[key] = one, slot
 
     @rule(first=KEYS, count=st.integers(1, 30))
     def put_all(self, first: int, count: int) -> None:
-        """In one go, what is in nobody's slot, and singly what has no place then."""
+        """Add blocks of unused slots as a batch, then one by one those that did not fit."""
         keys = [key for key in range(first, min(first + count, len(self.NAMES))) if key not in self.blocks]
         taken = {slot for _, slot in self.blocks.values()}
         keys = [key for key in keys if key not in taken]
@@ -156,13 +157,13 @@ class Growing(RuleBasedStateMachine):
             one.checksum = self.generation
             made.append(one)
             self.blocks[key] = one, key
-        for number in self.index.show_all(made, [64 * key for key in keys], keys):
-            self.index.show(made[number], 64 * keys[number], made[number].generation, keys[number])
+        for number in self.index.add_all(made, [64 * key for key in keys], keys):
+            self.index.add(made[number], 64 * keys[number], made[number].generation, keys[number])
 
     def drop(self, key: int) -> None:
         one, _ = self.blocks.pop(key)
-        if one.shown != NOT_SHOWN:
-            self.index.hide(one)
+        if one.index_entry != NOT_INDEXED:
+            self.index.remove(one)
 
     @precondition(lambda self: self.blocks)
     @rule(data=st.data())
@@ -182,7 +183,7 @@ class Growing(RuleBasedStateMachine):
             growth = self.index
             if isinstance(growth, IndexGrowth):
                 before = growth.index
-                if not growth.go_on():
+                if not growth.step():
                     self.index = growth.index
                 if growth.index is not before:
                     self.views.append(view_of(growth.index))
@@ -196,7 +197,7 @@ class Growing(RuleBasedStateMachine):
         current = self.blocks.get(key)
         if found is None:
             if view is self.views[-1] and not isinstance(self.index, IndexGrowth):
-                assert current is None or current[0].shown == NOT_SHOWN
+                assert current is None or current[0].index_entry == NOT_INDEXED
             return
         assert current is not None
         assert (found.slot, found.checksum) == (current[1], current[0].generation)
@@ -212,7 +213,7 @@ class Growing(RuleBasedStateMachine):
     @invariant()
     def is_whole(self) -> None:
         check(self.index)
-        shown = {one.shown for one, _ in self.blocks.values()} - {NOT_SHOWN}
+        shown = {one.index_entry for one, _ in self.blocks.values()} - {NOT_INDEXED}
         assert isinstance(self.index, IndexGrowth) or len(shown) == self.index.count
 
 

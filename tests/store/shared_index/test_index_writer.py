@@ -1,4 +1,4 @@
-"""What a node shows to clients of its host: theirs alone, what it had before they came, and never a slot that another block has by now."""
+"""Tests of index_writer.py: clients see their tenant's blocks only, including earlier ones, and never a reused slot."""
 
 import os
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.event_messages import READ, FetchEvents
 from kvstore.protocol.shared_index import ACCESSES, WAYS
 from kvstore.store.block_table.block import DRAM, Block
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.shared_index.index import FIRST_SETS
-from kvstore.store.shared_index.index_writer import MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE
+from kvstore.store.shared_index.index_writer import MIN_BATCH, MIN_BATCH_LIMIT
 from kvstore.store.shared_index.reader_slots import ReaderSlots
 from tests.store.integrity import check
 from tests.store.made import made
-from tests.store.tables import MAX_HOLD_NS, MAX_LOOK_NS, Store, value_of
+from tests.store.tables import MAX_HAZARD_NS, MAX_HOLD_NS, Store, value_of
 
 SIZE = 100
 
@@ -27,11 +27,11 @@ def store() -> Iterator[Store]:
     store = Store(1 << 20)
     yield store
     check(store.table)
-    check(store.showing)
+    check(store.shared_index)
     store.close()
 
 
-def test_a_client_finds_what_was_there_before_it_came_and_what_comes(store: Store) -> None:
+def test_a_client_finds_earlier_and_later_blocks(store: Store) -> None:
     before = store.put("before")
     client = store.client()
     after = store.put("after")
@@ -45,14 +45,14 @@ def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     assert blue.find("key") is None
 
 
-def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
+def test_a_grown_index_keeps_the_clients_reader_slots(store: Store) -> None:
     client = store.client()
     count = 0
     while not client.index.is_over:
         store.put(f"b{count}", 16)
         count += 1
     assert count <= FIRST_SETS * WAYS
-    store.showing.beat(1)
+    store.shared_index.heartbeat(1)
     of_larger = store.client()
     assert all(of_larger.find(f"b{i}") is not None for i in range(count)), "those, too, that the smaller one had no place for"
     again = store.client()
@@ -62,10 +62,10 @@ def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_des
     hazard = again.look("b0")
     assert hazard is not None
     assert client.desk._words.obj is not again.desk._words.obj
-    assert store.showing.is_looked_at("red", slot_of(store, "b0").index)
+    assert store.shared_index.is_protected("red", slot_of(store, "b0").index)
 
 
-def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store: Store) -> None:
+def test_clients_find_exactly_the_blocks_during_growth(store: Store) -> None:
     client = store.client()
     there: dict[str, Block] = {}
     indexes = {id(client.index): client.index}
@@ -79,14 +79,14 @@ def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store:
                 store.table.copies.drop(there.pop(name))
             there[name] = store.put(name, 16)
         if i % 50 == 0:
-            store.showing.beat(i)
-            check(store.showing)
+            store.shared_index.heartbeat(i)
+            check(store.shared_index)
             for name in [f"b{j}" for j in range(i % 97, i, 97)]:
                 assert client.read(name) in (None, value_of(there[name]) if name in there else None)
             if client.index.is_over:
                 client = store.client()
                 indexes[id(client.index)] = client.index
-    while store.showing.beat(1):
+    while store.shared_index.heartbeat(1):
         pass
     client = store.client()
     assert len(indexes) > 1
@@ -97,22 +97,22 @@ def put_batch(store: Store, names: list[str], size_bytes: int = 16) -> list[Bloc
     """As a batch that was written through shared memory is put."""
     puts = []
     for name in names:
-        put = store.table.open(made("red", name.encode(), size_bytes, UNDECIDED), "writer", now_ns=0)
+        put = store.table.open(made("red", name.encode(), size_bytes, UNCOMMITTED), "writer", now_ns=0)
         assert put is not None
         store.write(put)
         puts.append(put)
-    store.table.commit_all_undecided(puts, [xxhash.xxh3_64_intdigest(store.value_of(put.block)) for put in puts])
+    store.table.store_all_uncommitted(puts, [xxhash.xxh3_64_intdigest(store.value_of(put.block)) for put in puts])
     return [put.block for put in puts]
 
 
-@pytest.mark.parametrize("count", [1, MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE + 3, 4 * SHOWN_AT_ONCE])
-def test_a_batch_is_shown_whatever_its_size_and_while_the_index_grows(store: Store, count: int) -> None:
+@pytest.mark.parametrize("count", [1, MIN_BATCH, MIN_BATCH_LIMIT + 3, 4 * MIN_BATCH_LIMIT])
+def test_batches_of_any_size_are_added_during_growth(store: Store, count: int) -> None:
     client = store.client()
     for turn in range(3):
         names = [f"{turn}-{number:05d}" for number in range(count)]
         blocks = put_batch(store, names)
-        check(store.showing)
-        while store.showing.beat(1):
+        check(store.shared_index)
+        while store.shared_index.heartbeat(1):
             pass
         if client.index.is_over:
             client = store.client()
@@ -128,18 +128,18 @@ def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
     return slot
 
 
-def test_what_is_read_unasked_is_an_access(store: Store) -> None:
+def test_local_reads_are_accesses(store: Store) -> None:
     client = store.client()
     block = store.put("key")
     for _ in range(3):
         client.read("key")
-    assert not store.showing.take_accesses(store.table.read_unasked, "blue")
+    assert not store.shared_index.take_accesses(store.table.record_local_reads, "blue")
     assert block.hits == 0
-    assert not store.showing.take_accesses(store.table.read_unasked)
+    assert not store.shared_index.take_accesses(store.table.record_local_reads)
     assert block.hits == 3
 
 
-def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
+def test_local_reads_are_recorded_with_lost_ones_counted(store: Store) -> None:
     client, asker = store.client(), object()
     store.put("a")
     store.put("b")
@@ -147,14 +147,14 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     begun = events.answer(asker, "red", FetchEvents(0, 100)).next_cursor
     client.read("b")
     client.read("a")
-    store.showing.take_accesses(store.table.read_unasked, "red")
+    store.shared_index.take_accesses(store.table.record_local_reads, "red")
     recorded = events.answer(asker, "red", FetchEvents(begun, 100))
     assert (bytes(recorded.kinds), recorded.keys, recorded.lost) == (bytes([READ]), [b"b", b"a"], 0)
     found = client.find("a")
     assert found is not None
     for _ in range(ACCESSES + 7):
         client.count(found)
-    while store.showing.take_accesses(store.table.read_unasked):
+    while store.shared_index.take_accesses(store.table.record_local_reads):
         pass
     cursor, lost, read = recorded.next_cursor, 0, 0
     while (batch := events.answer(asker, "red", FetchEvents(cursor, 4096))).keys or batch.lost:
@@ -164,7 +164,7 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     assert hits == ACCESSES + 9
 
 
-def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
+def test_a_protected_block_is_not_evicted() -> None:
     store = Store(300)
     client = store.client()
     for name in ("a", "b", "c"):
@@ -179,7 +179,7 @@ def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
     store.close()
 
 
-def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazards_are_read_a_few_times_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(100 * 100)
     client = store.client()
     for number in range(100):
@@ -187,22 +187,22 @@ def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.M
     look = client.look("a0")
     assert look is not None
     looked = list[ReaderSlots]()
-    looks = ReaderSlots.looks
+    looks = ReaderSlots.hazards
 
     def count(desk: ReaderSlots) -> list[int]:
         looked.append(desk)
         return looks(desk)
 
-    monkeypatch.setattr(ReaderSlots, "looks", count)
+    monkeypatch.setattr(ReaderSlots, "hazards", count)
     slots = store.table.slots.free_slots("red", 100, 60)
     assert len(slots) == 60
     assert store.table.find("red", b"a0") is not None
     assert len(looked) < 10
-    store.table.slots.give_back(slots)
+    store.table.slots.free(slots)
     store.close()
 
 
-def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
+def test_a_protected_slot_keeps_its_bytes_until_released() -> None:
     store = Store(300)
     client = store.client()
     block = store.put("a")
@@ -210,19 +210,19 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     assert look is not None
     memory, hazard = look
     store.table.copies.drop(block)
-    assert len(store.showing._kept) == 1
+    assert len(store.shared_index._kept) == 1
     assert store.dram.quarantined_bytes == 100
     for name in ("b", "c", "d", "e"):
         store.put(name)
-    store.showing.sweep()
+    store.shared_index.release_unprotected()
     assert bytes(memory) == value_of(block)
     client.desk.look_away(hazard)
-    store.showing.sweep()
-    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
+    store.shared_index.release_unprotected()
+    assert (len(store.shared_index._kept), store.dram.quarantined_bytes) == (0, 0)
     store.close()
 
 
-def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
+def test_a_client_with_a_stalled_hazard_is_disconnected() -> None:
     store = Store(300)
     stopped, other = store.client(owner="stopped"), store.client(owner="other")
     looks = []
@@ -231,56 +231,56 @@ def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> N
         looks.append(stopped.look(name))
     assert all(looks)
     assert store.try_put("d") is None
-    store.showing.beat(MAX_LOOK_NS)
-    store.showing.sweep()
+    store.shared_index.heartbeat(MAX_HAZARD_NS)
+    store.shared_index.release_unprotected()
     assert store.try_put("d") is None
-    store.showing.beat(MAX_LOOK_NS + 1)
-    store.showing.sweep()
+    store.shared_index.heartbeat(MAX_HAZARD_NS + 1)
+    store.shared_index.release_unprotected()
     assert (stopped.desk.is_over, other.desk.is_over) == (True, False)
     store.put("d")
     store.close()
 
 
-def test_looks_that_follow_one_another_are_no_long_one() -> None:
+def test_successive_hazards_are_not_one_stalled_hazard() -> None:
     store = Store(100)
     client = store.client()
     store.put("a")
-    for now_ns in range(0, 3 * MAX_LOOK_NS, 1000):
+    for now_ns in range(0, 3 * MAX_HAZARD_NS, 1000):
         look = client.look("a")
         assert look is not None
-        store.showing.beat(now_ns)
+        store.shared_index.heartbeat(now_ns)
         assert store.try_put("b") is None
-        store.showing.sweep()
+        store.shared_index.release_unprotected()
         client.desk.look_away(look[1])
     assert not client.desk.is_over
     store.close()
 
 
-def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
+def test_a_closed_connection_protects_nothing(store: Store) -> None:
     client = store.client(owner="one")
     block = store.put("a")
     look = client.look("a")
     assert look is not None
     store.table.copies.drop(block)
-    store.showing.forget_owner("another")
-    assert len(store.showing._kept) == 1
-    store.showing.forget_owner("one")
-    assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
+    store.shared_index.forget_owner("another")
+    assert len(store.shared_index._kept) == 1
+    store.shared_index.forget_owner("one")
+    assert (len(store.shared_index._kept), store.dram.quarantined_bytes) == (0, 0)
     assert client.desk.is_over
 
 
-def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
+def test_attach_returns_two_descriptors_owned_by_the_caller(store: Store) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    sizes, fds = store.showing.attach("one", "red", list)
+    sizes, fds = store.shared_index.attach("one", "red", list)
     views = SharedIndexReader(fds[0], sizes.sizes[0]), LocalReaderSlots(fds[1], sizes.sizes[1])
     for fd in fds:
         os.close(fd)
-    store.showing.forget_owner("one")
+    store.shared_index.forget_owner("one")
     assert views[0].is_over
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
+def test_a_victim_search_applies_recorded_holds_first() -> None:
     store = Store(10 * SIZE, slab_bytes=SIZE)
     client = store.client()
     for number in range(10):
@@ -295,7 +295,7 @@ def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
     store.close()
 
 
-def test_holds_of_an_index_that_grows_are_known_and_one_is_over_with_its_time() -> None:
+def test_holds_recorded_during_growth_are_applied() -> None:
     store = Store(1 << 20)
     client = store.client()
     first = store.put("a0", 16)
@@ -305,7 +305,7 @@ def test_holds_of_an_index_that_grows_are_known_and_one_is_over_with_its_time() 
         if number == 1800:
             assert not first.hold_bits
             client.hold(["a0"], 2, 1000)
-    while store.showing.beat(1):
+    while store.shared_index.heartbeat(1):
         pass
     assert (bool(first.hold_bits), len(store.holds)) == (True, 2)
     store.table.expire(now_ns=1000)

@@ -1,4 +1,4 @@
-"""A desk: what its client reads and looks at is known to the node, whatever nonsense stands there."""
+"""Tests of reader_slots.py: the node sees its client's accesses and hazards, and tolerates invalid content."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from tests.store.tables import find
 
 
 class Seat:
-    """A desk from both sides, and an index with a few blocks."""
+    """Reader slots from both sides, and an index with a few blocks."""
 
     def __init__(self) -> None:
         self.node = ReaderSlots()
@@ -37,7 +37,7 @@ class Seat:
         self.index = SharedIndexTable(64)
         self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
         for i, block in enumerate(self.blocks):
-            self.index.show(block, 10 * i, 0, 100 + i)
+            self.index.add(block, 10 * i, 0, 100 + i)
         self.view = SharedIndexReader(self.index.fd, self.index.size_bytes)
 
     def read(self, number: int) -> None:
@@ -63,7 +63,7 @@ def seat() -> Iterator[Seat]:
     seat.index.close()
 
 
-def test_of_accesses_beyond_a_full_ring_the_number_is_known(seat: Seat) -> None:
+def test_accesses_beyond_a_full_ring_are_counted(seat: Seat) -> None:
     keys = [b"key %d" % (i % 5) for i in range(1000)]
     batch = seat.view.find_batch(words_of(keys, 5), 5)
     for _ in range(ACCESSES // 1000 + 2):
@@ -77,7 +77,7 @@ def test_of_accesses_beyond_a_full_ring_the_number_is_known(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [0, ACCESSES + 2, (1 << 64) - 1])
-def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
+def test_an_invalid_access_count_is_ignored(seat: Seat, nonsense: int) -> None:
     seat.read(1)
     seat.taken()
     seat.client._words[AT_ACCESSES] = seat.client._words[AT_LOST] = nonsense
@@ -86,37 +86,37 @@ def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
     assert not seat.node.has_accesses
 
 
-def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
+def test_the_node_sees_hazards_until_they_are_released(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
-    assert [len(seat.node.looks_at(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
-    [word] = seat.node.looks_at(102)
-    assert seat.node.still_looks(word)
+    assert [len(seat.node.hazards_on(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
+    [word] = seat.node.hazards_on(102)
+    assert seat.node.has_hazard(word)
     seat.client.look_away(hazard)
     seat.client.look_away(hazard)
-    assert not seat.node.still_looks(word)
+    assert not seat.node.has_hazard(word)
     again = seat.look(2)
     assert again is not None
-    assert not seat.node.still_looks(word)
+    assert not seat.node.has_hazard(word)
     seat.client.look_away(again)
-    assert not any(seat.node.looks_at(100 + number) for number in range(5))
+    assert not any(seat.node.hazards_on(100 + number) for number in range(5))
 
 
-def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
+def test_a_forked_child_cannot_clear_its_parents_hazards(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
     told_by_child(lambda: seat.client.look_away(hazard))
-    assert seat.node.looks_at(102)
+    assert seat.node.hazards_on(102)
 
 
-def test_a_node_that_hung_up_keeps_nothing(seat: Seat) -> None:
+def test_closed_reader_slots_protect_nothing(seat: Seat) -> None:
     seat.node.close()
     seat.node.close()
     assert seat.client.is_over
     assert seat.look(1) is None
 
 
-def test_hold_records_are_taken_once_and_in_order_around_the_ring(seat: Seat) -> None:
+def test_hold_records_are_read_once_and_in_order(seat: Seat) -> None:
     words = np.arange(HOLD_WORDS // 2, dtype=np.uint64)
     for turn in range(5):
         assert not seat.node.has_holds
@@ -137,7 +137,7 @@ def test_a_ring_of_holds_without_space_refuses_all_of_a_record(seat: Seat) -> No
     assert seat.client.hold(2, 10, words)
 
 
-def test_nonsense_in_the_ring_of_holds_is_left_out(seat: Seat) -> None:
+def test_invalid_hold_records_are_dropped(seat: Seat) -> None:
     seat.client.hold(1, 10, np.arange(3, dtype=np.uint64))
     seat.client.hold(2, 10, np.arange(3, dtype=np.uint64))
     seat.client._words[AT_HOLDS + 6 + 2] = 1 << 60
@@ -150,7 +150,7 @@ def test_nonsense_in_the_ring_of_holds_is_left_out(seat: Seat) -> None:
     assert [record.number for record in seat.node.hold_records()] == [3]
 
 
-def test_a_desk_that_is_over_or_a_parent_s_takes_no_holds(seat: Seat) -> None:
+def test_closed_or_inherited_reader_slots_take_no_holds(seat: Seat) -> None:
     assert told_by_child(lambda: str(seat.client.hold(1, 10, np.arange(3, dtype=np.uint64)))) == "False"
     assert not seat.node.has_holds
     seat.node.close()

@@ -1,4 +1,5 @@
-"""Promises of drainer.py: whoever has new blocks is refused from the first word on, and the node ends when all is written or in time."""
+"""Tests of drainer.py: new blocks are refused from the start, and the drain ends when all is written or at its
+deadline."""
 
 import logging
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.tiering.drainer import WAITING_LOOK_NS, Drainer, NvmeSaver
 from tests.store.failing_tier import FailingNvme
 from tests.store.tables import Store, value_of
@@ -25,8 +26,8 @@ class Ending:
     def __init__(self, store: Store, *, has_nvme: bool = True) -> None:
         self.store = store
         self.now_ns = 5 * S
-        self.saver = NvmeSaver(store.table, batch_bytes=1000, may_be_decided=lambda: False)
-        self.leaving = Drainer(self.saver, has_nvme=has_nvme, clock_ns=lambda: self.now_ns)
+        self.saver = NvmeSaver(store.table, batch_bytes=1000, has_master_link=lambda: False)
+        self.drainer = Drainer(self.saver, has_nvme=has_nvme, clock_ns=lambda: self.now_ns)
         self.ended = 0
 
     def then(self) -> None:
@@ -34,9 +35,9 @@ class Ending:
 
     def run(self) -> None:
         for _ in range(5):
-            self.leaving.step()
+            self.drainer.step()
             self.store.settle()
-            self.leaving.tick()
+            self.drainer.run_due()
 
 
 @pytest.fixture
@@ -44,47 +45,47 @@ def ending(make_store: MakeStore) -> Ending:
     return Ending(make_store(1000, nvme_bytes=10_000))
 
 
-def test_it_ends_once_all_is_written_and_says_so(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
+def test_drain_ends_once_all_is_written(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ending.store.put("a")
-    ending.leaving.end(10, ending.then)
-    ending.leaving.end(10, ending.then)
-    ending.leaving.drain(DRAIN_NOT)
-    ending.leaving.drain(DRAIN_SAVE)
-    ending.leaving.drain(DRAIN_NOT)
+    ending.drainer.end(10, ending.then)
+    ending.drainer.end(10, ending.then)
+    ending.drainer.drain(DRAIN_NOT)
+    ending.drainer.drain(DRAIN_SAVE)
+    ending.drainer.drain(DRAIN_NOT)
     with pytest.raises(Draining):
-        ending.leaving.check_open()
+        ending.drainer.check_open()
     assert ending.ended == 0
     ending.run()
     assert ending.ended == 1
-    assert "1 blocks (100 B) were written to NVMe in 0.0 s; 0 blocks (0 B) end with it" in caplog.text
+    assert "1 blocks (100 B) were written to NVMe in 0.0 s; 0 blocks (0 B) are lost" in caplog.text
 
 
-def test_it_ends_when_the_time_is_over_and_says_what_is_lost(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
+def test_drain_ends_at_its_deadline_and_logs_lost_blocks(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
     ending.store.put("a")
-    ending.leaving.end(10, ending.then)
+    ending.drainer.end(10, ending.then)
     ending.now_ns += 10 * S - 1
-    ending.leaving.tick()
+    ending.drainer.run_due()
     assert ending.ended == 0
     ending.now_ns += 1
-    ending.leaving.tick()
-    ending.leaving.tick()
+    ending.drainer.run_due()
+    ending.drainer.run_due()
     assert ending.ended == 1
-    assert "1 blocks (100 B) end with it: no time, room or decision of the master for them" in caplog.text
+    assert "1 blocks (100 B) are lost: the drain ran out of time or NVMe space, or they were uncommitted" in caplog.text
 
 
 @pytest.mark.parametrize(("has_nvme", "drain_s"), [(False, 10), (True, 0)])
-def test_it_ends_at_once_where_nothing_could_be_written(make_store: MakeStore, has_nvme: bool, drain_s: float) -> None:
+def test_drain_ends_at_once_without_nvme(make_store: MakeStore, has_nvme: bool, drain_s: float) -> None:
     ending = Ending(make_store(1000, nvme_bytes=10_000 if has_nvme else 0), has_nvme=has_nvme)
     ending.store.put("a")
-    ending.leaving.end(drain_s, ending.then)
+    ending.drainer.end(drain_s, ending.then)
     assert ending.ended == 1
     ending.run()
     assert ending.ended == 1
 
 
 def saver_of(store: Store, *, batch_bytes: int = 1000, is_linked: bool = True) -> NvmeSaver:
-    return NvmeSaver(store.table, batch_bytes=batch_bytes, may_be_decided=lambda: is_linked)
+    return NvmeSaver(store.table, batch_bytes=batch_bytes, has_master_link=lambda: is_linked)
 
 
 def run(store: Store, saver: NvmeSaver, *, now_ns: int = 0) -> None:
@@ -93,10 +94,10 @@ def run(store: Store, saver: NvmeSaver, *, now_ns: int = 0) -> None:
         saver.step()
         store.settle()
         saver.step()
-        saver.tick(now_ns=now_ns)
+        saver.run_due(now_ns=now_ns)
 
 
-def test_all_that_only_dram_holds_is_written_down_and_stays_in_dram(make_store: MakeStore) -> None:
+def test_drain_writes_dram_blocks_and_keeps_them(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     blocks = [store.put(str(number)) for number in range(5)]
     saver = saver_of(store, batch_bytes=150)
@@ -114,12 +115,12 @@ def test_all_that_only_dram_holds_is_written_down_and_stays_in_dram(make_store: 
     assert (saver.is_done, saver.saved_blocks) == (True, 0), "what is there is not written again"
 
 
-def test_what_only_hbm_holds_is_written_down_too(make_store: MakeStore) -> None:
+def test_drain_writes_hbm_blocks(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=300, nvme_bytes=10_000, slab_bytes=100)
     block = store.put("a")
     for _ in range(2):
         store.read("red", b"a", 0)
-    store.table.room.warm(block)
+    store.table.evictor.promote_to_hbm(block)
     store.settle()
     store.table.copies.drop_copy(block, DRAM)
     saver = saver_of(store)
@@ -128,7 +129,7 @@ def test_what_only_hbm_holds_is_written_down_too(make_store: MakeStore) -> None:
     assert store.bytes_of(block, NVME) == value_of(block)
 
 
-def test_what_was_read_last_is_written_first_a_batch_at_a_time(make_store: MakeStore) -> None:
+def test_drain_writes_recently_read_blocks_first(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcde":
         store.put(name)
@@ -138,15 +139,15 @@ def test_what_was_read_last_is_written_first_a_batch_at_a_time(make_store: MakeS
     saver.begin()
     saver.step()
     saver.step()
-    moves = store.table.room.take_moves()
+    moves = store.table.evictor.take_moves()
     assert [move.block.key for move in moves] == [b"b", b"d"]
     store.finish(moves[0])
     saver.step()
-    assert len(store.table.room.take_moves()) == 1, "the next one for the one that is written"
+    assert len(store.table.evictor.take_moves()) == 1, "the next one for the one that is written"
     assert not saver.is_done
 
 
-def test_no_more_is_written_than_fits_and_what_was_written_first_stays(make_store: MakeStore) -> None:
+def test_drain_writes_no_more_than_fits(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=300)
     blocks = [store.put(str(number)) for number in range(5)]
     saver = saver_of(store)
@@ -162,28 +163,28 @@ def test_no_more_is_written_than_fits_and_what_was_written_first_stays(make_stor
         assert [block.nvme is not None for block in blocks] == [False, False, True, True, True], "nor for those that did not fit before"
 
 
-def undecided(store: Store, name: str) -> Block:
+def uncommitted(store: Store, name: str) -> Block:
     block = store.block(name)
-    block.generation = UNDECIDED
+    block.generation = UNCOMMITTED
     put = store.table.open(block, "writer", now_ns=0)
     assert put is not None
     store.write(put)
-    return store.table.commit_undecided(put, 1)
+    return store.table.store_uncommitted(put, 1)
 
 
-def test_what_the_master_has_not_decided_about_is_waited_for_while_there_is_one(make_store: MakeStore) -> None:
+def test_drain_waits_for_uncommitted_blocks_while_linked(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
-    block = undecided(store, "a")
+    block = uncommitted(store, "a")
     saver = saver_of(store)
     saver.begin()
     run(store, saver)
     assert (saver.is_done, saver.saved_blocks) == (False, 0)
-    store.table.decide(block, 7)
+    store.table.mark_committed(block, 7)
     run(store, saver)
     assert (saver.is_done, saver.saved_blocks) == (True, 1)
 
 
-def test_an_open_put_is_waited_for_and_the_table_is_seldom_walked_meanwhile(make_store: MakeStore) -> None:
+def test_drain_waits_for_open_puts(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     put = store.open("a")
     assert isinstance(put, OpenPut)
@@ -200,7 +201,7 @@ def test_an_open_put_is_waited_for_and_the_table_is_seldom_walked_meanwhile(make
     assert (saver.is_done, saver.saved_blocks) == (True, 2)
 
 
-def test_a_device_that_refuses_ends_it_and_nothing_is_counted_as_saved(make_store: MakeStore) -> None:
+def test_drain_ends_if_the_device_refuses_writes(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     store.put("a")
     nvme = store.tiers[NVME]
@@ -208,9 +209,9 @@ def test_a_device_that_refuses_ends_it_and_nothing_is_counted_as_saved(make_stor
     saver = saver_of(store)
     saver.begin()
     saver.step()
-    [move] = store.table.room.take_moves()
+    [move] = store.table.evictor.take_moves()
     store.finish(move, is_done=False)
-    store.table.room.suspend(NVME, is_suspended=True)
+    store.table.evictor.suspend(NVME, is_suspended=True)
     store.put("b")
     run(store, saver)
     assert (saver.is_done, saver.saved_blocks, saver.lost()) == (True, 0, (2, 200))

@@ -1,4 +1,4 @@
-"""Promises of mover.py, on a real reactor, real threads and real tiers: copies are made, and failures leave every block where it was."""
+"""Tests of mover.py on a real reactor, threads and tiers: moves are executed, and failures leave every block in place."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
-from kvstore.store.block_table.evictor import EXTRA_BLOCKS
+from kvstore.store.block_table.evictor import MAX_EXTRA_EVICTIONS
 from kvstore.store.config import NodeSettings
 from kvstore.store.tiering.mover import SlowRead, TierMover
 from kvstore.testing.transfer.waiting import PATIENCE_S
@@ -46,10 +46,10 @@ class Node:
             self.store.table,
             self.store.tiers,
             settings=NodeSettings(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
-            on_room=self._on_room,
+            on_space_freed=self._on_space_freed,
         )
 
-    def _on_room(self) -> None:
+    def _on_space_freed(self) -> None:
         self.rooms += 1
 
     def fill(self, count: int = 3) -> list[Block]:
@@ -60,8 +60,8 @@ class Node:
         blocks = list(self.store.table.blocks())
         for block in blocks:
             level = self.store.table._levels[DRAM]
-            self.store.table.room.evict(block, level)
-        self.mover.kick()
+            self.store.table.evictor.evict(block, level)
+        self.mover.start_moves()
         pump(self.reactor, lambda: not any(block.moving for block in blocks))
 
     def read(self, blocks: list[Block]) -> tuple[list[Exception | None], list[bytes]]:
@@ -75,7 +75,7 @@ class Node:
         answers: list[list[Exception | None]] = []
         self.mover.read(reads, answers.append)
         pump(self.reactor, lambda: bool(answers))
-        return answers[0], [bytes(read.room()) for read in reads]
+        return answers[0], [bytes(read.buffer()) for read in reads]
 
     def close(self) -> None:
         self.mover.close()
@@ -91,7 +91,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def test_planned_copies_are_made_in_batches_and_each_says_that_there_is_room(node: Node) -> None:
+def test_moves_are_executed_in_batches(node: Node) -> None:
     blocks = node.fill()
     node.demote_all()
     assert [block.tier_mask() for block in blocks] == [4, 4, 4]
@@ -115,11 +115,11 @@ def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest
     node.close()
 
 
-def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
-    room = node.store.table.room
-    assert room.may_take(EXTRA_BLOCKS)
+def test_waiting_requests_are_retried_in_the_next_iteration(node: Node) -> None:
+    room = node.store.table.evictor
+    assert room.may_take(MAX_EXTRA_EVICTIONS)
     assert not room.may_take(1)
-    node.mover.kick()
+    node.mover.start_moves()
     assert node.rooms == 0, "others are served first"
     node.reactor.run_once(0)
     assert node.rooms == 1
@@ -127,14 +127,12 @@ def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this
 
 
 @pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
-def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
-    node: Node, failure: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tier_that_refuses_a_write_is_suspended(node: Node, failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     blocks = node.fill()
     node.nvme.write_failure = failure
     with caplog.at_level(logging.WARNING):
         node.demote_all()
-    assert "could not be copied to nvme" in caplog.text
+    assert "blocks to nvme failed" in caplog.text
     assert [block.tier_mask() for block in blocks] == [2, 2, 2]
     assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
     assert node.nvme.used_bytes == 0
@@ -142,7 +140,7 @@ def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
     assert node.store.names() == "12new", "while it rests, blocks leave for good"
 
 
-def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> None:
+def test_a_suspended_tier_is_tried_again_later(tmp_path: Path) -> None:
     node = Node(tmp_path, retry_s=0.0)
     blocks = node.fill()
     node.nvme.write_failure = TierFull("no room")
@@ -154,24 +152,24 @@ def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> No
     node.close()
 
 
-def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
+def test_an_unreadable_source_is_dropped_and_others_are_moved(tmp_path: Path) -> None:
     node = Node(tmp_path, hbm_bytes=300)
     blocks = node.fill(2)
     for block in blocks:
         for _ in range(2):
             node.store.read("red", block.key, 0)
-        node.store.table.room.warm(block)
-    node.mover.kick()
+        node.store.table.evictor.promote_to_hbm(block)
+    node.mover.start_moves()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     for block in blocks:
         node.store.table.copies.drop_copy(block, DRAM)
-        node.store.table.room.evict(block, node.store.table._levels[HBM])
+        node.store.table.evictor.evict(block, node.store.table._levels[HBM])
     damaged = blocks[0].hbm
     hbm = node.store.tiers[HBM]
     assert isinstance(hbm, FailingHbm)
     assert damaged is not None
     hbm.unreadable = frozenset((damaged,))
-    node.mover.kick()
+    node.mover.start_moves()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [0, 2]
     node.close()
@@ -186,15 +184,15 @@ def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
     assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
 
 
-def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
+def test_mover_threads_are_started_in_the_constructor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a read was refused and still executed later, into a slot that another block had by then."""
     blocks, let_go = node.fill(), threading.Event()
 
     def keep_one_busy() -> None:
         let_go.wait(PATIENCE_S)
 
     node.demote_all()
-    node.mover.do_aside(keep_one_busy)
+    node.mover.run_in_reader(keep_one_busy)
     no_more_threads(monkeypatch)
     try:
         answers, values = node.read(blocks)
@@ -204,7 +202,7 @@ def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node:
 
 
 @pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])
-def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, failure: Exception | None) -> None:
+def test_flush_reports_deletions_that_are_not_durable(node: Node, failure: Exception | None) -> None:
     node.nvme.flush_failure = failure
     done: list[KVStoreError | None] = []
     node.mover.flush(done.append)
@@ -215,30 +213,30 @@ def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, fa
 
 
 @pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
-def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
-    """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
+def test_a_raising_move_stops_no_other(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
+    """The fault is injected into the table: a dropped block that is visible has a slot that was never freed."""
     blocks = node.fill()
     for block in blocks:
-        node.store.table.room.evict(block, node.store.table._levels[DRAM])
+        node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
     if moment == "before its copy":
-        blocks[0].is_gone = True
-    node.mover.kick()
-    blocks[0].is_gone = True
+        blocks[0].is_dropped = True
+    node.mover.start_moves()
+    blocks[0].is_dropped = True
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert "a callback of the event loop failed" in caplog.text
     assert [block.tier_mask() for block in blocks] == [0, 4, 4]
     assert not node.store.table._levels[NVME].is_suspended
-    blocks[0].is_gone = False
+    blocks[0].is_dropped = False
     assert node.store.try_put("new") is not None, "and there is room"
 
 
-def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raising_plan_keeps_planned_moves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("a bug")
 
     (block,) = node.fill(1)
-    node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    monkeypatch.setattr(node.store.table.room, "relieve", fail)
-    node.mover.kick()
+    node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
+    monkeypatch.setattr(node.store.table.evictor, "demote_to_low_watermark", fail)
+    node.mover.start_moves()
     pump(node.reactor, lambda: not block.moving)
     assert block.tier_mask() == 4

@@ -1,4 +1,4 @@
-"""Promises of prefaulter.py: all of DRAM is touched and then looked at again and again, and a thread that is stopped says nothing."""
+"""Tests of prefaulter.py: all DRAM is touched and then measured periodically; a stopped thread reports nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Looks(PageSizes):
         return 0.001
 
 
-def test_all_of_dram_is_touched_and_the_loop_told_and_it_is_looked_at_until_the_end(dram: DramTier, reactor: Reactor) -> None:
+def test_prefaulter_touches_all_dram_and_keeps_measuring(dram: DramTier, reactor: Reactor) -> None:
     threads: list[threading.Thread] = []
     looks = Looks(dram)
     prefaulter = Prefaulter(reactor, dram, looks, step_bytes=64 << 10)

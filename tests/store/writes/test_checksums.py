@@ -1,4 +1,5 @@
-"""Promises of checksums.py, and of the puts whose values are checked: the loop does not wait, and what ends meanwhile leaves nothing."""
+"""Tests of checksums.py and of puts under verification: the loop is not blocked, and puts that end meanwhile leave
+nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def client(node: Served) -> Iterator[Client]:
 
 
 @contextmanager
-def held(checker: ChecksumVerifier) -> Iterator[None]:
+def held(verifier: ChecksumVerifier) -> Iterator[None]:
     """None of its threads is free inside; afterwards they do what was asked meanwhile."""
     let_go, taken = threading.Event(), threading.Semaphore(0)
 
@@ -41,9 +42,9 @@ def held(checker: ChecksumVerifier) -> Iterator[None]:
         taken.release()
         let_go.wait(PATIENCE_S)
 
-    for _ in range(checker._threads._max_workers):
-        checker._threads.submit(hold)
-    for _ in range(checker._threads._max_workers):
+    for _ in range(verifier._threads._max_workers):
+        verifier._threads.submit(hold)
+    for _ in range(verifier._threads._max_workers):
         assert taken.acquire(timeout=PATIENCE_S)
     try:
         yield
@@ -63,10 +64,10 @@ def hang_up(node: Served) -> None:
 
 
 def is_waiting(node: Served) -> bool:
-    return node._checker._threads._work_queue.qsize() > 0
+    return node._verifier._threads._work_queue.qsize() > 0
 
 
-def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Served, client: Client) -> None:
+def test_a_damaged_large_value_is_refused(node: Served, client: Client) -> None:
     free = node.call(lambda: node.store.dram.free_bytes)
     with pytest.raises(ChecksumMismatch):
         client.put({"large": LARGE}, checksums=[1])
@@ -76,9 +77,9 @@ def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Ser
 
 
 @pytest.mark.parametrize("checksums", [(), (1,)], ids=["right", "damaged"])
-def test_a_writer_that_leaves_while_its_value_is_checked_leaves_nothing(node: Served, client: Client, checksums: tuple[int, ...]) -> None:
+def test_a_disconnect_during_verification_frees_the_slot(node: Served, client: Client, checksums: tuple[int, ...]) -> None:
     free = node.call(lambda: free_bytes(node))
-    with held(node._checker):
+    with held(node._verifier):
         writer, _ = in_background(lambda: client.put({"large": LARGE}, checksums=checksums))
         until(node, lambda: is_waiting(node))
         node.call(lambda: hang_up(node))
@@ -91,8 +92,8 @@ def test_a_writer_that_leaves_while_its_value_is_checked_leaves_nothing(node: Se
     other.close()
 
 
-def test_a_put_that_expires_while_its_value_is_checked_is_to_be_sent_again(node: Served, client: Client) -> None:
-    with held(node._checker):
+def test_a_put_that_expires_during_verification_is_retried(node: Served, client: Client) -> None:
+    with held(node._verifier):
         writer, flags = in_background(lambda: client.put({"large": LARGE}))
         until(node, lambda: is_waiting(node))
         assert node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS)) == 1
@@ -101,14 +102,14 @@ def test_a_put_that_expires_while_its_value_is_checked_is_to_be_sent_again(node:
     assert client.put({"large": LARGE}) == [STORED]
 
 
-def test_what_the_engine_wrote_is_checked_aside_too(node: Served, client: Client) -> None:
+def test_large_engine_writes_are_verified_in_threads(node: Served, client: Client) -> None:
     assert node.regions is not None
     far = FarClient(node.regions._engine)
     opened = client.open({"right": len(LARGE), "damaged": len(LARGE)}, engine=1)
     for region, value in zip(opened.regions, (LARGE, b"D" + LARGE[1:]), strict=True):
         far.write(far.imported(region), value)
     other = node.connect()
-    with held(node._checker):
+    with held(node._verifier):
         writer, flags = in_background(lambda: client.commit(opened, [LARGE, LARGE]))
         until(node, lambda: is_waiting(node))
         assert other.read("right", "damaged")[1] == [None, None]

@@ -1,4 +1,5 @@
-"""Promises of commit_batcher.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
+"""Tests of commit_batcher.py over real sockets: a put with ack="node" is answered before the commit, whose reply is
+then applied."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put, WaitCommitted
 from kvstore.protocol.session_messages import Flags
-from kvstore.store.writes import commit_batcher as deciding
+from kvstore.store.writes import commit_batcher as commit_batcher
 from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
@@ -30,7 +31,7 @@ class Master:
         self.link_up(7)
 
     def link_up(self, epoch: int) -> None:
-        self.node.call(lambda: self.node.deciding.link_up(lambda claim, answer: self.asked.append((claim, answer)), epoch))
+        self.node.call(lambda: self.node.commit_batcher.link_up(lambda claim, answer: self.asked.append((claim, answer)), epoch))
 
     def claims(self, *keys: str) -> None:
         """Come back when these have been claimed and not decided about, in this order."""
@@ -83,15 +84,13 @@ def evict(node: Served, key: bytes) -> None:
 
 
 def heard(node: Served) -> list[tuple[int, bytes, int]]:
-    """Whatever the table tells the master from now on."""
+    """All later events of the table."""
     events: list[tuple[int, bytes, int]] = []
     node.store.emit = lambda kind, block: events.append((kind, block.key, block.generation))
     return events
 
 
-def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_generation(
-    node: Served, master: Master, client: Client
-) -> None:
+def test_an_uncommitted_put_is_readable_then_gets_its_generation(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     assert put(client, {"a": b"aaa", "b": b"b"}) == [STORED, STORED]
     assert client.read("a", "b")[1] == [b"aaa", b"b"]
@@ -100,54 +99,54 @@ def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_gen
     assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.held) == (7, "red", "ns", [b"a", b"b"], 1)
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 43])[1] == [b"aaa", b"b"]
-    assert (events, node.call(lambda: len(node.store.table.undecided))) == ([], 0), "the master knows from the claim"
+    assert (events, node.call(lambda: len(node.store.table.uncommitted))) == ([], 0), "the master knows from the claim"
 
 
-def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: Served, master: Master, client: Client) -> None:
-    for number in range(deciding.MAX_IN_FLIGHT):
+def test_puts_during_commits_in_flight_share_a_message(node: Served, master: Master, client: Client) -> None:
+    for number in range(commit_batcher.MAX_IN_FLIGHT):
         put(client, {f"first-{number}": b"x"})
-    until(node, lambda: len(master.asked) == deciding.MAX_IN_FLIGHT)
+    until(node, lambda: len(master.asked) == commit_batcher.MAX_IN_FLIGHT)
     for number in range(20):
         put(client, {f"later-{number}": b"x"})
-    assert len(master.asked) == deciding.MAX_IN_FLIGHT
+    assert len(master.asked) == commit_batcher.MAX_IN_FLIGHT
     master.decide((GRANTED, 1000))
-    until(node, lambda: len(master.asked) == deciding.MAX_IN_FLIGHT)
+    until(node, lambda: len(master.asked) == commit_batcher.MAX_IN_FLIGHT)
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
-def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path) -> None:
+def test_puts_within_the_interval_share_a_commit_request(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         for names, generations in (("abc", (1, 2, 3)), ("d", (4,))):
             for name in names:
                 put(client, {name: b"x"})
             assert not node.call(lambda: list(master.asked))
-            node.call(node.deciding._come_due)
+            node.call(node.commit_batcher._become_due)
             master.claims(*names)
             master.decide(*((GRANTED, generation) for generation in generations))
         client.close()
 
 
-def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_after_all_of_it(tmp_path: Path) -> None:
+def test_a_single_block_waits_half_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
         node.call(lambda: None)  # the round is over in which it came
-        node.call(node.deciding._come_half_due)
+        node.call(node.commit_batcher._become_half_due)
         master.claims("a")
         master.decide((GRANTED, 1))
         for name in "bc":
             put(client, {name: b"x"})
             node.call(lambda: None)
-        node.call(node.deciding._come_half_due)
+        node.call(node.commit_batcher._become_half_due)
         node.call(lambda: None)
         assert not node.call(lambda: list(master.asked)), "more has come meanwhile, and more may"
-        node.call(node.deciding._come_due)
+        node.call(node.commit_batcher._become_due)
         master.claims("b", "c")
         client.close()
 
 
-def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) -> None:
+def test_commit_waiters_do_not_wait_for_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
         put(client, {"a": b"x"})
@@ -165,7 +164,7 @@ def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) 
         client.close()
 
 
-def test_the_same_bytes_become_a_replica_and_other_bytes_leave(node: Served, master: Master, client: Client) -> None:
+def test_equal_bytes_become_a_replica_and_others_are_dropped(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     put(client, {"same": b"1", "other": b"2"})
     master.decide((PRESENT, 42), (PRESENT, 0))
@@ -174,7 +173,7 @@ def test_the_same_bytes_become_a_replica_and_other_bytes_leave(node: Served, mas
     assert node.call(lambda: node.store.dram.used_bytes) == 1
 
 
-def test_what_another_writer_is_at_is_claimed_again(node: Served, master: Master, client: Client) -> None:
+def test_a_busy_key_is_committed_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1", "b": b"2"})
     master.decide((BUSY, 0), (GRANTED, 42))
     assert generation_of(node, "a") == 0
@@ -185,9 +184,7 @@ def test_what_another_writer_is_at_is_claimed_again(node: Served, master: Master
 
 
 @pytest.mark.parametrize("failure", [CatalogUnavailable("etcd is away"), None])
-def test_what_the_master_fails_to_decide_is_claimed_again(
-    node: Served, master: Master, client: Client, failure: KVStoreError | None
-) -> None:
+def test_a_failed_commit_is_retried(node: Served, master: Master, client: Client, failure: KVStoreError | None) -> None:
     put(client, {"a": b"1"})
     master.decide(failure) if failure else master.decide((GRANTED, 42), (GRANTED, 43))
     assert client.read("a")[1] == [b"1"]
@@ -195,7 +192,7 @@ def test_what_the_master_fails_to_decide_is_claimed_again(
     assert generation_of(node, "a") == 44
 
 
-def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(node: Served, master: Master, client: Client) -> None:
+def test_a_block_evicted_before_its_grant_is_retracted(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1", "b": b"2", "c": b"3"})
     master.claims("a", "b", "c")
     events = heard(node)
@@ -204,13 +201,11 @@ def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(nod
     assert events == [], "the master has not heard of them"
     master.decide((GRANTED, 42), (PRESENT, 0), (BUSY, 0))
     assert events == [(EVENT_GONE, b"a", 42)]
-    assert node.call(lambda: len(node.store.table.undecided)) == 0
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 0
 
 
-def test_a_key_put_again_is_claimed_once_what_was_granted_to_the_block_before_it_is_given_back(
-    node: Served, master: Master, client: Client
-) -> None:
-    """In the other order the master would believe the node without the block that it has."""
+def test_a_rewritten_key_commits_after_the_former_is_retracted(node: Served, master: Master, client: Client) -> None:
+    """In the other order the directory would lose the block that the node has."""
     put(client, {"a": b"1"})
     master.claims("a")
     evict(node, b"a")
@@ -224,11 +219,11 @@ def test_a_key_put_again_is_claimed_once_what_was_granted_to_the_block_before_it
     assert generation_of(node, "a") == 43
 
 
-def test_over_a_new_link_whatever_is_undecided_is_claimed(node: Served, master: Master, client: Client) -> None:
+def test_a_new_link_commits_all_uncommitted_blocks(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     master.claims("a")
     [(_claim, answer)] = master.asked
-    node.call(node.deciding.link_down)
+    node.call(node.commit_batcher.link_down)
     put(client, {"b": b"2"})
     node.call(lambda: answer(CatalogUnavailable("the connection broke")))
     master.asked.clear()
@@ -238,14 +233,14 @@ def test_over_a_new_link_whatever_is_undecided_is_claimed(node: Served, master: 
     assert generation_of(node, "a") != 0
 
 
-def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Master, client: Client) -> None:
-    """Otherwise the master would enter the node as a holder of a block, and then hear that it is gone."""
+def test_a_commit_request_follows_earlier_events(node: Served, master: Master, client: Client) -> None:
+    """Otherwise the directory would record the node as a holder and then drop the record."""
     node.acknowledges = False
     writers = [node.connect() for _ in range(6)]  # more than the publisher has in flight
     threads = []
     for number, writer in enumerate(writers, start=1):
         threads.append(in_background(partial(writer.put, {f"reserved {number}": b"x"}, generation=number))[0])
-        until(node, lambda: node.publisher._seq == len(threads))
+        until(node, lambda: node.replicator._seq == len(threads))
     put(client, {"a": b"1"})
     node.settled()
     assert master.asked == []
@@ -257,36 +252,34 @@ def test_a_claim_goes_out_behind_the_events_before_it(node: Served, master: Mast
         writer.close()
 
 
-def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served, master: Master, client: Client) -> None:
+def test_wait_committed_waits_for_all_present_blocks(node: Served, master: Master, client: Client) -> None:
     assert client.ask(WaitCommitted(), Flags).flags == b"", "there was nothing"
     put(client, {"a": b"1", "b": b"2"})
     other = node.connect()
     _thread, results = in_background(lambda: other.ask(WaitCommitted(), Flags))
-    until(node, lambda: len(node.answers) == 1)
+    until(node, lambda: len(node.commit_waits) == 1)
     put(client, {"c": b"3"})
     master.decide((GRANTED, 42), (BUSY, 0))
     master.decide((GRANTED, 43))
     node.settled()
     assert results == []
     assert master.decide((PRESENT, 0)).keys == [b"b"]
-    until(node, lambda: len(node.answers) == 0)
+    until(node, lambda: len(node.commit_waits) == 0)
     assert client.ask(WaitCommitted(), Flags).flags == b""
     other.close()
 
 
-def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
+def test_wait_committed_ends_at_its_deadline(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     thread, results = in_background(lambda: client.ask(WaitCommitted(), Flags))
-    until(node, lambda: len(node.answers) == 1)
-    node.call(lambda: node.answers.expire(now_ns=1 << 62))
+    until(node, lambda: len(node.commit_waits) == 1)
+    node.call(lambda: node.commit_waits.expire(now_ns=1 << 62))
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
     assert client.read("a")[1] == [b"1"]
 
 
-def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks_again(
-    node: Served, master: Master, client: Client
-) -> None:
+def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     assert put(client, {"a": b"1"}) == [ALREADY_THERE]
     assert client.put({"a": b"1"}, generation=9) == [ASK_AGAIN], "already there is said once all can read it"
@@ -295,8 +288,8 @@ def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks
     assert client.put({"a": b"1"}, generation=9) == [ALREADY_THERE]
 
 
-def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided(tmp_path: Path) -> None:
-    """What NVMe holds comes back with the next process, and must not do so without a generation."""
+def test_uncommitted_blocks_are_demoted_after_their_commit(tmp_path: Path) -> None:
+    """NVMe blocks survive a restart, and must have a generation."""
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20) as node:
         master, client = Master(node), node.connect()
         for name in "abcd":
@@ -317,19 +310,19 @@ def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided
             one.close()
 
 
-def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of_another_link(node: Served, client: Client) -> None:
+def test_each_partition_commits_over_its_own_link(node: Served, client: Client) -> None:
     asked: dict[int, list[tuple[CommitBlocks, Answer]]] = {0: [], 1: []}
 
     def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:
         asked[partition].append((claim, answer))
 
     def link_up() -> None:
-        node.partitioning.tell(2)
-        node.publishers.cut()
-        node.store.table.undecided.regroup()
+        node.partition_map.set_count(2)
+        node.replicators.add_partitions()
+        node.store.table.uncommitted.regroup()
         for partition in asked:
-            node.publishers[partition].link_up(node._publish, 1, lambda: None)
-            node.deciding.link_up(partial(ask, partition), 7 + partition, partition)
+            node.replicators[partition].link_up(node._publish, 1, lambda: None)
+            node.commit_batcher.link_up(partial(ask, partition), 7 + partition, partition)
 
     names = [f"key-{number}" for number in range(12)]
     assert put(client, {name: name.encode() for name in names}) == [STORED] * 12
@@ -337,10 +330,10 @@ def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of
     until(node, lambda: all(asked.values()))
     for partition, [(claim, _answer)] in asked.items():
         assert claim.epoch == 7 + partition
-        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
-    node.call(lambda: node.deciding.link_down(1))
+        assert claim.keys == [name.encode() for name in names if node.partition_map.of(name.encode()) == partition]
+    node.call(lambda: node.commit_batcher.link_down(1))
     [(claim, answer)] = asked[0]
     node.call(partial(answer, ReserveReply(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
-    left = {block.key for block in node.call(lambda: list(node.store.table.undecided.blocks()))}
+    left = {block.key for block in node.call(lambda: list(node.store.table.uncommitted.blocks()))}
     assert left == set(asked[1][0][0].keys)
     node.call(lambda: check(node.store.table))

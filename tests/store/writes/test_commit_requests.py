@@ -1,5 +1,5 @@
-"""Promises of commit_requests.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it
-does not."""
+"""Tests of commit_requests.py over real sockets: an unreserved put is stored when the master grants it, and leaves
+nothing otherwise."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class Master:
     def __init__(self, node: Served) -> None:
         self.node = node
         self.asked: list[tuple[CommitBlocks, Answer]] = []
-        node.call(lambda: node.claims.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
+        node.call(lambda: node.commit_requests.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
 
     def decide(self, reply: ReserveReply | KVStoreError) -> CommitBlocks:
         until(self.node, lambda: bool(self.asked))
@@ -71,7 +71,7 @@ def grants(*statuses: int, generation: int = 42) -> ReserveReply:
     return ReserveReply(bytes(statuses), [5] * len(statuses), [generation] * len(statuses))
 
 
-def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, client: Client, master: Master) -> None:
+def test_a_granted_put_has_the_masters_generation(node: Served, client: Client, master: Master) -> None:
     thread, results = put(client, a=b"aaa", b=b"b")
     until(node, lambda: bool(master.asked))
     assert node.call(lambda: node.store.table.find("red", b"a")) is None, "not before the master has decided"
@@ -81,11 +81,11 @@ def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, cl
     assert (claim.epoch, claim.tenant, claim.namespace, claim.keys) == (7, "red", "ns", [b"a", b"b"])
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 42])[1] == [b"aaa", b"b"]
-    assert node.call(lambda: node.publisher._seq) == 0, "the master knows already"
+    assert node.call(lambda: node.replicator._seq) == 0, "the master knows already"
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Master, is_whole: bool) -> None:
+def test_a_small_put_is_committed_on_every_path(node: Served, master: Master, is_whole: bool) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sent = frame(Put("ns", [b"a"], [5], [0], [digest(b"value")], [b"above"]), 1, b"value")
@@ -109,7 +109,7 @@ def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Mas
     sock.close()
 
 
-def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, client: Client, master: Master) -> None:
+def test_already_there_is_answered_once_durable(node: Served, client: Client, master: Master) -> None:
     node.acknowledges = False
     writer = node.connect()
     reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
@@ -126,8 +126,8 @@ def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, c
     writer.close()
 
 
-def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_gone(node: Served, client: Client, master: Master) -> None:
-    """It was put a moment ago, and may be lost with the node before any master has heard of it."""
+def test_a_present_block_that_is_not_durable_is_retried(node: Served, client: Client, master: Master) -> None:
+    """It was put a moment ago and may be lost with the node before a master has it."""
     node.acknowledges = False
     writer = node.connect()
     reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
@@ -145,22 +145,22 @@ def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_go
 
 
 def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
-    """What the node tells its master, which answers nothing from now on."""
+    """The node's later messages to its master, which no longer answers."""
     said: list[Publish] = []
     monkeypatch.setattr(node, "_publish", lambda message, _answered: said.append(message))
-    node.call(lambda: node.publisher.link_up(node._publish, 1, lambda: None))
+    node.call(lambda: node.replicator.link_up(node._publish, 1, lambda: None))
     return said
 
 
-def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
+def test_a_commit_follows_the_eviction_of_the_former_block(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if more messages wait for their answers than may: else the master takes the node for the holder of what is on its way out,
-    tells the writer that it is there already, and then hears that it is gone."""
+    """Even beyond the window. Otherwise the master answers PRESENT because of the former block and then receives its
+    eviction."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
-        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
-        node.call(node.publisher.flush_now)
+        node.call(lambda name=name: node.replicator.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(node.replicator.flush_now)
     assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
     other, _ = put(client, z=b"z")
     claimed = master.decide(grants(GRANTED)).keys
@@ -174,10 +174,10 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     assert results == [[STORED]]
 
 
-def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claimed_behind_the_word_of_that(
+def test_a_commit_during_the_inventory_follows_the_eviction(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the inventory, which need not have been said yet, does not name it any more."""
+    """The rest of the inventory does not contain the former block."""
     assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
     said = published(node, monkeypatch)
     gone = node.call(lambda: node.store.table.find("red", b"0"))
@@ -191,16 +191,14 @@ def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claime
     assert list(said[-1].keys) == [b"0"]
 
 
-def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
-    node.call(node.claims.link_down)
+def test_a_put_without_a_master_link_is_retried(node: Served, client: Client, master: Master) -> None:
+    node.call(node.commit_requests.link_down)
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
 
 
 @pytest.mark.parametrize("reply", [Unavailable("the connection broke"), StaleEpoch("another master owns the catalog")])
-def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
-    node: Served, client: Client, master: Master, reply: KVStoreError
-) -> None:
+def test_a_put_of_a_lost_master_is_retried(node: Served, client: Client, master: Master, reply: KVStoreError) -> None:
     thread, results = put(client, a=b"a", b=b"b")
     master.decide(reply)
     thread.join(TIMEOUT_S)
@@ -209,7 +207,7 @@ def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
 
 
 @pytest.mark.parametrize("reply", [CatalogUnavailable("etcd is away"), grants(GRANTED)])
-def test_a_master_that_fails_or_answers_for_other_keys_leaves_nothing(
+def test_a_failed_or_malformed_reply_leaves_nothing(
     node: Served, client: Client, master: Master, reply: ReserveReply | KVStoreError
 ) -> None:
     thread, results = put(client, a=b"a", b=b"b")
@@ -219,7 +217,7 @@ def test_a_master_that_fails_or_answers_for_other_keys_leaves_nothing(
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
 
 
-def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, client: Client, master: Master) -> None:
+def test_a_put_that_expires_before_its_grant_is_retracted(node: Served, client: Client, master: Master) -> None:
     thread, results = put(client, a=b"a")
     until(node, lambda: bool(master.asked))
     later_ns = node.reactor.now_ns() + PUT_TTL_NS
@@ -233,21 +231,21 @@ def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, c
     assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
 
 
-def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
+def test_an_internal_error_in_the_reply_leaves_nothing_open(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
     thread, results = put(client, a=b"a", b=b"b")
-    monkeypatch.setattr(node.store.table, "commit_claimed", fail)
+    monkeypatch.setattr(node.store.table, "commit_granted", fail)
     master.decide(grants(GRANTED, GRANTED))
     thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
-    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.answers))) == ("", 0, 0)
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.commit_waits))) == ("", 0, 0)
 
 
-def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
+def test_a_disconnect_before_the_reply_leaves_nothing(node: Served, master: Master) -> None:
     client = node.connect()
     thread, _results = put(client, a=b"a")
     until(node, lambda: bool(master.asked))
@@ -255,13 +253,14 @@ def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Se
         node.call(session.close)
     thread.join(TIMEOUT_S)
     master.decide(grants(GRANTED))
-    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.answers))) == ("", 0, 0)
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.commit_waits))) == ("", 0, 0)
     client.close()
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
-def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served, master: Master, is_expired: bool) -> None:
-    """Numbers can be guessed. A block shown under no generation would be disowned by the decision: gone, and yet visible."""
+def test_a_pending_put_cannot_be_ended_by_its_id(node: Served, master: Master, is_expired: bool) -> None:
+    """Ids can be guessed. A block made visible without a generation would be retracted by the reply although it is
+    visible."""
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
@@ -280,16 +279,16 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     sock.close()
 
 
-def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:
-    """It takes the blocks to be here from then on and may have them removed; what is gone before the end is not told as stored."""
+def test_each_masters_reply_is_applied_at_once(node: Served, client: Client) -> None:
+    """The master may remove the blocks from then on; blocks removed before the end are not recorded as stored."""
     asked: dict[int, tuple[CommitBlocks, Answer]] = {}
     asker = object()
 
     def link_up() -> int:
-        node.partitioning.tell(2)
-        node.publishers.cut()
+        node.partition_map.set_count(2)
+        node.replicators.add_partitions()
         for partition in (0, 1):
-            node.claims.link_up(partial(ask, partition), 7, partition)
+            node.commit_requests.link_up(partial(ask, partition), 7, partition)
         return node.store.table.events.answer(asker, "red", FetchEvents(0, 100)).next_cursor
 
     def ask(partition: int, claim: CommitBlocks, answer: Answer) -> None:

@@ -1,4 +1,5 @@
-"""Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
+"""Tests of in-place and socket puts over real sockets and shared memory: the stored bytes are those sent, visible once
+the master has them."""
 
 import threading
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ KIB = 1024
 # --- through shared memory ---
 
 
-def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Served, client: Client) -> None:
+def test_shared_memory_puts_can_be_read(node: Served, client: Client) -> None:
     values = [b"a" * 3000, b"b" * 100, b"c"]
     opened = client.open({"a": 3000, "b": 100, "c": 1})
     assert list(opened.statuses) == [GRANTED] * 3
@@ -38,7 +39,7 @@ def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Serv
         client.write(opened, index, value)
     assert client.commit(opened, values) == [STORED] * 3
     assert client.read("a", "b", "c")[1] == values
-    assert node.call(lambda: node.in_place.in_bytes) == 3101
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 3101
 
 
 def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, client: Client) -> None:
@@ -53,7 +54,7 @@ def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, clie
     assert client.read("key7")[1] == [None], "not before the commit"
     assert client.commit(opened, list(values.values())) == [STORED] * 30
     assert client.read(*values)[1] == list(values.values())
-    assert node.call(lambda: node.in_place.in_bytes) == 3000
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 3000
     recorded = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(cursor, 100)))
     assert recorded.keys[:30] == [name.encode() for name in values]
     assert client.commit(opened, list(values.values())) == [ASK_AGAIN] * 30
@@ -77,7 +78,7 @@ def test_open_needs_shared_memory(node: Served) -> None:
     client.close()
 
 
-def test_an_aborted_put_can_be_begun_again_and_unknown_ids_are_ignored(node: Served, client: Client) -> None:
+def test_an_aborted_put_can_be_opened_again(node: Served, client: Client) -> None:
     opened = client.open({"a": 16 * KIB})
     other = node.connect()
     other.ask(AbortPuts(list(opened.put_ids)), Ok)
@@ -87,7 +88,7 @@ def test_an_aborted_put_can_be_begun_again_and_unknown_ids_are_ignored(node: Ser
     other.close()
 
 
-def test_a_commit_of_an_unknown_foreign_or_closed_put_is_answered_ask_again(node: Served, client: Client) -> None:
+def test_a_commit_of_an_invalid_put_is_answered_ask_again(node: Served, client: Client) -> None:
     opened = client.open({"a": 1})
     other = node.connect()
     assert other.commit(opened, [b"x"]) == [ASK_AGAIN]
@@ -97,7 +98,7 @@ def test_a_commit_of_an_unknown_foreign_or_closed_put_is_answered_ask_again(node
     other.close()
 
 
-def test_an_expired_puts_slot_is_free_once_its_writer_has_been_told(node: Served, client: Client) -> None:
+def test_an_expired_puts_slot_is_freed_after_its_writer_settles(node: Served, client: Client) -> None:
     opened = client.open({"a": 16 * KIB})
     later_ns = node.reactor.now_ns() + PUT_TTL_NS
     assert node.call(lambda: node.store.table.expire(now_ns=later_ns)) == 1
@@ -110,7 +111,7 @@ def test_an_expired_puts_slot_is_free_once_its_writer_has_been_told(node: Served
     assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
 
 
-def test_a_writer_that_hangs_up_leaves_no_open_put(node: Served, client: Client) -> None:
+def test_a_disconnected_writer_leaves_no_open_put(node: Served, client: Client) -> None:
     other = node.connect()
     other.open({"a": 16 * KIB})
     thread, results = in_background(lambda: client.open({"b": 16 * KIB}))
@@ -124,7 +125,7 @@ def test_a_writer_that_hangs_up_leaves_no_open_put(node: Served, client: Client)
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_what_is_sent_through_the_socket_can_be_read(node: Served, tcp: bool) -> None:
+def test_socket_puts_can_be_read(node: Served, tcp: bool) -> None:
     client = node.connect(tcp=tcp)
     values = {"a": b"a" * 5000, "b": b"b", "c": b"c" * 77}
     assert client.put(values) == [STORED] * 3
@@ -132,7 +133,7 @@ def test_what_is_sent_through_the_socket_can_be_read(node: Served, tcp: bool) ->
     client.close()
 
 
-def test_a_value_damaged_on_its_way_is_refused_and_nothing_of_its_request_is_visible(node: Served, client: Client) -> None:
+def test_a_damaged_value_fails_its_whole_request(node: Served, client: Client) -> None:
     with pytest.raises(ChecksumMismatch, match="send it again"):
         client.put({"a": b"good", "b": b"bad"}, checksums=[digest(b"good"), digest(b"bat")])
     assert client.read("a", "b")[1] == [None, None]
@@ -141,7 +142,7 @@ def test_a_value_damaged_on_its_way_is_refused_and_nothing_of_its_request_is_vis
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_put_that_expires_while_its_bytes_arrive_is_not_stored_and_its_slot_is_free(node: Served, is_damaged: bool) -> None:
+def test_a_put_that_expires_while_arriving_is_not_stored(node: Served, is_damaged: bool) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     checksums = [digest(b"abc"), digest(b"def") ^ is_damaged]
@@ -161,8 +162,8 @@ def test_a_put_that_expires_while_its_bytes_arrive_is_not_stored_and_its_slot_is
     sock.close()
 
 
-def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_others_at_once(node: Served, client: Client) -> None:
-    """Its writer may stall within a value for as long as it likes; what comes after all does not reach the block that is there then."""
+def test_a_stalled_expired_put_frees_its_slots_at_once(node: Served, client: Client) -> None:
+    """Its writer may stall within a value; bytes that arrive later do not reach the slot's next block."""
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     kept, late, others = b"k" * 4 * KIB, b"l" * 4 * KIB, {name: name.encode() * 4 * KIB for name in "bcd"}
@@ -171,11 +172,11 @@ def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_ot
     whole = frame(message, payload=late + kept)
     sock.sendall(whole[: -5 * KIB])
     until(node, lambda: node.store.table.open_puts == 1)
-    node.call(node.sent.expire)
+    node.call(node.socket_puts.expire)
     assert node.call(lambda: node.store.table.open_puts) == 1, "its time is not over"
     node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
     assert node.call(lambda: node.store.dram.quarantined_bytes) > 0
-    node.call(node.sent.expire)
+    node.call(node.socket_puts.expire)
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
     assert client.put(others) == [STORED] * 3
     sock.sendall(whole[-5 * KIB :])
@@ -185,7 +186,7 @@ def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_ot
     sock.close()
 
 
-def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) -> None:
+def test_a_connection_lost_within_a_value_leaves_nothing(node: Served) -> None:
     client = node.connect()
     sock = client.channel.detach()
     sock.sendall(frame(Put("ns", [b"a"], [100], [1], [0], [b""]), payload=bytes(100))[:-1])
@@ -204,7 +205,7 @@ def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) ->
         (Put("ns", [], [], [], [], []), b""),
     ],
 )
-def test_sizes_that_do_not_add_up_are_refused_and_the_connection_lives_on(client: Client, message: Put, payload: bytes) -> None:
+def test_mismatched_sizes_fail_the_request_only(client: Client, message: Put, payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         client.ask(message, Flags, payload=[payload] if payload else [])
     assert client.put({"a": b"abc"}) == [STORED]
@@ -217,7 +218,7 @@ def test_a_namespace_too_long_for_the_master_is_refused(client: Client) -> None:
     assert list(client.ask(OpenSlots("é" * 127, [b"a"], [1], [1], [b""]), OpenSlotsReply).statuses) == [GRANTED]
 
 
-def test_nobody_puts_without_a_hello(node: Served) -> None:
+def test_puts_before_hello_are_refused(node: Served) -> None:
     client = node.connect()
 
     def forget_hello() -> None:
@@ -240,10 +241,8 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
 
 
 @pytest.mark.parametrize("demotion_wait_s", [0, 0.05])
-def test_a_put_waits_for_a_disk_that_hangs_no_longer_than_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demotion_wait_s: float
-) -> None:
-    """Then the coldest leaves the node that is not on its way down."""
+def test_a_put_waits_for_a_hanging_disk_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demotion_wait_s: float) -> None:
+    """Then the coldest block that is not being demoted is evicted."""
     let_go = threading.Event()
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20, demotion_wait_s=demotion_wait_s) as node:
         write = node.store.tiers[NVME].write_batch

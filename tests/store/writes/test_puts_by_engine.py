@@ -1,4 +1,4 @@
-"""Promises of puts.py to writers on other hosts, with real engines: what becomes visible is whole, and a slot is one writer's alone."""
+"""Tests of remote puts with real engines: visible values are whole, and a slot has one writer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +78,7 @@ def sweep(node: Served) -> None:
     expire(node, puts=0)
 
 
-def test_what_the_engine_wrote_is_visible_from_the_commit_on(node: Served, client: Client, far: FarClient) -> None:
+def test_an_engine_put_is_visible_after_its_commit(node: Served, client: Client, far: FarClient) -> None:
     values = [b"a" * 5000, b"b" * 100]
     opened = client.open({"a": 5000, "b": 100}, engine=1)
     assert list(opened.statuses) == [GRANTED] * 2
@@ -87,7 +87,7 @@ def test_what_the_engine_wrote_is_visible_from_the_commit_on(node: Served, clien
     assert client.read("a")[1] == [None]
     assert client.commit(opened, values) == [STORED] * 2
     assert client.read("a", "b", inline_bytes=1 << 20)[1] == values
-    assert node.call(lambda: node.in_place.in_bytes) == 5100
+    assert node.call(lambda: node.in_place_puts.in_bytes) == 5100
 
 
 def test_a_node_without_an_engine_refuses_its_use(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_committed_slot_can_be_written_no_more(client: Client, far: FarClient)
     assert client.read("a", inline_bytes=1 << 20)[1] == [value]
 
 
-def test_a_value_that_is_not_what_its_writer_says_is_not_stored_and_its_slot_free(node: Served, client: Client, far: FarClient) -> None:
+def test_an_engine_put_with_a_wrong_checksum_is_not_stored(node: Served, client: Client, far: FarClient) -> None:
     opened = client.open({"a": SIZE}, engine=1)
     write(far, opened, [b"a" * SIZE])
     assert client.commit(opened, [b"b" * SIZE]) == [ASK_AGAIN]
@@ -121,9 +121,7 @@ def test_a_value_that_is_not_what_its_writer_says_is_not_stored_and_its_slot_fre
 
 
 @pytest.mark.parametrize("ending", ["commit", "abort", "hang up", "expiry"])
-def test_a_slot_that_is_still_being_written_is_nobody_elses_before_its_last_byte(
-    node: Served, client: Client, engine: TransferEngine, ending: str
-) -> None:
+def test_a_slot_is_not_reused_while_it_is_written(node: Served, client: Client, engine: TransferEngine, ending: str) -> None:
     writing = node.connect(tcp=True)
     opened = writing.open({"a": SIZE}, engine=1)
     region = region_of(node, opened)
@@ -151,7 +149,7 @@ def test_a_slot_that_is_still_being_written_is_nobody_elses_before_its_last_byte
     writing.close()
 
 
-def test_a_slot_whose_writer_died_in_mid_value_is_used_again(node: Served, client: Client, engine: TransferEngine, far: FarClient) -> None:
+def test_a_slot_of_a_dead_writer_is_reused(node: Served, client: Client, engine: TransferEngine, far: FarClient) -> None:
     writing = node.connect(tcp=True)
     opened = writing.open({"a": SIZE}, engine=1)
     region = region_of(node, opened)
@@ -167,7 +165,7 @@ def test_a_slot_whose_writer_died_in_mid_value_is_used_again(node: Served, clien
     assert client.commit(again, [b"y" * SIZE]) == [STORED]
 
 
-def test_an_expired_put_is_refused_and_its_slot_free_before_its_writer_hears_of_it(node: Served, client: Client, far: FarClient) -> None:
+def test_an_expired_engine_put_frees_its_slot_at_once(node: Served, client: Client, far: FarClient) -> None:
     opened = client.open({"a": SIZE}, engine=1)
     write(far, opened, [b"a" * SIZE])
     expire(node, puts=1)
@@ -181,7 +179,7 @@ def test_an_expired_put_is_refused_and_its_slot_free_before_its_writer_hears_of_
     other.close()
 
 
-def test_a_slot_that_the_engine_cannot_show_fails_the_request_and_leaves_nothing_open(
+def test_a_failed_slot_export_leaves_nothing_open(
     node: Served, client: Client, engine: TransferEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = engine.export

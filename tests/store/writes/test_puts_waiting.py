@@ -1,4 +1,4 @@
-"""Promises of puts.py about time: who waits for room, and for how long; and that a put is answered when the master has it."""
+"""Tests of the timing of puts: which wait for a slot and how long, and that a put is answered once the master has it."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ KIB = 1024
 
 
 @pytest.mark.parametrize("through_socket", [False, True])
-def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Client, through_socket: bool) -> None:
+def test_a_put_waits_for_a_free_slot(node: Served, client: Client, through_socket: bool) -> None:
     other = node.connect()
     held = other.open({"a": 16 * KIB})
 
@@ -38,7 +38,7 @@ def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Clie
     other.close()
 
 
-def test_a_put_that_is_traced_tells_how_long_it_waited_for_room(node: Served) -> None:
+def test_a_traced_put_has_a_span_for_its_wait(node: Served) -> None:
     spans = Spans()
     node.server.tracer = spans
     client, other = node.connect(), node.connect()
@@ -60,7 +60,7 @@ def test_a_put_that_is_traced_tells_how_long_it_waited_for_room(node: Served) ->
     other.close()
 
 
-def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node: Served, client: Client) -> None:
+def test_a_put_that_waits_in_vain_fails_with_full(node: Served, client: Client) -> None:
     other = node.connect()
     other.open({"a": 16 * KIB})
     for message in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
@@ -74,7 +74,7 @@ def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node
     assert client.put({"b": bytes(KIB)}) == [STORED]
 
 
-def test_who_comes_later_waits_behind_who_waits_already(node: Served, client: Client) -> None:
+def test_later_puts_queue_behind_earlier_ones(node: Served, client: Client) -> None:
     other, small = node.connect(), node.connect()
     held = other.open({"a": 12 * KIB})
     first, large_result = in_background(lambda: client.put({"large": bytes(16 * KIB)}))
@@ -127,7 +127,7 @@ def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bo
 
 
 @pytest.mark.usefixtures("waiting")
-def test_a_put_of_what_is_there_is_a_success_whoever_waits(client: Client) -> None:
+def test_a_put_of_a_present_key_does_not_wait(client: Client) -> None:
     assert client.put({"old": b"x"}) == [ALREADY_THERE]
     assert list(client.open({"old": 1}).statuses) == [PRESENT]
     assert client.put({"old": b"x", "new": b"y"}) == [ALREADY_THERE, ASK_AGAIN], (
@@ -136,7 +136,7 @@ def test_a_put_of_what_is_there_is_a_success_whoever_waits(client: Client) -> No
     assert list(client.open({"new": 1, "old": 1}).statuses) == [BUSY, PRESENT]
 
 
-def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -> None:
+def test_a_disconnected_waiting_put_is_dropped(node: Served, client: Client) -> None:
     other = node.connect()
     other.open({"a": 16 * KIB})
     sock = client.channel.detach()
@@ -147,10 +147,8 @@ def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -
     other.close()
 
 
-def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system's refusal is injected below the tier, where a slab's memory is made."""
+def test_a_put_without_system_memory_leaves_nothing_open(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's refusal is injected below the tier, where a slab's memory is allocated."""
 
     def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
         raise TierFailed("no descriptor is left")
@@ -174,10 +172,10 @@ def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("through_socket", [False, True])
-def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
+def test_an_internal_error_in_a_put_leaves_nothing_open(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, through_socket: bool, is_waiting: bool
 ) -> None:
-    """Whether its own frame or another's meets the fault."""
+    """In its own frame or in another's."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
@@ -206,7 +204,7 @@ def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
 # --- publication ---
 
 
-def test_a_put_is_answered_when_the_master_has_it_not_before(node: Served, client: Client) -> None:
+def test_a_put_is_answered_once_the_master_has_it(node: Served, client: Client) -> None:
     node.acknowledges = False
     thread, results = in_background(lambda: client.put({"a": b"x"}))
     until(node, lambda: len(node.unanswered) == 1)
@@ -216,12 +214,12 @@ def test_a_put_is_answered_when_the_master_has_it_not_before(node: Served, clien
     assert results == [[STORED]]
 
 
-def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(node: Served, client: Client) -> None:
+def test_an_unreachable_master_is_a_deadline_and_keeps_the_block(node: Served, client: Client) -> None:
     node.acknowledges = False
     thread, results = in_background(lambda: client.put({"a": b"x"}))
     until(node, lambda: len(node.unanswered) == 1)
-    assert node.call(lambda: node.answers.expire(now_ns=node.reactor.now_ns())) == 0
-    assert node.call(lambda: node.answers.expire(now_ns=node.reactor.now_ns() + 10 * 10**9)) == 1
+    assert node.call(lambda: node.commit_waits.expire(now_ns=node.reactor.now_ns())) == 0
+    assert node.call(lambda: node.commit_waits.expire(now_ns=node.reactor.now_ns() + 10 * 10**9)) == 1
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
     assert "not confirmed" in str(results[0])

@@ -1,4 +1,4 @@
-"""Promises of slots.py: a batch that is opened as a whole gets what its keys would get one by one."""
+"""Tests of slot_requests.py: opening a whole batch equals opening its keys one by one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from kvstore.protocol.message import BUSY, GRANTED
 from kvstore.protocol.node_messages import OpenSlots
 from kvstore.security.identity import Identity, IdentityKind
 from kvstore.store.block_table.open_puts import OpenPut
-from kvstore.store.block_table.uncommitted import UNDECIDED
+from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.session_authenticator import Caller
 from kvstore.store.wait_queue import WaitQueue
 from kvstore.store.writes import slot_requests as slots_module
@@ -26,7 +26,7 @@ SIZE = 500
 
 
 class Clock:
-    """What `open` asks of a session."""
+    """The part of a session that `open` uses."""
 
     def __init__(self) -> None:
         self.reactor: Any = self
@@ -74,14 +74,14 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             node.store.close()
 
 
-def message(keys: list[int], size: int = SIZE, generation: int = UNDECIDED) -> OpenSlots:
+def message(keys: list[int], size: int = SIZE, generation: int = UNCOMMITTED) -> OpenSlots:
     return OpenSlots("ns", [b"%d" % key for key in keys], [size] * len(keys), [generation] * len(keys), [b"p"] * len(keys))
 
 
 BATCHES = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=12),
     st.sampled_from([SIZE, SIZE - 1]),
-    st.sampled_from([UNDECIDED, 7]),
+    st.sampled_from([UNCOMMITTED, 7]),
     st.sampled_from(["commit", "abort", "leave"]),
     st.booleans(),
 )
@@ -89,7 +89,7 @@ BATCHES = st.tuples(
 
 @given(st.lists(BATCHES, max_size=6))
 @settings(max_examples=80)
-def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tuple[list[int], int, int, str, bool]]) -> None:
+def test_opening_a_whole_batch_equals_single_opens(batches: list[tuple[list[int], int, int, str, bool]]) -> None:
     with nodes() as (whole, each):
         for keys, size, generation, then, may_open in batches:
             found = [node.open(message(keys, size, generation), may_open=may_open) for node in (whole, each)]
@@ -98,12 +98,12 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
                 if opening is not None and opening.batch is not None and then == "commit":
                     opening.batch.is_named = True
                     assert node.table.puts.get_batch(opening.batch.ids, node.session) is opening.batch
-                    node.table.commit_batch_undecided(opening.batch, [1] * len(keys))
+                    node.table.store_batch_uncommitted(opening.batch, [1] * len(keys))
                     continue
                 for put in node.puts(opening):
                     assert put.block.namespace == "ns"
                     if then == "commit":
-                        node.table.commit_undecided(put, 1) if generation == UNDECIDED else node.table.commit(put, 1)
+                        node.table.store_uncommitted(put, 1) if generation == UNCOMMITTED else node.table.commit(put, 1)
                     elif then == "abort":
                         node.table.abort(put)
             if found[0] is not None and found[1] is not None:
@@ -111,7 +111,7 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             assert whole.state() == each.state()
 
 
-def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
+def test_puts_of_an_unsent_reply_are_aborted() -> None:
     class Unlucky(SlotRequest):
         def opened(self, opening: OpenResult) -> None:
             assert opening.batch is not None
@@ -127,14 +127,14 @@ def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
         assert whole.state() == [[], 0, 0]
 
 
-@pytest.mark.parametrize("generation", [UNDECIDED, 7])
-def test_a_key_about_which_the_master_is_deciding_is_only_for_who_need_not_ask_it(generation: int) -> None:
+@pytest.mark.parametrize("generation", [UNCOMMITTED, 7])
+def test_a_key_with_a_commit_in_flight_is_busy_for_cluster_puts(generation: int) -> None:
     with nodes() as (whole, each):
         for node in (whole, each):
             opening = node.open(message([1]))
-            block = node.table.commit_undecided(node.puts(opening)[0], 1)
-            node.table.undecided.take(10)
+            block = node.table.store_uncommitted(node.puts(opening)[0], 1)
+            node.table.uncommitted.take(10)
             node.table.copies.drop(block)
             again = node.open(message([1, 2], generation=generation))
             assert again is not None
-            assert list(again.statuses) == [GRANTED if generation == UNDECIDED else BUSY, GRANTED]
+            assert list(again.statuses) == [GRANTED if generation == UNCOMMITTED else BUSY, GRANTED]

@@ -1,4 +1,4 @@
-"""Promises of slots_ahead.py, on real sockets: a value that lies in the slot which the connection was offered is stored by one message."""
+"""Tests of slots_ahead.py over real sockets: a value written into an offered slot is stored by one message."""
 
 import os
 import select
@@ -52,7 +52,7 @@ class Writer:
         self.page: OfferedSlot | None = None
 
     def open(self, size: int = SIZE) -> tuple[int, int, int] | None:
-        """What is offered then, entered."""
+        """Record the present offer."""
         answer, fds = self.client.channel.call_for_fds(OpenSlotAhead(size), Deadline(TIMEOUT_S))
         assert bool(fds) is bool(answer.sizes[0]) is (self.page is None), "the page is given once"
         for fd in fds:
@@ -93,30 +93,34 @@ def writer(client: Client) -> Writer:
 
 @pytest.fixture(params=["at once", "read as ever"])
 def way(request: pytest.FixtureRequest, node: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a PutFromSlot is served."""
+    """The path on which a PutFromSlot is served."""
     if request.param == "read as ever":
-        monkeypatch.setattr(node.in_place.ahead, "frame", lambda *_: False)
+        monkeypatch.setattr(node.in_place_puts.ahead, "frame", lambda *_: False)
     return str(request.param)
 
 
 @pytest.mark.usefixtures("way")
-def test_a_value_in_its_slot_is_stored_shown_and_entered(node: Served, client: Client, writer: Writer) -> None:
+def test_a_put_from_a_slot_ahead_is_stored_and_visible(node: Served, client: Client, writer: Writer) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     cursor = client.ask(FetchEvents(0, 100), EventBatch).next_cursor
     writer.store("a")
     assert client.read("a")[1] == [VALUE]
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    assert block.shown >= 0
+    assert block.index_entry >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(VALUE), 0)
-    assert node.call(lambda: (node.in_place.in_bytes, node.in_place.ahead.puts, len(node.store.table.undecided))) == (SIZE, 1, 1)
+    assert node.call(lambda: (node.in_place_puts.in_bytes, node.in_place_puts.ahead.puts, len(node.store.table.uncommitted))) == (
+        SIZE,
+        1,
+        1,
+    )
     assert bytes(client.ask(FetchEvents(cursor, 100), EventBatch).kinds)[:1] == bytes([TOLD_STORED])
     assert node.call(lambda: len(node.store.table.ahead)) == 0
     node.call(lambda: check(node.store.table))
 
 
 @pytest.mark.usefixtures("way")
-def test_the_answer_brings_the_slot_of_the_next(node: Served, client: Client, writer: Writer) -> None:
+def test_the_answer_offers_the_next_slot(node: Served, client: Client, writer: Writer) -> None:
     number = writer.write(writer.open())
     for name in "abcd":
         assert writer.put(number, name, next_bytes=SIZE) == STORED
@@ -126,7 +130,7 @@ def test_the_answer_brings_the_slot_of_the_next(node: Served, client: Client, wr
 
 
 @pytest.mark.usefixtures("way")
-def test_a_slot_that_is_not_the_connections_is_asked_for_again(node: Served, writer: Writer) -> None:
+def test_a_foreign_slot_is_answered_ask_again(node: Served, writer: Writer) -> None:
     other = Writer(node.connect())
     number = other.write(other.open())
     mine = writer.write(writer.open())
@@ -138,7 +142,7 @@ def test_a_slot_that_is_not_the_connections_is_asked_for_again(node: Served, wri
 
 
 @pytest.mark.usefixtures("way")
-def test_a_key_that_another_writes_is_asked_for_again(node: Served, client: Client, writer: Writer) -> None:
+def test_a_key_with_another_writer_is_answered_ask_again(node: Served, client: Client, writer: Writer) -> None:
     with_open = node.connect()
     opened = with_open.open({"a": 100})
     number = writer.write(writer.open())
@@ -148,7 +152,7 @@ def test_a_key_that_another_writes_is_asked_for_again(node: Served, client: Clie
     with_open.close()
 
 
-def test_what_is_not_about_one_unreserved_block_is_refused(client: Client, writer: Writer) -> None:
+def test_put_from_slot_takes_one_unreserved_block(client: Client, writer: Writer) -> None:
     number = writer.write(writer.open())
     for wrong in (
         {"generations": [5]},
@@ -160,9 +164,9 @@ def test_what_is_not_about_one_unreserved_block_is_refused(client: Client, write
     assert writer.put(number, "a") == STORED
 
 
-def test_a_node_that_ends_opens_and_stores_nothing(node: Served, writer: Writer) -> None:
+def test_a_draining_node_opens_no_slots_ahead(node: Served, writer: Writer) -> None:
     number = writer.write(writer.open())
-    node.call(lambda: node.leaving.drain(DRAIN_CLOSED))
+    node.call(lambda: node.drainer.drain(DRAIN_CLOSED))
     with pytest.raises(Draining):
         writer.put(number, "a")
     with pytest.raises(Draining):
@@ -170,17 +174,17 @@ def test_a_node_that_ends_opens_and_stores_nothing(node: Served, writer: Writer)
     until(node, lambda: not node.store.table.find("red", b"a"))
 
 
-def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_whose_answer_fails_is_still_stored(node: Served, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     number = writer.write(writer.open())
     with monkeypatch.context() as patch:
         patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
         with pytest.raises(Exception, match="connection"):
             writer.put(number, "a")
-    assert node.call(lambda: len(node.store.table.undecided)) == 1
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 1
     node.call(lambda: check(node.store.table))
 
 
-def test_an_idle_slot_goes_back_and_one_in_use_does_not(node: Served, writer: Writer) -> None:
+def test_an_idle_slot_ahead_is_freed_and_one_in_use_is_not(node: Served, writer: Writer) -> None:
     entered = writer.open()
     assert entered is not None
     node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + IDLE_NS))
@@ -193,8 +197,8 @@ def test_an_idle_slot_goes_back_and_one_in_use_does_not(node: Served, writer: Wr
     assert node.call(lambda: (len(node.store.table.ahead), node.store.table.ahead.taken_back)) == (0, 1)
 
 
-def test_a_put_without_room_has_that_of_an_idle_slot(node: Served, client: Client, writer: Writer) -> None:
-    """All else is pinned. A slot that is being written is waited for."""
+def test_a_put_without_a_free_slot_takes_an_idle_slot_ahead(node: Served, client: Client, writer: Writer) -> None:
+    """All others are pinned. A slot that is being written is waited for."""
     other = node.connect()
     assert writer.open() is not None
     assert writer.page is not None
@@ -219,7 +223,7 @@ def test_a_put_without_room_has_that_of_an_idle_slot(node: Served, client: Clien
     other.close()
 
 
-def test_the_end_of_a_connection_frees_its_slot(node: Served) -> None:
+def test_a_disconnect_frees_the_slot_ahead(node: Served) -> None:
     writer = Writer(node.connect())
     assert writer.open() is not None
     assert node.call(lambda: node.store.dram.used_bytes) == SIZE
@@ -248,7 +252,7 @@ def sides() -> Iterator[Sides]:
         os.close(fd)
 
 
-def test_what_is_no_page_is_refused() -> None:
+def test_a_malformed_writer_page_is_refused() -> None:
     fd = os.memfd_create("other")
     try:
         os.ftruncate(fd, 2 * PAGE_BYTES)
@@ -259,7 +263,7 @@ def test_what_is_no_page_is_refused() -> None:
         os.close(fd)
 
 
-def test_a_system_without_memory_or_descriptors_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_ahead_without_descriptors_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
@@ -272,9 +276,8 @@ def test_a_system_without_memory_or_descriptors_is_a_typed_error(monkeypatch: py
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_no_slot_is_written_that_was_taken_back(sides: Sides) -> None:
-    """Two processes at once. The writer leaves the number of the slot that it writes in memory of their own; who takes a slot back finds
-    that word empty."""
+def test_a_withdrawn_slot_is_never_written(sides: Sides) -> None:
+    """Two processes. The writer marks the slot that it writes in their own memory; a withdrawal must find no mark."""
     page, offered = sides
     reader, writer = os.pipe()
     shared_fd = os.memfd_create("shared")

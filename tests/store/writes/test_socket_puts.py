@@ -1,5 +1,4 @@
-"""Promises of socket_puts.py for one small value that comes along with its message, on real sockets. Of those for which the master is
-asked: test_commit_requests.py."""
+"""Tests of inline puts in socket_puts.py over real sockets. Those with commit requests are in test_commit_requests.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +36,11 @@ def put(client: Client, name: str, value: bytes, ack: int = ACK_NODE) -> int | N
 
 
 class Shown:
-    """What the node's sessions were shown, and whether it was served so."""
+    """Records which frames were served inline."""
 
     def __init__(self, node: Served) -> None:
         self.served: list[bool] = []
-        at_once = node.sent.at_once
+        at_once = node.socket_puts.inline
         serve = at_once.frame
 
         def noted(session: Session, tenant: str, frame: memoryview) -> bool:
@@ -61,7 +60,7 @@ def shown(node: Served) -> Shown:
     return Shown(node)
 
 
-def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Client, shown: Shown) -> None:
+def test_an_inline_put_is_stored_and_visible(node: Served, client: Client, shown: Shown) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     assert put(client, "a", b"x" * 5000) == STORED
     assert put(client, "a", b"y" * 5000) == ALREADY_THERE
@@ -69,40 +68,38 @@ def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Clie
     assert client.read("a")[1] == [b"x" * 5000]
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    assert block.shown >= 0
+    assert block.index_entry >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
-    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
+    assert node.call(lambda: (node.socket_puts.in_bytes, len(node.store.table.uncommitted))) == (5000, 1)
     node.call(lambda: check(node.store.table))
 
 
-def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody finds it, and nobody would ever claim it, nor could it leave."""
+def test_a_block_whose_answer_fails_is_still_stored(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would be visible but never committed or evicted."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
         with pytest.raises(Unavailable):
             put(client, "a", b"value")
     other = node.connect()
     assert other.read("a")[1] == [b"value"]
-    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5, 1)
+    assert node.call(lambda: (node.socket_puts.in_bytes, len(node.store.table.uncommitted))) == (5, 1)
     node.call(lambda: check(node.store.table))
     other.close()
 
 
-def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_else_runs(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_inline_put_is_readable_when_its_answer_is_sent(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, int]] = []
     send_now = Session.send_now
 
     def noted(session: Session, data: bytes) -> bytes:
         table = node.store.table
-        seen.append((table.find("red", b"a") is not None, len(table.undecided)))
+        seen.append((table.find("red", b"a") is not None, len(table.uncommitted)))
         return send_now(session, data)
 
     monkeypatch.setattr(Session, "send_now", noted)
     assert put(client, "a", b"value") == STORED
     assert seen == [(True, 0)]
-    assert node.call(lambda: len(node.store.table.undecided)) == 1
+    assert node.call(lambda: len(node.store.table.uncommitted)) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,22 +113,22 @@ def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_e
         Put("ns", [b"a", b"b"], [2, 3], [0, 0], [digest(b"va"), digest(b"lue")], [b"", b""], ACK_NODE),
     ],
 )
-def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
-    """Several blocks, what was reserved, what is wrong."""
+def test_other_puts_take_the_general_path(node: Served, other: Put) -> None:
+    """Several blocks, reserved puts, invalid puts."""
     data = memoryview(frame(other, 7, b"value"))
-    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", data))
+    assert not node.call(lambda: node.socket_puts.inline.frame(session_of(node), "red", data))
     assert is_empty(node)
 
 
 class Master:
-    """Of whom claims ask: it answers when the test says so, and notes what the node's slot had when it was asked."""
+    """A master that answers commit requests on the test's command, and records the slot's content at that time."""
 
     def __init__(self, node: Served) -> None:
         self.node = node
         self.asked: list[tuple[CommitBlocks, Callable[[ReserveReply | KVStoreError], None]]] = []
         self.fault: Exception | None = None
         self.answer_at_once: KVStoreError | None = None
-        node.call(lambda: node.claims.link_up(self.ask, 7))
+        node.call(lambda: node.commit_requests.link_up(self.ask, 7))
 
     def ask(self, claim: CommitBlocks, answer: Callable[[ReserveReply | KVStoreError], None]) -> None:
         if self.fault is not None:
@@ -146,7 +143,7 @@ class Master:
         self.node.call(lambda: self.asked.pop(0)[1](ReserveReply(bytes((GRANTED,)), [5], [generation])))
 
 
-def test_one_that_the_master_answers_is_counted_until_then(node: Served, client: Client, shown: Shown) -> None:
+def test_an_inline_put_with_a_commit_counts_as_in_flight(node: Served, client: Client, shown: Shown) -> None:
     master = Master(node)
     thread, results = in_background(lambda: put(client, "a", b"value", ACK_CLUSTER))
     until(node, lambda: bool(master.asked))
@@ -159,12 +156,10 @@ def test_one_that_the_master_answers_is_counted_until_then(node: Served, client:
     assert node.call(lambda: node.service.loads.of("red")) == (1, 0)
     assert client.read("a", generations=[9])[1] == [b"value"]
     node.call(lambda: check(node.store.table))
-    assert node.call(lambda: node.sent.in_bytes) == 5
+    assert node.call(lambda: node.socket_puts.in_bytes) == 5
 
 
-def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_value_is_retracted_when_granted(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master is asked before the value is in its slot."""
     master = Master(node)
 
@@ -183,22 +178,20 @@ def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted
     assert is_empty(node)
 
 
-@pytest.mark.parametrize("is_claimed", [False, True])
-def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
-    node: Served, client: Client, shown: Shown, is_claimed: bool
-) -> None:
+@pytest.mark.parametrize("is_commit_in_flight", [False, True])
+def test_a_present_or_in_flight_key_takes_the_general_path(node: Served, client: Client, shown: Shown, is_commit_in_flight: bool) -> None:
     Master(node)
-    if is_claimed:
-        node.call(lambda: node.store.table.undecided.begin([made("red", b"a", 5, 0)]))
+    if is_commit_in_flight:
+        node.call(lambda: node.store.table.uncommitted.begin([made("red", b"a", 5, 0)]))
     else:
         put(client, "a", b"value")
     assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
     assert shown.all()[-1:] == [False]
-    if is_claimed:
-        node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
+    if is_commit_in_flight:
+        node.call(lambda: node.store.table.uncommitted.end([made("red", b"a", 5, 0)]))
 
 
-def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
+def test_a_key_with_an_open_put_takes_the_general_path(node: Served, client: Client, shown: Shown) -> None:
     other = node.connect()
     other.open({"a": 5})
     assert put(client, "a", b"value") == ASK_AGAIN
@@ -206,7 +199,7 @@ def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client
     other.close()
 
 
-def test_without_room_nothing_is_served_at_once(node: Served, client: Client, shown: Shown) -> None:
+def test_without_a_free_slot_no_put_is_inline(node: Served, client: Client, shown: Shown) -> None:
     writer = node.connect()
     opened = writer.open({"held": 16 * KIB})
     with pytest.raises(DeadlineExceeded):
@@ -216,7 +209,7 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
     writer.close()
 
 
-def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
+def test_an_inline_ack_put_is_refused_without_a_free_slot(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})
     assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
@@ -232,16 +225,16 @@ def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client
     waiter.close()
 
 
-def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
-    node.call(lambda: node.leaving.drain(DRAIN_SAVE))
+def test_a_draining_node_takes_no_inline_puts(node: Served, client: Client, shown: Shown) -> None:
+    node.call(lambda: node.drainer.drain(DRAIN_SAVE))
     with pytest.raises(Draining):
         put(client, "a", b"value")
     assert shown.all() == []
-    node.call(lambda: node.leaving.drain(DRAIN_NOT))
+    node.call(lambda: node.drainer.drain(DRAIN_NOT))
     assert put(client, "a", b"value") == STORED
 
 
-def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
+def test_a_read_only_caller_has_no_inline_puts(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
             client = node.connect(ticket=node.ticket(role=role))
@@ -251,7 +244,7 @@ def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> None:
+def test_a_put_is_the_same_however_it_arrives(node: Served, is_whole: bool) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sent = frame(message("a", b"value"), payload=b"value")
@@ -260,11 +253,11 @@ def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> 
         until(node, lambda: node.store.table.open_puts == 1)
         sock.sendall(sent[-2:])
     assert read_frame(sock)[1] == Flags(bytes([STORED]))
-    assert node.call(lambda: node.sent.in_bytes) == 5
+    assert node.call(lambda: node.socket_puts.in_bytes) == 5
     sock.close()
 
 
-def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served) -> None:
+def test_several_puts_in_one_segment_are_all_answered(node: Served) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(b"".join(frame(message(name, b"value"), number, b"value") for number, name in enumerate("abca", 1)))
@@ -285,7 +278,7 @@ def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served
         (message("a", b"value", size=6, ack=ACK_CLUSTER), ProtocolError),
     ],
 )
-def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
+def test_an_invalid_put_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
     with pytest.raises(error):
         client.ask(wrong, Flags, payload=[b"value"])
     assert is_empty(node)
@@ -293,7 +286,7 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Clien
 
 
 def session_of(node: Served) -> Session:
-    """One that nobody listens to: nothing may be said by it."""
+    """A session without a peer: it must send nothing."""
     return Session.__new__(Session)
 
 
