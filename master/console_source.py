@@ -1,8 +1,8 @@
-"""A master as the console's source: of the whole cluster, whichever partitions it owns.
+"""Console data source and actions at a master, for the whole cluster.
 
-What it owns is asked for in its loop, into which the console's threads carry it; the rest of the masters that own it, at once and each with
-a deadline. Who lets an operator in is the master whose page he looks at: the others do as that master says.
-"""
+Partitions that this master owns are read in its loop, from the console's threads. Other partitions are requested
+from their owners, in parallel and each with a deadline. The operator is authenticated by this master alone; other
+masters trust it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +30,18 @@ from kvstore.security.actor import Actor
 
 T = TypeVar("T")
 LOOK_S: Final = 2.0
-"""For each fellow to answer: one that does not is no reason to wait long."""
+"""Timeout of each peer master's status."""
 REST_S: Final = 10.0
-"""Between two looks at a cluster of which others own a part, or of several partitions, while nobody wants to see it: each owner would be
-asked each second by all masters, about each."""
+"""Interval of polls without a viewer, where other masters own partitions or several exist: otherwise all masters
+would request each partition's status each second."""
 ELECTION_POLL_S: Final = 0.1
-"""Between two looks at who owns a partition that changes hands, while an action waits for its next owner."""
+"""Poll interval while an action waits for a partition's next owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an operator (`by`) asks for: begun here where this master owns the partition, else by a call of its owner."""
+    """A change requested by operator `by`: `begin` runs at the partition's owner if that is this master; else
+    `method` is called there."""
 
     begin: Callable[[LeaderRole], "Future[Any]"]
     method: str
@@ -49,23 +50,23 @@ class Action:
 
 
 class MasterConsoleSource:
-    """A kvstore.console.source.Source."""
+    """Implements kvstore.console.source.ConsoleSource. Called by the console's threads."""
 
     def __init__(self, master: MasterParts, status: MasterStatus, fellows: PeerMasters, *, address: str) -> None:
-        """`address` is where the others know this master."""
+        """`address` is this master's frames address."""
         self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
         self._standings = [partition.standing for partition in status.partitions]
         self._timeout_s = master.settings.control_timeout_s
         self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
-        """For an action to be durable, and for contents of a fellow."""
+        """For an action to be durable, and for another master's contents."""
         self._told: dict[int, tuple[float, pb.StatusReply]] = {}
-        """Of partitions of others, what their owners said last, and when."""
+        """Last status of partitions that others own, and its time."""
         self._silent: dict[str, str] = {}
-        """Why owners did not answer at the last look, by their addresses."""
+        """Errors of owners at the last poll, by address."""
         self._asks_others = False
 
     def rest_s(self) -> float:
-        """For a Watch."""
+        """Interval of the ClusterWatcher's polls without a viewer."""
         return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
 
     def look(self) -> ClusterSnapshot:
@@ -87,9 +88,9 @@ class MasterConsoleSource:
         told_s = [self._told[number][0] if number in self._told else own_s for number in range(len(own))]
         now_s = time.monotonic()
         found = merged_status(replies)
-        for node in found.nodes:  # of the first partition
+        for node in found.nodes:  # they are partition 0's
             node.heartbeat_age_s += now_s - told_s[0]
-        owners = list(own[0].owners)  # as this master knows them: others may not have heard yet
+        owners = list(own[0].owners)  # as this master knows them: others may not have seen the change yet
         del found.owners[:]
         found.owners.extend(owners)
         return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
@@ -160,11 +161,11 @@ class MasterConsoleSource:
     # --- what others know ---
 
     def _own(self) -> list[pb.StatusReply]:
-        """Of each partition what this master knows; a turn of the loop for each."""
+        """Status of each partition as this master has it; one call into the loop each."""
         return [self._in_loop(partial(self._status.of, partition)) for partition in self._status.partitions]
 
     def _begin(self, owners: Mapping[int, str]) -> dict[int, Callable[[], pb.StatusReply]]:
-        """Ask the masters at these addresses about these partitions, all at once."""
+        """Request the status of partitions from the masters at these addresses, in parallel."""
 
         def begin(number: int, address: str) -> Callable[[], pb.StatusReply]:
             try:
@@ -175,7 +176,7 @@ class MasterConsoleSource:
         return {number: begin(number, address) for number, address in owners.items()}
 
     def _heard(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
-        """Raises KVStoreError: it does not answer, or owns the partition no more."""
+        """Return an owner's status. Raises KVStoreError if it does not respond or is no longer the owner."""
         found = answer()
         if found.role == MasterRole.FOLLOWING:
             raise refusal(None)
@@ -183,7 +184,7 @@ class MasterConsoleSource:
         return found
 
     def _as_last_told(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
-        """What its owner said last of a partition that nobody tells of now, with whose it is by now."""
+        """Return the last status of a partition whose owner does not respond, with its current owner."""
         if number not in self._told:
             return own
         found = pb.StatusReply()
@@ -196,7 +197,7 @@ class MasterConsoleSource:
         mine = [number for number, reply in enumerate(own) if reply.owner.address == address]
         what = "the catalog" if len(own) == 1 else f"{len(mine)} of the {len(own)} partitions"
         ages = [time.monotonic() - self._told[number][0] for number in mine if number in self._told]
-        shown = f"what is shown of it is {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
+        shown = f"its data shown are {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
         return f"{own[mine[0]].owner.name} at {address}, which owns {what}, does not answer: {why}; {shown}"
 
     def _follower(self, address: str, name: str, asked: Mapping[int, Callable[[], pb.StatusReply]], records: int) -> MasterView:
@@ -209,7 +210,7 @@ class MasterConsoleSource:
     # --- what owners do ---
 
     def _owner_elsewhere(self, number: int) -> str:
-        """Where the partition's owner is; "" for this master. Raises NoOwner."""
+        """Return the address of the partition's owner, "" for this master. Raises NoOwner."""
 
         def look() -> str:
             standing = self._standings[number]
@@ -223,20 +224,20 @@ class MasterConsoleSource:
         return found
 
     def _at_owner(self, number: int, call: Callable[[str, Deadline], T]) -> T:
-        """What comes of a call at the partition's owner, whose address it is given, "" for this master. While the partition changes hands
-        its next owner is waited for: an operator cannot know of it, and would only ask again."""
+        """Call the partition's owner: `call` gets its address, "" for this master. During a change of owner, retry
+        at the next one until the deadline."""
         deadline = Deadline(self._action_timeout_s)
         while True:
             owner = self._await_owner(number, deadline)
             try:
                 return call(owner, deadline)
             except Unavailable:
-                time.sleep(deadline.up_to_s(ELECTION_POLL_S))  # it may know of its end before this master does
+                time.sleep(deadline.up_to_s(ELECTION_POLL_S))  # the former owner may be deposed before this master sees it
                 if not deadline.up_to_s(1.0) or not self._is_no_longer(number, owner):
                     raise
 
     def _await_owner(self, number: int, deadline: Deadline) -> str:
-        """As `_owner_elsewhere`. Raises NoOwner: there is none until the deadline."""
+        """As `_owner_elsewhere`, but wait for an election. Raises NoOwner at the deadline."""
         while True:
             try:
                 return self._owner_elsewhere(number)
@@ -247,14 +248,14 @@ class MasterConsoleSource:
                 time.sleep(pause_s)
 
     def _is_no_longer(self, number: int, owner: str) -> bool:
-        """Whether the partition is another one's, or nobody's, by now."""
+        """Return True if the partition has another owner, or none."""
         try:
             return self._owner_elsewhere(number) != owner
         except NoOwner:
             return True
 
     def _do(self, number: int, action: Action) -> Any:
-        """Have the partition's owner do it: what comes of it, once that is durable."""
+        """Run the action at the partition's owner; return its result once it is durable."""
 
         def do(owner: str, deadline: Deadline) -> Any:
             if owner:
@@ -266,12 +267,13 @@ class MasterConsoleSource:
         return self._at_owner(number, do)
 
     def _of_blocks(self, action: Action) -> int:
-        """Of all partitions: of how many blocks."""
+        """Run the action in all partitions; return the number of blocks."""
         done = [self._do(number, action) for number in range(len(self._standings))]
         return sum(one if isinstance(one, int) else one.blocks for one in done)
 
     def _of_node(self, node: str, action: Action) -> None:
-        """At the owner of each partition that knows the node; of the first one, which says whether that may be, last."""
+        """Run the action at the owner of each partition that knows the node; last at partition 0's, which may refuse
+        it."""
         for number in range(1, len(self._standings)):
             if self._knows(number, node):
                 self._do(number, action)
@@ -284,7 +286,7 @@ class MasterConsoleSource:
                 reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
             else:
                 reply = self._in_loop(partial(self._status.of, self._status.partitions[number]))
-            if reply.role == MasterRole.FOLLOWING:  # which knows no nodes
+            if reply.role == MasterRole.FOLLOWING:  # a follower has no nodes
                 raise refusal(None)
             return any(known.name == node for known in reply.nodes)
 
@@ -294,7 +296,8 @@ class MasterConsoleSource:
         return self._reactor.call(function, deadline_s=self._timeout_s)
 
     def _wait(self, begin: Callable[[], "Future[Any]"], deadline: Deadline) -> Any:
-        """What comes of it, once that is durable. Raises what `begin` raises, Unavailable, CatalogUnavailable: it takes too long."""
+        """Return the action's result once durable. Raises its error, Unavailable, or CatalogUnavailable at the
+        deadline."""
         try:
             return self._in_loop(begin).result(deadline.left_s())
         except TimeoutError:

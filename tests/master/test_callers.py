@@ -236,7 +236,7 @@ def test_a_call_without_a_message_and_one_whose_service_fails_are_told_so(
         empty = channel.stream_unary("/kvstore.v1.Control/Status")
         with pytest.raises(grpc.RpcError) as refused:
             empty(iter(()), timeout=TIMEOUT_S, metadata=as_metadata(*RED))
-        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "a call without a message")
+        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "the call has no request message")
     with places.stub() as stub:
         code, text = refusal(stub.Status, pb.StatusRequest(), *RED)
     assert code == grpc.StatusCode.UNKNOWN or "a fault" in text

@@ -1,18 +1,17 @@
-"""The catalog `etcd://...`: the directory's records in etcd, written by group commit and fenced by the key that their owner holds.
+"""The catalog `etcd://...`: records in etcd, written by group commit and fenced by the owner's key.
 
-A partition of the key space has a PREFIX of its own: the operator's, and for partitions but the first the operator's with ".N" behind it,
-which is no part of the range of keys that others follow.
+Each partition has a PREFIX: the operator's for the first, the operator's with ".N" behind it for others, which is
+outside of the range that followers of the first one watch.
 
-PREFIX/owner      who owns the catalog (lease.py), under the owner's lease
-PREFIX/identity   what tells this catalog from others; written once
-PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
-PREFIX/s/...      segments of blocks (segments/log.py)
-PREFIX/r/KEY      a small record; KEY is its raw bytes
+    PREFIX/owner      the owner (lease.py), under its lease
+    PREFIX/identity   random id of this catalog; written once
+    PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
+    PREFIX/s/...      segments of blocks (segments/log.py)
+    PREFIX/r/KEY      a small record; KEY is its raw bytes
 
-Of the operator's prefix, whichever the partition:
+Under the operator's prefix, for all partitions:
 
-PREFIX.listing/PARTITION/ADDRESS    of a master that lists all values: history from this key's revision on is not to be compacted
-"""
+    PREFIX.listing/PARTITION/ADDRESS    a master is listing: history from this key's revision on is not compacted"""
 
 import json
 import secrets
@@ -57,8 +56,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EtcdTiming:
-    """An owner that etcd has not heard from for `lease_ttl_s` may be replaced; etcd takes no less than 2. Seconds of a request, and at most
-    between two tries."""
+    """Lease, request timeout and retry limit, in seconds. An owner whose lease is not renewed for `lease_ttl_s` may
+    be replaced; etcd's minimum is 2."""
 
     lease_ttl_s: float = LEASE_TTL_S
     request_timeout_s: float = 5.0
@@ -66,7 +65,8 @@ class EtcdTiming:
 
 
 class EtcdCatalog(Catalog):
-    """See Catalog. Writes come from one thread of its own, what the follower is told from another, and a lease has a third."""
+    """A catalog in etcd. Threads: one commits, one follows, one renews the lease, one does maintenance, two keep the
+    membership."""
 
     scheme: ClassVar[str] = "etcd"
 
@@ -81,11 +81,11 @@ class EtcdCatalog(Catalog):
         timing: EtcdTiming = EtcdTiming(),  # noqa: B008 - frozen
         bounds: MaintenanceLimits = MaintenanceLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`endpoints` are `host:port`. The catalog is that of `partition` of so many; that of the first looks after etcd for all.
+        """`endpoints` are `host:port`. The first partition's catalog also does etcd's maintenance and membership for
+        all partitions.
 
-        Raises ConfigError when a file of `access` cannot be read.
-        """
-        # One for each purpose: what fails for one breaks its connection, and must not break the others'.
+        Raises ConfigError when a file of `access` cannot be read."""
+        # A channel a purpose: a failed call drops its connection, and must not drop the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
         keeping = EtcdChannel(endpoints, access)
         self._channels = (self._writing, self._reading, self._leasing, keeping)
@@ -160,11 +160,11 @@ class EtcdCatalog(Catalog):
         return self._members.fellows if self._members is not None else NO_FELLOWS
 
     def admit(self, ownership: Ownership) -> None:
-        """This master owns the catalog: commits are written."""
+        """Write commits from now on: this master owns the catalog."""
         self._committer.admit(ownership)
 
     def refuse(self, why: StaleEpoch) -> None:
-        """It owns it no longer: commits fail."""
+        """Fail commits from now on: this master no longer owns the catalog."""
         self._committer.refuse(why)
 
     def give_up(self) -> None:
@@ -180,7 +180,7 @@ class EtcdCatalog(Catalog):
     @property
     def health(self) -> str:
         if self._keeper.outage:
-            return self._keeper.outage  # the parts below would each tell of it in words of their own
+            return self._keeper.outage  # the cause of the parts' own errors
         writing = self._committer.health
         found = (
             self._following.health if self._following is not None else None,
@@ -208,11 +208,11 @@ class EtcdCatalog(Catalog):
         self._quorum.close()
 
     def _write(self, changes: Sequence[Change], owned: Ownership) -> None:
-        """One attempt at a group. In the committer's thread, as `_merge`."""
+        """Try once to write a group. Runs in the committer's thread, as `_merge` does."""
         self._writer(owned).write(owned.log.append(changes))
 
     def _merge(self, owned: Ownership) -> bool:
-        """A step of merging; whether there is more to do."""
+        """Do one merge step; return True if more is to be merged."""
         if owned.merging is None:
             owned.merging = SegmentMerger(owned.log, self._writer(owned))
         return owned.merging.step()
@@ -225,7 +225,8 @@ class EtcdCatalog(Catalog):
             self._following.end(why)
 
     def _agreed(self, name: bytes, proposal: str, timeout_s: float) -> bytes:
-        """The value of a key that is written now if there is none: of several masters that try, one has its way, and all read it."""
+        """Return the value of a key, written now if it is absent. Of concurrent writers one succeeds, and all read
+        its value."""
         key = self._prefix + name
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=key, mod_revision=0)
@@ -237,8 +238,8 @@ class EtcdCatalog(Catalog):
         return found
 
     def _patiently(self, attempt: Callable[[float], T], patience_s: float) -> T:
-        """Call `attempt(timeout_s)` again until it succeeds, or the patience is over; then raise its last error. What will not be
-        mended by asking again is raised at once."""
+        """Retry `attempt(timeout_s)` with back-off until it succeeds or `patience_s` is over, then raise its last
+        error. Errors that a retry does not mend are raised at once."""
         give_up_at_s = time.monotonic() + patience_s
         backoff = self.backoff()
         while True:
@@ -259,7 +260,7 @@ def _form(partitions: int) -> dict[str, int]:
 
 
 def _shards(form: bytes, partitions: int) -> int:
-    """Raises ConfigError: the catalog is of another release, or of another number of partitions."""
+    """Return the number of shards. Raises ConfigError for a catalog of another release or number of partitions."""
     try:
         said: Any = json.loads(form)
         version, shards, made_of = said["version"], said["shards"], said["partitions"]

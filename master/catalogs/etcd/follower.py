@@ -1,8 +1,9 @@
-"""Following the catalog in etcd, standing for election, and owning it: one thread's work.
+"""Follower of the etcd catalog, in one thread: lists and watches the records, campaigns for the owner's key, and holds
+the ownership.
 
-All values are read as of a revision, and what comes after it is watched. When nobody has the owner's key, all that follow try to create it,
-and one does. It is elected once its watch has brought that very creation: all that any owner wrote came before.
-"""
+All values are listed as of one revision; later changes are watched. When the owner's key does not exist, every
+follower tries to create it, and one succeeds. That master is elected once its watch delivers the creation: it has
+then seen all writes of former owners."""
 
 import contextlib
 import logging
@@ -26,17 +27,20 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kvstore.master")
 
 PAGE_BYTES: Final = 16 * 1024 * 1024
-"""Pages of a listing are as large as this and MAX_PAGE_KEYS let them: for each page etcd 3.4 visits all keys up to the end of the range.
-Measured with 300,000 records: 20,000 records/s in pages of 1,000 keys, 136,000 in pages of 10,000."""
+"""A listing page is bounded by this and MAX_PAGE_KEYS. Large pages pay: for each, etcd 3.4 visits all keys up to the
+end of the range. Measured with 300,000 records: 20,000 records/s in pages of 1,000 keys, 136,000 in pages of 10,000."""
 MAX_PAGE_KEYS: Final = 100_000
 MIN_PAGE_KEYS: Final = 16
-"""The first page's: its values may be of 768 KiB each. A page that fails shrinks to this, lest it was too large or too slow."""
+"""Size of the first page, whose values may be of 768 KiB each. A failed page is retried with this size: it may have
+been too large or slow."""
 GRACE_S: Final = 1.0
-"""How long `stop` waits for a call of the follower that is under way."""
+"""Time that `stop` waits for the follower's call under way."""
 
 
 class EtcdFollower:
-    """`run` is the thread's; `end` and `stop` may be called from any. `health`: None, or what keeps it from following."""
+    """Thread that follows one etcd catalog and owns it when elected. `end` and `stop` are thread-safe.
+
+    `health` is None, or the reason that it cannot follow."""
 
     def __init__(
         self,
@@ -47,17 +51,17 @@ class EtcdFollower:
         listing: bytes,
         follower: Follower,
     ) -> None:
-        """`listing` is the key that has etcd's history kept (maintenance.py)."""
+        """`listing` is the key that keeps etcd's history from compaction (maintenance.py)."""
         self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
         self._catalog = catalog
         self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.timing.lease_ttl_s, catalog.timing.request_timeout_s
         self._stopped = threading.Event()
         self._over = threading.Event()
-        """This master's ownership is over, or the catalog is being closed."""
+        """Set when this master's ownership ends, or the catalog closes."""
         self._why_over = StaleEpoch("this master does not own the catalog")
         self._lease: EtcdLease | None = None
         self._history: EtcdLease | None = None
-        """Of the key `listing`, while that is there."""
+        """Lease of the key `listing`, while it exists."""
         self._owner: CatalogOwner | None = None
         self._watch: EtcdWatch | None = None
         self._log = SegmentLog(catalog.shards)
@@ -68,12 +72,12 @@ class EtcdFollower:
         self._thread.start()
 
     def end(self, why: StaleEpoch) -> None:
-        """This master owns the catalog no longer."""
+        """End the ownership of this master."""
         self._why_over = why
         self._over.set()
 
     def stop(self) -> None:
-        """Give the ownership up, if this master has it, and tell the follower nothing any more."""
+        """Give up the ownership, if held, and notify the follower no more."""
         self._stopped.set()
         self._over.set()
         if self._watch is not None:
@@ -86,12 +90,12 @@ class EtcdFollower:
         backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
-                self._give_up()  # what created the key before a listing, no watch tells of: it would be held, and nobody elected, for ever
+                self._give_up()  # no watch reports a key that was created before the listing: it would be held for ever without an election
                 revision = self._list()
                 self._note(None)
                 backoff.reset()
                 self._follow(revision)
-            except CompactedError as error:  # a listing that takes long meets it again and again, unless history is kept for it
+            except CompactedError as error:  # a long listing fails again and again unless its history is kept
                 self._note(str(error))
                 self._have_history_kept()
                 continue
@@ -105,7 +109,8 @@ class EtcdFollower:
             self._let_history_go()
 
     def _have_history_kept(self) -> None:
-        """From now on, as far as etcd takes that: one that is full takes no key, and is listed all the same."""
+        """Keep etcd's history from now on, if etcd accepts the key. A full etcd does not, and is listed all the
+        same."""
         self._let_history_go()
         with contextlib.suppress(Exception):
             self._history = with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
@@ -116,7 +121,8 @@ class EtcdFollower:
             lease.close()
 
     def _list(self) -> int:
-        """Give the follower all values as of a revision, which is returned. Raises CatalogUnavailable, CompactedError, Corrupt."""
+        """Pass all values as of one revision to the follower, and return the revision. Raises CatalogUnavailable,
+        CompactedError, Corrupt."""
         prefix = self._key.prefix
         page = rpc_pb2.RangeRequest(key=prefix, range_end=end_of(prefix), limit=MIN_PAGE_KEYS)
         self._owner, self._log = None, SegmentLog(self._shards)
@@ -154,7 +160,8 @@ class EtcdFollower:
             self._owned(value)
 
     def _follow(self, revision: int) -> None:
-        """Tell of what came after `revision` until this master was elected and deposed again. Raises CompactedError, Corrupt."""
+        """Pass on changes after `revision` until this master has been elected and deposed. Raises CompactedError,
+        Corrupt."""
         backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
@@ -165,7 +172,7 @@ class EtcdFollower:
                     self._note(None)
                     backoff.reset()
                     if not events.events:
-                        self._let_history_go()  # etcd has told all that it was needed for
+                        self._let_history_go()  # the watch has caught up
                     if (ownership := self._happened(events)) is not None:
                         self._watch.cancel()
                         self._own(ownership)
@@ -180,7 +187,7 @@ class EtcdFollower:
                     self._stopped.wait(backoff.next_s())
 
     def _happened(self, events: WatchEvents) -> Ownership | None:
-        """Tell of the events; this master's ownership, if they elect it."""
+        """Pass the events to the follower; return the ownership if they elect this master."""
         before, elected = self._owner, None
         for event in events.events:
             key, deleted = event.kv.key.removeprefix(self._key.prefix), event.type == event.DELETE
@@ -211,17 +218,17 @@ class EtcdFollower:
             self._follower.take(changes)
 
     def _owned(self, value: Any) -> None:
-        """The owner's key, as it is now."""
+        """Read the owner's key."""
         self._owner = owner_of(value)
 
     def _campaign(self) -> None:
-        """Create the owner's key if there is none. Whether that made this master the owner, its watch will tell."""
+        """Try to create the owner's key. The watch shows if this master became the owner."""
         wait_s = self._catalog.wait_s()
         if wait_s and self._stopped.wait(wait_s):
             return
         self._over.clear()
         if self._stopped.is_set():
-            self._over.set()  # `stop` may have done so just before
+            self._over.set()  # `stop` may have set it just before
         lease = self._lease = EtcdLease(self._leasing, self._lease_ttl_s, on_lost=self.end)
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.CREATE, key=self._key.key, create_revision=0)
@@ -241,7 +248,7 @@ class EtcdFollower:
             lease.close()
 
     def _own(self, ownership: Ownership) -> None:
-        """From the election to its end."""
+        """Hold the ownership until it ends."""
         if not self._over.is_set():
             LOG.info("catalog: this master owns it, in epoch %d", ownership.epoch)
             self._catalog.admit(ownership)
@@ -256,7 +263,7 @@ class EtcdFollower:
         self._give_up()
 
     def _note(self, trouble: str | None) -> None:
-        """Keep what `health` tells; an operator's log gets the changes only."""
+        """Set `health`; log only the change from None."""
         before, self.health = self.health, trouble
         if trouble is not None and before is None:
             LOG.warning("catalog: %s", trouble)

@@ -1,10 +1,9 @@
-"""Which masters live, as far as etcd knows: each has a key under a lease of its own. Two threads: the lease's, and one that looks.
+"""Membership of masters in etcd: each live master has a key under a lease of its own.
 
 PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}
 
-The key lets in whoever shows it to that master as one of its fellows (security/authenticator.py): who can read this range is as good as
-a master.
-"""
+The key authenticates its bearer to that master as a peer master (security/authenticator.py): a reader of this range
+has a master's rights."""
 
 import json
 import logging
@@ -21,14 +20,17 @@ from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, MasterConta
 from kvstore.protocol.errors import typed
 
 LOOK_S: Final = 0.5
-"""How often it is looked who lives."""
+"""Interval at which the live masters are read."""
 
 log = logging.getLogger("kvstore.master")
 
 
 class EtcdMembers:
-    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last.
-    `health`: None, or why that is not known. `stop` may be called from any thread."""
+    """Registers this master and polls the live ones, in a thread of its own; the lease has another. `stop` is
+    thread-safe.
+
+    `living` has the addresses of the live masters, and is empty while they are unknown. `fellows` has the others as
+    last known. `health` is None, or the reason that they are unknown."""
 
     def __init__(
         self, channel: EtcdChannel, prefix: str, me: Candidate, contact: MasterContact, *, lease_ttl_s: float, timeout_s: float
@@ -50,7 +52,7 @@ class EtcdMembers:
         self._thread.start()
 
     def stop(self) -> None:
-        """Live no more."""
+        """Revoke this master's key and stop."""
         self._stopped.set()
         self._thread.join(self._timeout_s)
         if self._lease is not None:
@@ -68,13 +70,13 @@ class EtcdMembers:
                 self.health, failures = None, 0
                 backoff.reset()
                 self._stopped.wait(LOOK_S)
-            except Exception as error:  # also of gRPC's, which there was no thread for
-                self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
+            except Exception as error:  # also gRPC's, when a thread cannot be started
+                self.living = frozenset()  # `fellows` stays: an address and key hold as long as their master lives
                 failures += 1
-                trouble = f"which masters live is not known: {typed(error)}"
+                trouble = f"the live masters are unknown: {typed(error)}"
                 if failures == 1:
                     log.warning(trouble)
-                else:  # a connection that is made anew costs a look, and is no trouble
+                else:  # one failure is a reconnection
                     self.health = trouble
                 self._stopped.wait(backoff.next_s())
 

@@ -1,7 +1,6 @@
-"""The keys of the rows, side by side: those of one length lie in one buffer, and a row says the length and the place of its own.
+"""Keys of the rows: keys of one length share a buffer, and a row has the length and position of its own.
 
-An engine's key of 16 bytes takes 21 this way, where a bytes object takes 64 and a pointer to it 8.
-"""
+An engine's key of 16 bytes takes 21 bytes this way; a bytes object takes 64 and a pointer to it 8."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -11,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 NO_ROW: Final = 0
-"""Row 0 is nobody's: queries use it for keys that have no row, and its set of holders is never live."""
+"""Row 0 is no block's: queries use it for missing keys, and its holder set is never live."""
 Bools = npt.NDArray[np.bool_]
 RowNumbers = npt.NDArray[np.uint32]
 
 
 class _KeysOfLength:
-    """The keys of one length. A place whose key left is used again."""
+    """Keys of one length. Slots of removed keys are reused."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -34,7 +33,7 @@ class _KeysOfLength:
         return place
 
     def add_all(self, keys: Sequence[bytes]) -> RowNumbers:
-        """As `add`, one after the other: the places."""
+        """As `add`, for each; return the slots."""
         reused = min(len(self.free), len(keys))
         begin = len(self.data) // self.length
         places = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
@@ -48,14 +47,14 @@ class _KeysOfLength:
 
 
 class RowKeys:
-    """By row; b"" for a row that has none. Row 0 never has one. Not thread-safe."""
+    """Keys by row; b"" for a row without one. Row 0 never has one. Not thread-safe."""
 
     def __init__(self) -> None:
         self._lengths, self._places = array("B", (0,)), array("I", (0,))
         self._alike: dict[int, _KeysOfLength] = {}
 
     def __len__(self) -> int:
-        """Rows, with or without a key: every row number is below it."""
+        """Upper bound of all row numbers."""
         return len(self._lengths)
 
     def __getitem__(self, row: int) -> bytes:
@@ -64,7 +63,7 @@ class RowKeys:
         return bytes(self._alike[length].data[begin : begin + length]) if length else b""
 
     def append(self, key: bytes) -> int:
-        """The number of a new row, which is the last now and has this key."""
+        """Append a row with this key; return its number."""
         row = len(self)
         self._lengths.append(0)
         self._places.append(0)
@@ -72,7 +71,7 @@ class RowKeys:
         return row
 
     def extend(self, keys: Sequence[bytes]) -> None:
-        """As `append`, one after the other."""
+        """As `append`, for each."""
         lengths = bytes(map(len, keys))
         if lengths.count(lengths[:1]) < len(keys):
             for key in keys:
@@ -85,12 +84,12 @@ class RowKeys:
             self._places.extend(range(first, first + len(keys)))
 
     def set(self, row: int, key: bytes) -> None:
-        """Give a row without a key this one."""
+        """Set the key of a row without one."""
         self._places[row] = self._of(len(key)).add(key)
         self._lengths[row] = len(key)
 
     def set_all(self, rows: RowNumbers, keys: Sequence[bytes]) -> None:
-        """As `set`, one after the other, of at least one."""
+        """As `set`, for each of at least one."""
         length = len(keys[0])
         if list(map(len, keys)).count(length) < len(keys):
             for row, key in zip(rows.tolist(), keys, strict=True):
@@ -100,12 +99,12 @@ class RowKeys:
         np.frombuffer(self._lengths, np.uint8)[rows] = length
 
     def clear(self, row: int) -> None:
-        """Take its key off a row that has one."""
+        """Remove the key of a row that has one."""
         self._alike[self._lengths[row]].free.append(self._places[row])
         self._lengths[row] = 0
 
     def clear_all(self, rows: RowNumbers) -> None:
-        """As `clear`, of different rows; there is at least one."""
+        """As `clear`, of different rows, at least one."""
         of_rows = np.frombuffer(self._lengths, np.uint8)[rows]
         places = np.frombuffer(self._places, np.uint32)[rows]
         for length in np.unique(of_rows).tolist():
@@ -113,7 +112,8 @@ class RowKeys:
         np.frombuffer(self._lengths, np.uint8)[rows] = 0
 
     def are(self, rows: RowNumbers, keys: "npt.NDArray[np.bytes_]", length: int) -> Bools:
-        """Whether each row, which has a key, has the one at the same position of `keys`, all of `length` bytes."""
+        """Return, for each row, which must have a key, True if it equals the one at the same position of `keys`, all
+        of `length` bytes."""
         alike = self._alike.get(length)
         if alike is None:
             return np.zeros(len(rows), np.bool_)
@@ -124,7 +124,7 @@ class RowKeys:
         return self._equal(alike, places * is_alike, keys) & is_alike
 
     def check_integrity(self, with_keys: Iterable[int]) -> None:
-        """Assert that these rows have keys, all others none, and each place is one row's or free. For tests; O(rows)."""
+        """Assert that exactly these rows have keys, and each slot is one row's or free. For tests; O(rows)."""
         named = set(with_keys)
         assert named == {row for row, length in enumerate(self._lengths) if length}
         for length, alike in self._alike.items():
@@ -137,10 +137,10 @@ class RowKeys:
     def _equal(self, alike: _KeysOfLength, places: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
         words, rest = divmod(alike.length, 8)
         if rest:
-            # numpy strips the zeros that end a string before it compares: strings of one length are equal then as they are otherwise.
+            # numpy strips trailing zeros before it compares; for strings of one length the result is the same.
             same: Bools = np.frombuffer(alike.data, keys.dtype)[places] == keys
             return same
-        # In a third of the time; and so long are the hashes that engines give.
+        # Takes a third of the time; engines' hashes have such lengths.
         is_same = np.frombuffer(alike.data, np.uint64).reshape(-1, words).take(places, axis=0) == keys.view(np.uint64).reshape(-1, words)
         same = is_same[:, 0]
         for word in range(1, words):

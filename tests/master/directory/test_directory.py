@@ -581,7 +581,7 @@ def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_kno
     master = Master()
     node = master.register("a")
     master.sync(node, Event(b"k", 5))
-    with pytest.raises(InvalidArgument, match="has not begun, or has ended"):
+    with pytest.raises(InvalidArgument, match="has not begun, or has completed"):
         master.directory.compare(node.node_id, node.epoch)
     assert node.known_blocks == 0
     again = master.register("a")

@@ -76,7 +76,7 @@ def test_who_finds_no_thread_for_a_call_goes_on_looking(member: MakeMember) -> N
     assert isinstance(one._channel, BreakingChannel)
     one._channel.is_broken = True
     eventually(lambda: one.living == frozenset(), "who lives is not known")
-    eventually(lambda: str(one.health).startswith("which masters live is not known: "), "its health says so")
+    eventually(lambda: str(one.health).startswith("the live masters are unknown: "), "its health says so")
     one._channel.is_broken = False
     eventually(lambda: one.living == {"a:1"}, "it lives")
     eventually(lambda: one.health is None, "its health is well again")

@@ -222,11 +222,11 @@ def test_digests_that_are_none_are_refused_and_change_nothing() -> None:
     good = Digests(node.epoch, SEED, 1, [1, 2], b"\1\1", [5, 6], b"\2\2")
     for bad, why in (
         (Digests(node.epoch, SEED, 1, list(range(3, 10)), b"\1" * 7, [5] * 7, b"\2" * 7), "at most 8"),
-        (replace(good, firsts=[], counts=b"", sums=[], tiers=b""), "that others follow"),
+        (replace(good, firsts=[], counts=b"", sums=[], tiers=b""), "has no runs"),
         (replace(good, firsts=[2, 3]), "ascending"),
         (replace(good, firsts=[4, 3]), "ascending"),
         (replace(good, firsts=[3, 4], seed=12), "one seed"),
-        (replace(good, firsts=[3, 4], counts=b"\0\1"), "at least one block"),
+        (replace(good, firsts=[3, 4], counts=b"\0\1"), "a run has no blocks"),
         (replace(good, firsts=[3, 4], tiers=b"\0\1"), "tiers"),
         (replace(good, firsts=[3, 4], tiers=b"\1\10"), "tiers"),
     ):
