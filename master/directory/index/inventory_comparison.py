@@ -63,7 +63,7 @@ class DigestComparison:
         if (firsts[1:] <= firsts[:-1]).any():
             raise InvalidArgument("runs are not in ascending order of generation")
         if len(message.firsts) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
-            raise InvalidArgument("a run has no blocks, or an unknown tier")
+            raise InvalidArgument("a run has no blocks, or unknown tiers")
         self._messages.append(message)
         self._same = np.zeros(self._runs, np.bool_)
         return not message.more

@@ -23,7 +23,7 @@ def test_the_last_read_at_any_node_counts() -> None:
 
 @pytest.mark.parametrize("age_s", [-1.0, math.nan, math.inf])
 def test_an_age_that_is_none_is_refused(age_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+    with pytest.raises(InvalidArgument, match="an age is finite"):
         LastReads().take([NamespaceLastRead("red", "a", age_s)], 0)
 
 

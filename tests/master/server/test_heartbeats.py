@@ -82,7 +82,7 @@ def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, nod
     assert ages["y"] is None
     assert ages["x"] is not None
     assert 5 <= ages["x"] < 5 + TIMEOUT_S
-    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+    with pytest.raises(InvalidArgument, match="an age is finite"):
         beat(node, of(node, reads=[pb.NamespaceReads(age_s=-1.0)]))
 
 

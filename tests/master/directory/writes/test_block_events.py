@@ -252,7 +252,7 @@ def test_a_commit_ends_the_reservation_it_answers() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")]
-    + [("generations", [MAX_GENERATION + 1], "nobody can have granted")],
+    + [("generations", [MAX_GENERATION + 1], "no master can have granted")],
 )
 def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: object, what: str) -> None:
     master = Master()
