@@ -1,9 +1,8 @@
-"""A master put together: catalog, role, frames and control plane, on one reactor.
+"""A master: catalogs, roles, frames server and control plane on one reactor.
 
-It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: each partition of the key
-space is owned by one of them, and the others follow it, and take over. What it does again and again is in periodic_tasks.py, what it
-tells of itself in status.py. It does not read settings files or print: daemon.py does.
-"""
+It owns all parts, and the order in which they start and stop. Several masters may share a catalog: each partition is
+owned by one of them and followed by the others, which take over. Periodic work is in periodic_tasks.py, status in
+status.py. daemon.py reads settings files and prints."""
 
 import functools
 import logging
@@ -72,8 +71,8 @@ if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
 SHARE_TURN_S: Final = 0.2
-"""With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
-after so long, and so on."""
+"""With several partitions: a partition without an owner is taken at once by its assigned master, by the next one in
+its order after this long, and so on."""
 
 STOP_GRACE_S: Final = 0.5
 WILDCARDS: Final = ("0.0.0.0", "::", "")
@@ -82,7 +81,7 @@ log = logging.getLogger("kvstore.master")
 
 @dataclass(frozen=True, slots=True)
 class MasterAddresses:
-    """Where a started master can be reached."""
+    """Addresses of a started master."""
 
     listen: str
     unix: str
@@ -90,18 +89,18 @@ class MasterAddresses:
     http: str = ""
     """Of health, metrics and diagnostics; "" for none."""
     console: str = ""
-    """Its address for a browser; "" for none."""
+    """URL of the console; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MasterPosition:
-    """A PlaceInCluster."""
+    """Implements ClusterPosition."""
 
     partition: int
     partitions: Sequence[Partition]
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
-        """Of all partitions: those that others own as their records are."""
+        """Over all partitions; those that others own from their records."""
         live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
         return prefixes(
             [
@@ -111,21 +110,21 @@ class _MasterPosition:
         )
 
     def blocks_elsewhere(self, node_id: int) -> int:
-        """As the records of the other partitions are."""
+        """From the records of the other partitions."""
         others = () if self.partition else self.partitions[1:]
         return sum(other.standing.columns(())[0].sets.blocks_at(node_id) for other in others)
 
 
 class Master:
-    """See the module. All methods belong to the thread that calls `reactor.run`."""
+    """One master process. All methods belong to the thread that calls `reactor.run`."""
 
     def __init__(
         self, settings: MasterSettings, tracing: TracingSettings | None = None, *, wall_s: Callable[[], float] = time.time
     ) -> None:
-        """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
+        """Listen, and open the catalogs. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
         self.on_role: Callable[[PartitionRole], None] = lambda _told: None
-        """Called at each change of the role in a partition, or of the owner that is followed there."""
+        """Called at each change of a partition's role or owner."""
         self._tls = Certificates.of(settings)
         self._guard = Authenticator(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
         self._quotas = QuotasInForce(settings.quotas)
@@ -133,10 +132,10 @@ class Master:
             raise ConfigError("with several partitions the scheduler finds blocks of others by their records: records must be all")
         if settings.instance_ttl_s < 2 * settings.report_interval_s:
             raise ConfigError(
-                f"instance_ttl_s is {settings.instance_ttl_s:g} and report_interval_s {settings.report_interval_s:g}: instances that live "
-                "would leave between two reports; make instance_ttl_s at least twice report_interval_s"
+                f"instance_ttl_s is {settings.instance_ttl_s:g} and report_interval_s {settings.report_interval_s:g}: live "
+                "instances would expire between two reports; make instance_ttl_s at least twice report_interval_s"
             )
-        make_estimators(settings)  # refused now if not when this master is elected
+        make_estimators(settings)  # an error shows now, rather than at the election
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
@@ -147,7 +146,7 @@ class Master:
             NullHandler(),
             settings,
             tls=self._tls,
-            observer=self._measures.requests if settings.http else None,  # else nobody can read it
+            observer=self._measures.requests if settings.http else None,  # else unreadable
         )
         self.http: HttpServer | None = None
         self._watch: ClusterWatcher | None = None
@@ -162,7 +161,7 @@ class Master:
         try:
             self._tcp, self._unix = self._listen()
             self.http = self._http_server() if settings.http else None
-            """Health and what is added before `start`; None where the settings want none."""
+            """Health and metrics server; None if it is not configured."""
             self._me = self._candidate()
             self._check_certificate()
             self._trail.master = self._me.name
@@ -186,7 +185,7 @@ class Master:
             raise
 
     def _wait_s(self, partition: int) -> float:
-        """In a catalog's thread."""
+        """Called in a catalog's thread."""
         return self._sharing.wait_s(self._catalogs[0].living, partition)
 
     def _make_catalog(self, partition: int) -> Catalog:
@@ -205,7 +204,7 @@ class Master:
         return self._tls is not None and self._tls.serves and self._tls.requires_client_cert
 
     def _listen(self) -> tuple[str, str]:
-        """Take the addresses before the catalog: a master with a port in use has no business to stand for election."""
+        """Listen before the catalogs are opened: a master whose port is in use must not campaign."""
         listen = parse_address(self._settings.listen)
         if listen.unix:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
@@ -224,7 +223,7 @@ class Master:
         return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock", access)
 
     def _check_certificate(self) -> None:
-        """Raises ConfigError: clients and nodes would refuse it."""
+        """Raise ConfigError if clients and nodes would refuse the certificate."""
         if self._tls is None:
             return
         settings = self._settings
@@ -233,26 +232,25 @@ class Master:
         self._tls.require_role(OwnRole(CertificateSubject(subjects.MASTER), tuple(hosts)))
 
     def _candidate(self) -> Candidate:
-        """This master as others are told of it: by `advertise` or its host's name, with its port, and where clients and nodes reach it."""
+        """Return this master's name (`advertise` or its host's name, with its port) and its address for clients and
+        nodes."""
         listen, port = parse_address(self._settings.listen), self._tcp.rpartition(":")[2]
         host = self._settings.advertise or listen.host
         if host in WILDCARDS and self._catalogs[0].scheme == "etcd":
             raise ConfigError(
-                f"listen is {self._settings.listen}, by which no other host reaches this master: say in advertise by which name or address "
-                "clients and nodes do, for other masters of the catalog send them there"
+                f"listen is {self._settings.listen}, which is no address for other hosts: set advertise to the host name or address "
+                "of this master, to which other masters redirect clients and nodes"
             )
         try:
             if ":" in host:
                 ip_address(host)
         except ValueError:
-            raise ConfigError(
-                f"advertise is a host without a port (that of listen is told), or an IPv6 address: {host!r} is neither"
-            ) from None
+            raise ConfigError(f"advertise {host!r} is neither a host without a port (listen's is used) nor an IPv6 address") from None
         return Candidate(str(Address(self._settings.advertise or socket.gethostname(), int(port))), str(Address(host, int(port))))
 
     def start(self) -> MasterAddresses:
-        """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
-        plane's address cannot be had), Corrupt."""
+        """Serve and follow the catalogs; return once each partition's owner is known. Raises ConfigError (cannot
+        listen for the control plane), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         begin_span = self._tracing.begin_named if self._tracing is not None else None
         callers = Callers(self._guard, self._trail, settings, durations=self._measures.control, tls=self._tls, begin_span=begin_span)
@@ -299,7 +297,7 @@ class Master:
         self._clockwork.tell_ready()
         if self._watch is not None:
             self._watch.start()
-        if self._catalogs[0].scheme == "etcd":  # others have one master
+        if self._catalogs[0].scheme == "etcd":  # other catalogs have one master
             self._forwarder.start()
         http = self.http.told() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
@@ -310,15 +308,15 @@ class Master:
         return HttpServer(self._settings.http, access_control=OperatorAccess(self._guard, self._trail.denied), https=https)
 
     def _add_console(self, http: HttpServer) -> None:
-        from kvstore.console.web import add_console  # with what serves it, once somebody connects
+        from kvstore.console.web import add_console  # imported with its server, at the first connection
 
         assert self._watch is not None
         add_console(http, self._watch)
 
     def close(self) -> None:
-        """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
+        """Close connections, write queued commits once more, give up ownerships, and let control calls end."""
         if self._watch is not None:
-            self._watch.close(wait_s=0)  # it may be waiting for this very thread
+            self._watch.close(wait_s=0)  # it may be waiting for this thread
         self._forwarder.close()
         self._fellows.close()
         if self.http is not None:
@@ -335,7 +333,7 @@ class Master:
         self.reactor.close()
 
     def lead(self, partition: Partition, epoch: int, followed: FollowedRecords) -> LeaderRole:
-        """See PartitionHost, as the next two."""
+        """See PartitionHost, also for the next two."""
         place = _MasterPosition(partition.index, self.partitions)
         return LeaderRole(self._parts, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
 
@@ -354,12 +352,12 @@ class Master:
         self.reactor.stop()
 
     def _deliver_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
-        """Whether this master owns partition 0, whose catalog keeps them."""
+        """Return False if this master does not own partition 0, whose catalog has the audit trail."""
         standing = self.partitions[0].standing
         return standing.role is MasterRole.OWNER and standing.leading().record_audit(entries)
 
     def _audit_parcel(self) -> ForwardedEntries | None:
-        """What waits for another master, for the forwarder's thread."""
+        """Take the entries for another master. Called in the forwarder's thread."""
 
         def take() -> ForwardedEntries | None:
             owner = self.partitions[0].standing.owner
@@ -372,16 +370,16 @@ class Master:
         self.reactor.call_soon(lambda: self._trail.put_back(entries))
 
     def _denied(self, session: Session, error: Denied) -> None:
-        """A peer showed a credential that is refused, or asked for what its own does not allow."""
+        """A session's credential was refused, or does not allow a request."""
         identity = session.context.identity if session.context is not None else None
         actor = Actor.of(identity or STRANGER, peer=host_of(session.peer()), via=CLIENT)
         self._trail.denied(actor, error, action=LOGIN if identity is None else REQUEST)
 
     def _level_changed(self, level: "LevelChange") -> None:
-        """In the HTTP server's thread."""
+        """Called in the HTTP server's thread."""
         change = Change(level.by, "log_level", f"logger {level.of}", level.old, level.new)
         self.reactor.call_soon(lambda: self._trail.done(change))
 
     def reread_files(self) -> None:
-        """Of all files that say who may do what, and how much: at SIGHUP."""
+        """Read the files of tokens, certificates and quotas again, at SIGHUP."""
         self._files.reread()

@@ -1,8 +1,6 @@
-"""What a running master does again and again: let its roles go on, tell health checks whether it is ready, give partitions up that are
-another master's share, look at files that may have changed.
+"""Periodic work of a running master: roles, health, rebalancing of partitions, changed files.
 
-Nothing here is begun by a request, and nothing of it waits.
-"""
+No task is started by a request, and none blocks."""
 
 import logging
 from typing import Final
@@ -21,7 +19,7 @@ log = logging.getLogger("kvstore.master")
 
 
 class MasterPeriodicTasks:
-    """See the module. All of it is done in the reactor's loop."""
+    """Tasks that run at intervals in the reactor's loop."""
 
     def __init__(
         self, master: MasterParts, status: MasterStatus, sharing: PartitionAssigner, files: PermissionFiles, control: ControlServer
@@ -35,13 +33,13 @@ class MasterPeriodicTasks:
         self._is_ready = False
 
     def start(self, *, check_interval_s: float) -> None:
-        """The files are looked at so often."""
+        """Start the tasks; files are checked at `check_interval_s`."""
         self._reactor.every(TICK_S, self._tick)
         self._reactor.every(check_interval_s, self._files.look_at_credentials)
         self._reactor.every(check_interval_s, self._files.look_at_quotas)
 
     def tell_ready(self) -> None:
-        """Health by gRPC says whether it is."""
+        """Update gRPC's health with the readiness."""
         is_ready = not self._status.unready()
         if is_ready is not self._is_ready:
             self._is_ready = is_ready
@@ -58,15 +56,15 @@ class MasterPeriodicTasks:
             self._share()
 
     def _share(self) -> None:
-        """Give a partition up that is another master's share."""
+        """Give up a partition that is another master's share."""
         owned = {partition.index for partition in self._partitions if partition.standing.role is MasterRole.OWNER}
         given = self._sharing.give_up(self._partitions[0].catalog.living, owned, self._reactor.now_ns())
         if given is not None:
-            log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))
+            log.info("partition %d is another master's share: giving it up", given, extra=named("partition_given_up", partition=given))
             self._partitions[given].catalog.give_up()
 
     def _follow_quotas(self) -> None:
-        """Who owns another partition goes by what operators have set, too, which the first one's catalog has."""
+        """Apply the operators' quotas, which partition 0's catalog has, if another master owns it."""
         quotas = self._partitions[0].standing.operator_quotas()
         if quotas is not None:
             self._quotas.overlay(quotas)

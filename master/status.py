@@ -1,7 +1,6 @@
-"""What a master tells of itself: its role and owner in each partition, why it is not fit to serve, its metrics, its status for who asks.
+"""State of a master for display: roles, readiness, metrics and status.
 
-It changes nothing and asks nobody: all of it is read from the parts as they are now.
-"""
+Read-only, and without calls to other processes."""
 
 import resource
 import socket
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 
 
 MAX_SLOW: Final = 256
-"""Slow requests told at once."""
+"""Slow requests in one response."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRole:
-    """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
+    """This master's role in a partition, and the owner's address ("" for none) and epoch (0)."""
 
     role: MasterRole
     owner: str
@@ -47,13 +46,13 @@ class PartitionRole:
 
 
 def told_of(partition: Partition) -> PartitionRole:
-    """The role that this master has there now."""
+    """Return this master's current role in a partition."""
     owner = partition.owner()
     return PartitionRole(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
 
 class MasterStatus:
-    """See the module. The master's loop is the only caller."""
+    """Status and metrics of one master. The master's loop is the only caller."""
 
     def __init__(
         self,
@@ -79,22 +78,22 @@ class MasterStatus:
         self._started_ns = time.monotonic_ns()
 
     def unready(self) -> list[str]:
-        """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
+        """Return the reasons that it neither owns the catalog nor could take it over."""
         return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
         told, health = told_of(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
         reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is MasterRole.CUT_OFF else []
-        reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
+        reasons += [] if told.owner else [f"no master owns {which}the catalog, as far as this one knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
     def _health(self, partition: Partition) -> str:
-        """Of its catalog. The first partition's looks after the place of all."""
+        """Health of its catalog. The first partition's catalog checks the storage of all."""
         return self.partitions[0].catalog.outage or partition.catalog.health
 
     def readings(self) -> Readings:
-        """What its metrics tell now."""
+        """Return its current metrics."""
         told = self._measures.read(
             self.name,
             [partition.catalog.written for partition in self.partitions],
@@ -112,22 +111,22 @@ class MasterStatus:
         return {**told, **self._measures.of_owner(owned)} if owned else told
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
-        """Seconds until tokens end, by kind and name; of several of a name until the first one does."""
+        """Seconds until tokens expire, by kind and name; the first of several with one name."""
         return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
 
     def _endings(self, now_s: float) -> Iterator[pb.Ending]:
-        """Certificates and tokens that end within ENDS_SOON_S."""
+        """Certificates and tokens that expire within ENDS_SOON_S."""
         certificates = {f"certificate {setting}": left_s for (setting,), left_s in self._ends.left_s(now_s).items()}
         tokens = {f"token of {kind} {name}".rstrip(): left_s for (kind, name), left_s in self._tokens_left_s(now_s).items()}
         return (pb.Ending(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
 
     def nodes(self) -> list[str]:
-        """Names of the nodes that are alive, where this master owns the catalog."""
+        """Return the names of the live nodes, where this master owns a partition."""
         replies = [self.of(partition) for partition in self.partitions]
         return sorted({node.name for reply in replies for node in reply.nodes if node.state == "alive"})
 
     def slow_requests(self) -> list[pb.SlowRequest]:
-        """At this master, and at the nodes where it owns partition 0; the slowest first."""
+        """Return the slowest requests of this master, and of the nodes if it owns partition 0; the slowest first."""
         standing = self.partitions[0].standing
         found = slow_messages(self._measures.requests.slowest, self.name)
         if standing.role is MasterRole.OWNER:
@@ -135,7 +134,7 @@ class MasterStatus:
         return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
     def of(self, partition: Partition) -> pb.StatusReply:
-        """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""
+        """Return the status of a partition, with nodes and blocks if this master has them."""
         owner, role = partition.owner(), partition.standing.role
         reply = pb.StatusReply(
             version=VERSION,
@@ -161,7 +160,7 @@ class MasterStatus:
 
 
 def _as_message(owner: CatalogOwner | None) -> pb.CatalogOwner:
-    """Without a name where nobody owns it."""
+    """Return an empty message if there is no owner."""
     return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
 
 
@@ -171,7 +170,7 @@ def _rss_bytes() -> int:
 
 
 def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None:
-    """`nodes` returns the names; it is called in a thread, and may be a call of the master's loop."""
+    """Add the route of node names. `nodes` returns them; it is called in a thread and may block."""
 
     def add(server: HttpServer) -> None:
         from aiohttp import web

@@ -1,4 +1,4 @@
-"""Drains carried out: nodes are told, copies ordered, and what operators say made durable. The loop is the only caller."""
+"""Execution of drains: commands to nodes, copy orders, and durable records. The loop is the only caller."""
 
 import logging
 from collections.abc import Callable
@@ -14,20 +14,21 @@ log = logging.getLogger("kvstore.master")
 
 
 class DrainCommands:
-    """See the module; what is drained, and how far, is placement/drains.py."""
+    """Executes the drains of placement/drains.py."""
 
     def __init__(self, owner: OwnerParts, nodes: NodeFrames) -> None:
         self._directory, self._committer, self._links = owner.directory, owner.committer, owner.links
         self._master_epoch = owner.master_epoch
         self._nodes = nodes
         self._over: set[int] = set()
-        """Nodes of whose drain the log was told that it is over."""
+        """Nodes whose completed drain was logged."""
         self._asked: dict[tuple[int, int, int], object] = {}
-        """Node, registration and mode of what has been said and not been answered: it is not said again meanwhile. Each time another
-        object: the answer to what an operator has taken back since is none to what is said after that."""
+        """Unacknowledged commands by node, registration and mode; none is repeated meanwhile. A new object each
+        time: the response to a cancelled drain must not count for a later one."""
 
     def drain(self, name: str, to: str, then: Callable[[], None]) -> None:
-        """Have the node drained, to one of records.DRAINS, or no more (""); `then` when that is durable. Raises InvalidArgument."""
+        """Drain the node to one of records.DRAINS, or cancel its drain (""). Call `then` when that is durable.
+        Raises InvalidArgument."""
         draining = self._directory.draining
         self._committer.commit(draining.begin(name, to) if to else draining.cancel(name), then)
         node = self._directory.members.named(name)
@@ -47,7 +48,7 @@ class DrainCommands:
         self._tell_ends()
 
     def _tell_ends(self) -> None:
-        """In the log, once a drain, and again once something has come after all."""
+        """Log the end of each drain, and again after new blocks."""
         going = {node.node_id: node for node in self._directory.members.live() if node.drain}
         over = {
             node_id: progress.kept_blocks
@@ -57,7 +58,7 @@ class DrainCommands:
         for node_id in over.keys() - self._over:
             name, kept = going[node_id].info.name, over[node_id]
             log.info(
-                "node %s is drained: %d blocks come back with its disk only", name, kept, extra=named("node_drained", node=name, kept=kept)
+                "node %s is drained: %d blocks return only with its disk", name, kept, extra=named("node_drained", node=name, kept=kept)
             )
         self._over = set(over)
 

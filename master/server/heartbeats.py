@@ -1,4 +1,4 @@
-"""Heartbeats: that a node lives, and what it tells of itself each time, over its link."""
+"""Handler of nodes' heartbeats: liveness, load and changes of a node's description."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 
 Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.Retired | None]]
-"""What a node is told that has the quotas and the retired namespaces of these versions; None: they are the ones in force, or partition 0
-tells them."""
+"""Returns the quotas and retired namespaces for a node that has these versions; None for current ones, and in other
+partitions than partition 0, which sends them."""
 
 
 def parse(body: bytes) -> pb.HeartbeatRequest:
@@ -19,11 +19,11 @@ def parse(body: bytes) -> pb.HeartbeatRequest:
     try:
         return pb.HeartbeatRequest.FromString(body)
     except DecodeError as error:
-        raise ProtocolError("the heartbeat cannot be read") from error
+        raise ProtocolError("the heartbeat is not a valid HeartbeatRequest") from error
 
 
 class Heartbeats:
-    """What they tell goes to the directory; what must be durable of it, to the committer. The loop is the only caller."""
+    """Applies heartbeats to the directory, and commits changed records. The loop is the only caller."""
 
     def __init__(self, owner: OwnerParts, newer: Newer) -> None:
         """`newer`: see Newer."""
@@ -33,13 +33,12 @@ class Heartbeats:
         self._why_over: KVStoreError | None = None
 
     def end(self, why: KVStoreError) -> None:
-        """This master owns the partition no longer, and may not know who does: each heartbeat is refused from now on, so that its node
-        looks for another master."""
+        """The epoch is over: refuse each heartbeat from now on, so that its node looks for another master."""
         self._why_over = why
 
     def take(self, said: pb.HeartbeatRequest, now_ns: int) -> pb.HeartbeatReply:
-        """Of a node whose name has been checked. Raises StaleEpoch (the registration is not the newest), InvalidArgument, and Unavailable
-        after the end."""
+        """Apply a heartbeat, whose node has been checked. Raises StaleEpoch (not the current registration),
+        InvalidArgument, and Unavailable after the end."""
         if self._why_over is not None:
             raise Unavailable(f"this master is cut off from its catalog, which another one may own by now: {self._why_over}")
         directory, node_id, epoch = self._directory, said.node_id, said.registration_epoch

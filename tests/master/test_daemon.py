@@ -157,7 +157,7 @@ def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: 
         (("--listen", "0.0.0.0:0", "--control", "127.0.0.1:0"), "listen is 0.0.0.0, which other hosts reach"),
         ((*free, "--control", "[::]:0"), "control is ::, which other hosts reach"),
         (("--listen", "unix:/tmp/x"), "HOST:PORT"),
-        ((*free, "--advertise", "master-1:7440"), "advertise is a host without a port"),
+        ((*free, "--advertise", "master-1:7440"), "neither a host without a port"),
         ((*free, "--advertise", "[::1]"), "'[::1]' is neither"),
         ((*free, "--node-ttl-s", "soon"), "--node-ttl-s"),
     ):

@@ -76,7 +76,7 @@ def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks()
     [
         (hot(a=-1.0), "negative"),
         (hot(a=nan), "negative"),
-        (hot(a=2e9), "more than 1e"),
+        (hot(a=2e9), "above 1e"),
         (pb.HotBlocks(tenant="red", keys=[b"a"]), "lists of different length"),
         (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], far_reads_per_s=[1.0]), "lists of different length"),
         (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[-1.0]), "negative"),

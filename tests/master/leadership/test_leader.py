@@ -77,7 +77,7 @@ def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> Non
         return leader.register(info, [], LastMaster("", 0), NO_DESCRIPTION, node_id=node_id).node_id
 
     for leader, node_id in ((first, 3), (other, 0)):
-        with pytest.raises(InvalidArgument, match="partition 0 gives nodes their ids"):
+        with pytest.raises(InvalidArgument, match="partition 0 assigns node ids"):
             register("a", 1, node_id, leader)
     assert register("a", 1, 3) == 3
     assert register("a", 1, 4) == 4, "partition 0 knows it anew, under another id"

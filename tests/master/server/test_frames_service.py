@@ -219,7 +219,7 @@ def test_a_connection_is_one_clients_or_a_nodes_for_good(places: Places, client:
     as_node, as_other = Hello(ROLE_NODE, name="one", epoch=epoch), Hello(ROLE_CLIENT, "another")
     ask(client, Hello(ROLE_CLIENT, TENANT), Welcome)
     for other in (as_node, as_other):
-        with pytest.raises(Denied, match="open another one to be somebody else"):
+        with pytest.raises(Denied, match="open another one for another identity"):
             ask(client, other, Welcome)
     assert failure(node, as_other) == Denied.code
     header, _ = node.ask(as_node)
