@@ -61,7 +61,7 @@ def test_who_shows_nothing_or_something_wrong_is_told_what_a_call_needs(places: 
 def test_a_node_speaks_under_the_name_of_its_token_only(places: Places) -> None:
     with places.stub() as stub:
         code, text = refusal(stub.Register, pb.RegisterRequest(name="n2", instance=1), "", "one")
-        assert (code, text) == (PERMISSION_DENIED, "node 'n1' may not speak as node 'n2': its token is of that name only")
+        assert (code, text) == (PERMISSION_DENIED, "node 'n1' may not register as node 'n2': use a token with that node's name")
     NodeSide(places, "n1", token="one").close()
 
 
@@ -73,7 +73,7 @@ def test_an_operator_lists_any_tenants_keys_and_a_tenant_its_own(places: Places)
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.ListKeys(pb.ListKeysRequest(tenant="blue"), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")))
     assert refused.value.code() == PERMISSION_DENIED
-    assert "may not list what tenant 'blue'" in (refused.value.details() or "")
+    assert "may not list the blocks of tenant 'blue'" in (refused.value.details() or "")
 
 
 def test_reflection_is_for_who_is_known(places: Places) -> None:
@@ -90,7 +90,7 @@ def test_a_method_without_a_rule_is_nobodys() -> None:
     served = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
     with served_by({"New": served}) as channel:
         code, text = refusal(channel.unary_unary("/test.Service/New"), b"")
-        assert (code, text) == (PERMISSION_DENIED, "no rule says who may call /test.Service/New: nobody may")
+        assert (code, text) == (PERMISSION_DENIED, "/test.Service/New has no permission rule: the call is refused")
         assert refusal(channel.unary_unary("/test.Service/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -201,7 +201,7 @@ def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair
     lead_to(source, MasterContact("127.0.0.1:1", ""))
     status, [missing], age_s = source.look()
     assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
-    assert "; what is shown of it is 0 s old" in missing
+    assert "; its data shown are 0 s old" in missing
     assert age_s > 0
     assert [node.heartbeat_age_s > 1.0 for node in status.nodes] == [True], "which goes on"
     assert (status.name, status.role, status.owner.address) == (before.name, "following", first.listen)

@@ -88,7 +88,7 @@ def test_without_authentication_all_have_three_quarters_and_joining_nodes_the_re
 def test_calls_of_one_caller_that_wait_are_bounded() -> None:
     executor, _ = executor_of(1)
     submit(executor, RED, *("r" for _ in range(MAX_WAITING + 1)))
-    with pytest.raises(Full, match="1024 control calls of yours wait already: wait for an answer"):
+    with pytest.raises(Full, match="1024 control calls of this caller are queued"):
         submit(executor, RED, "one more")
     submit(executor, BLUE, "b")
 

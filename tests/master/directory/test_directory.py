@@ -613,7 +613,7 @@ def test_slow_requests_of_a_node_are_the_last_that_it_told() -> None:
     slow = [pb.SlowRequest(duration_us=5)]
     master.directory.slowed(node.node_id, node.epoch, slow)
     assert node.slow == slow
-    with pytest.raises(InvalidArgument, match="a node tells of 65 slow requests: at most 64"):
+    with pytest.raises(InvalidArgument, match="a node reported 65 slow requests: at most 64"):
         master.directory.slowed(node.node_id, node.epoch, slow * 65)
     with pytest.raises(StaleEpoch):
         master.directory.slowed(node.node_id, node.epoch + 1, slow)

@@ -96,7 +96,7 @@ def test_two_engines_of_one_name_are_a_line_in_the_log(service: Asked, caplog: p
     for place in "xyxyxy":
         service.report(prefill("p", address=f"http://{place}"))
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "two engines go by the name p, at http://y and at http://x: each takes the other's place; give either a name of its own"
+        "two engines have the name p, at http://y and at http://x: each replaces the other; give them different names"
     ]
 
 

@@ -205,7 +205,7 @@ def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Place
         ask(client, publish(1, []), Ok)
     with pytest.raises(ProtocolError, match="type 45"):
         ask(client, ReadBlocks([b"k"], [0], 0, 0), Flags)
-    with pytest.raises(InvalidArgument, match="no role 9"):
+    with pytest.raises(InvalidArgument, match="unknown role 9"):
         ask(client, Hello(9, TENANT), Welcome)
     assert failure(node, Exists([b"k"])) == Unauthorized.code
     for message in (Exists([b"k"]), Nodes()):
@@ -400,7 +400,7 @@ def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(t
 def test_copies_that_cannot_be_made_are_one_line_in_the_log(two: Two, caplog: pytest.LogCaptureFixture) -> None:
     assert two.places.replicate(TENANT, [b"a", b"b"], node_id=9, source_node_id=1) == 0
     [record] = caplog.records
-    assert record.getMessage().startswith("nothing is copied from node 1 to node 9: node 9 has no link to this master")
+    assert record.getMessage().startswith("nothing is copied from node 1 to node 9: node 9 has no connection to this master")
 
 
 def test_a_node_is_told_of_all_that_it_is_to_seek_and_all_of_it_counts(two: Two) -> None:

@@ -89,7 +89,7 @@ def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, nod
 def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:
     other = NodeSide(places, name="two")
     try:
-        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* came over the link of node 1 under"):
+        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* was sent over the connection of node 1 under"):
             beat(node, of(other))
         beat(other, of(other))
     finally:

@@ -179,7 +179,7 @@ def test_removing_the_owners_key_deposes_the_owner_at_its_next_write_and_it_may_
     kv(etcd).DeleteRange(rpc_pb2.DeleteRangeRequest(key=f"{make.prefix}/owner".encode()))  # type: ignore[attr-defined]
     error = commit(catalog, Op(b"a", b"1"))
     assert isinstance(error, StaleEpoch)
-    assert "nobody" in str(error)
+    assert "no master" in str(error)
     following.await_told("elected", times=2)
     assert following.epoch > epoch
     assert following.records == {}

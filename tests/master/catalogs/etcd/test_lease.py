@@ -185,7 +185,7 @@ def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: Etc
 
 def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     lease = make(etcd.host_port, 1.0)
-    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(lost), "that it is lost")
     assert "is over" in str(lost[0])
     lease.close()
@@ -200,7 +200,7 @@ def test_it_may_be_closed_by_who_is_told_that_it_is_lost(etcd: EtcdServer) -> No
         told.append(why)
 
     lease = EtcdLease(channel, 1.0, on_lost=on_lost)
-    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(told), "that it is lost")
     channel.close()
 
@@ -218,7 +218,7 @@ def test_the_hosts_clock_may_be_set_as_it_likes(
     found = module_from_spec(spec)  # one that has met this clock from the beginning
     spec.loader.exec_module(found)
     with FaultyEtcd(etcd) as faulty, contextlib.closing(EtcdChannel([faulty.host_port], EtcdAccess())) as channel:
-        with contextlib.closing(found.Lease(channel, 5.0, on_lost=lost.append)) as lease:
+        with contextlib.closing(found.EtcdLease(channel, 5.0, on_lost=lost.append)) as lease:
             set_s = set_by_s
             assert lease.is_valid
             faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE

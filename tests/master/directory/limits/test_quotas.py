@@ -30,7 +30,7 @@ def test_some_limits_are_cleared_or_all_and_a_tenant_without_any_has_no_record()
 @pytest.mark.parametrize(
     ("tenant", "limits", "told"),
     [
-        ("red", {}, "say at least one limit to set: hbm_bytes, "),
+        ("red", {}, "set at least one of hbm_bytes, "),
         ("red", {"dram": 1}, "there is no limit 'dram'"),
         ("red", {"pins": -1}, "pins: -1 is no limit"),
         ("red", {"pins": MAX_LIMIT + 1}, "is no limit; it is at most"),

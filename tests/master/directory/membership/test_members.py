@@ -243,7 +243,7 @@ def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     uses = [pb.TenantUse(tenant=f"tenant-{number}") for number in range(MAX_TENANT_USES + 1)]
     nodes.heartbeat(1, node.epoch, (), {}, 5, tenants=uses[:-1])
-    with pytest.raises(InvalidArgument, match="tells of 257 tenants: at most 256"):
+    with pytest.raises(InvalidArgument, match="reported 257 tenants: at most 256"):
         nodes.heartbeat(1, node.epoch, (), {}, 6, tenants=uses)
     assert (node.tenants, node.heartbeat_ns) == (uses[:-1], 5)
 

@@ -54,7 +54,7 @@ def test_nobody_is_drained_unless_it_is_said(cluster: Cluster) -> None:
     assert cluster.draining.to_tell() == []
     with pytest.raises(InvalidArgument, match="there is no node 'two'; there are: one"):
         cluster.drain("two")
-    with pytest.raises(InvalidArgument, match="peers, nvme, not to 'tape'"):
+    with pytest.raises(InvalidArgument, match="'tape' is not a destination"):
         cluster.drain(to="tape")
     assert cluster.draining.cancel("one") == []
     with pytest.raises(InvalidArgument, match="there are: none"):
