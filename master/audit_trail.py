@@ -206,11 +206,11 @@ class Forwarder:
     """Thread that sends queued audit entries to the owner of partition 0. Started and closed by the master's thread."""
 
     def __init__(
-        self, fellows: PeerMasters, take: Callable[[], ForwardedEntries | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]
+        self, peer_masters: PeerMasters, take: Callable[[], ForwardedEntries | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]
     ) -> None:
         """`take` returns entries and their receiver, or None; `put_back` queues unsent ones. Both run in this
         thread."""
-        self._fellows = fellows
+        self._peer_masters = peer_masters
         self._take = take
         self._put_back = put_back
         self._is_closed = threading.Event()
@@ -227,24 +227,24 @@ class Forwarder:
         was_reached = True
         while not self._is_closed.wait(INTERVAL_S):
             try:
-                parcel = self._take()
+                forwarded = self._take()
             except KVStoreError:  # the loop is busy or ends
                 continue
-            if parcel is None:
+            if forwarded is None:
                 continue
-            unsent = self._send(parcel)
+            unsent = self._send(forwarded)
             if unsent and was_reached:
-                log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), parcel.address)
+                log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), forwarded.address)
             was_reached = not unsent
 
-    def _send(self, parcel: ForwardedEntries) -> Sequence[pb.AuditEntry]:
+    def _send(self, forwarded: ForwardedEntries) -> Sequence[pb.AuditEntry]:
         """Send the entries; put back and return those that were not received."""
-        for begin in range(0, len(parcel.entries), MAX_SENT):
-            message = pb.AuditEntries(entries=parcel.entries[begin : begin + MAX_SENT])
+        for begin in range(0, len(forwarded.entries), MAX_SENT):
+            message = pb.AuditEntries(entries=forwarded.entries[begin : begin + MAX_SENT])
             try:
-                self._fellows.ask(parcel.address, "RecordAudit", message, timeout_s=CALL_S)
+                self._peer_masters.call(forwarded.address, "RecordAudit", message, timeout_s=CALL_S)
             except KVStoreError:
-                unsent = parcel.entries[begin:]
+                unsent = forwarded.entries[begin:]
                 try:
                     self._put_back(unsent)
                 except Closed:

@@ -42,7 +42,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(
         self,
-        guard: Authenticator,
+        authenticator: Authenticator,
         trail: AuditTrail,
         settings: MasterSettings,
         *,
@@ -52,7 +52,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     ) -> None:
         """`trail` records refused calls; `durations` are those of unary calls. `tls` has the revoked certificates.
         `begin_span` traces calls that belong to a trace."""
-        self._guard = guard
+        self._authenticator = authenticator
         self._trail = trail
         self.tls = tls
         self.durations = durations
@@ -73,14 +73,14 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._identify_master(key, peer)
         shown = from_metadata(context.invocation_metadata()) or ("", "")
         certificate = of_caller(peer, shown[0])
-        if shown == ("", "") and not self._guard.lets_everybody_in:
+        if shown == ("", "") and not self._authenticator.lets_everybody_in:
             return certificate or STRANGER
         is_operators = shown[0] == "" != shown[1]  # an operator's token has no tenant: the certificate's tenant does not apply
-        return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
+        return both(self._authenticator.identify(*shown, None if is_operators else certificate), certificate)
 
     def tokens(self) -> frozenset[Identity]:
         """Identities of the accepted tokens."""
-        return self._guard.identities()
+        return self._authenticator.identities()
 
     def actor(self, context: grpc.ServicerContext) -> Actor:
         """Return the actor of a change, for the audit trail. For a call of another master, that is the operator at
@@ -99,7 +99,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Raises Unauthorized."""
         if peer is not None and not peer.is_a(MASTER):
             raise Unauthorized(f"the certificate is for {peer}, and a master calls: make it one (kvstore certs master)")
-        return self._guard.identify_master(key)
+        return self._authenticator.identify_master(key)
 
     def intercept_service(
         self,
@@ -116,7 +116,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         method = handler_call_details.method
         rule = RPCS.get(method)
 
-        def at_the_door(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
+        def authenticate(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
                 identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
@@ -124,8 +124,8 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             except KVStoreError as error:
                 call.refuse(error)
 
-        at_the_door.experimental_non_blocking = True  # type: ignore[attr-defined]
-        return grpc.stream_stream_rpc_method_handler(at_the_door, handler.request_deserializer, handler.response_serializer)
+        authenticate.experimental_non_blocking = True  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(authenticate, handler.request_deserializer, handler.response_serializer)
 
     def check(self, rule: Permission | None, method: str, context: grpc.ServicerContext) -> None:
         """Raises Unauthorized, Denied."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from kvstore.console.source import ClusterSnapshot, MasterView
-from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, IT_GOES_ON
+from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, CONTINUES
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.leadership.contents_messages import contents
 from kvstore.master.leadership.leader import LeaderRole
@@ -52,14 +52,14 @@ class Action:
 class MasterConsoleSource:
     """Implements kvstore.console.source.ConsoleSource. Called by the console's threads."""
 
-    def __init__(self, master: MasterParts, status: MasterStatus, fellows: PeerMasters, *, address: str) -> None:
+    def __init__(self, master: MasterParts, status: MasterStatus, peer_masters: PeerMasters, *, address: str) -> None:
         """`address` is this master's frames address."""
-        self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
-        self._standings = [partition.standing for partition in status.partitions]
+        self._reactor, self._status, self._peer_masters, self._address = master.reactor, status, peer_masters, address
+        self._role_managers = [partition.role_manager for partition in status.partitions]
         self._timeout_s = master.settings.control_timeout_s
         self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
         """For an action to be durable, and for another master's contents."""
-        self._told: dict[int, tuple[float, pb.StatusReply]] = {}
+        self._last_status: dict[int, tuple[float, pb.StatusReply]] = {}
         """Last status of partitions that others own, and its time."""
         self._silent: dict[str, str] = {}
         """Errors of owners at the last poll, by address."""
@@ -67,7 +67,7 @@ class MasterConsoleSource:
 
     def rest_s(self) -> float:
         """Interval of the ClusterWatcher's polls without a viewer."""
-        return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
+        return REST_S if self._asks_others or len(self._role_managers) > 1 else 0.0
 
     def look(self) -> ClusterSnapshot:
         own, own_s = self._own(), time.monotonic()
@@ -76,87 +76,91 @@ class MasterConsoleSource:
         replies, silent = [], dict[str, str]()
         for number, reply in enumerate(own):
             if reply.role != MasterRole.FOLLOWING:
-                self._told.pop(number, None)
+                self._last_status.pop(number, None)
                 replies.append(reply)
                 continue
             try:
-                replies.append(self._heard(number, asked[number]) if number in asked else self._as_last_told(number, reply))
+                replies.append(self._checked_reply(number, asked[number]) if number in asked else self._last_known(number, reply))
             except KVStoreError as error:
                 silent[reply.owner.address] = str(error)
-                replies.append(self._as_last_told(number, reply))
+                replies.append(self._last_known(number, reply))
         self._silent = silent
-        told_s = [self._told[number][0] if number in self._told else own_s for number in range(len(own))]
+        status_s = [self._last_status[number][0] if number in self._last_status else own_s for number in range(len(own))]
         now_s = time.monotonic()
         found = merged_status(replies)
         for node in found.nodes:  # they are partition 0's
-            node.heartbeat_age_s += now_s - told_s[0]
+            node.heartbeat_age_s += now_s - status_s[0]
         owners = list(own[0].owners)  # as this master knows them: others may not have seen the change yet
         del found.owners[:]
         found.owners.extend(owners)
-        return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
+        return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(status_s))
 
     def masters(self) -> Sequence[MasterView]:
         own = self._own()
         role = MasterRole.OWNER if any(reply.role == MasterRole.OWNER for reply in own) else own[0].role
-        records = [self._told[number][1].records if number in self._told else reply.records for number, reply in enumerate(own)]
+        records = [
+            self._last_status[number][1].records if number in self._last_status else reply.records for number, reply in enumerate(own)
+        ]
         behind = max(0, sum(records) - sum(reply.records for reply in own)) if role == MasterRole.FOLLOWING else 0
         owners = {reply.owner.address: reply.owner.name for reply in own if _is_of_another(reply)}
         seen = [MasterView(self._address, own[0].name, role, behind)]
         seen += [MasterView(address, name, MasterRole.OWNER, 0, self._silent.get(address, "")) for address, name in sorted(owners.items())]
-        others = {address: fellow.name for address, fellow in sorted(self._fellows.known().items()) if address not in owners}
+        others = {address: peer_master.name for address, peer_master in sorted(self._peer_masters.known().items()) if address not in owners}
         asked = {address: self._begin(dict.fromkeys(range(len(own)), address)) for address in others}
         return [*seen, *(self._follower(address, name, asked[address], sum(records)) for address, name in others.items())]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         owner = self._owner_elsewhere(0)
         if owner:
-            told: list[pb.NodeTopology] = self._fellows.ask(owner, "Topologies", pb.TopologiesRequest(), timeout_s=self._timeout_s)
+            told: list[pb.NodeTopology] = self._peer_masters.call(owner, "Topologies", pb.TopologiesRequest(), timeout_s=self._timeout_s)
             return told
-        members = self._in_loop(lambda: list(self._standings[0].answering().directory.members))
+        members = self._in_loop(lambda: list(self._role_managers[0].readable_leader().directory.members))
         now_ns = self._reactor.now_ns()
         return [node_topology(node, now_ns) for node in members]
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
         owner = self._owner_elsewhere(0)
         if owner:
-            reply: pb.ContentsReply = self._fellows.ask(owner, "Contents", request, timeout_s=self._action_timeout_s)
+            reply: pb.ContentsReply = self._peer_masters.call(owner, "Contents", request, timeout_s=self._action_timeout_s)
             return reply
-        return contents(self._in_loop, self._standings, None, request, now_ns=self._reactor.now_ns)
+        return contents(self._in_loop, self._role_managers, None, request, now_ns=self._reactor.now_ns)
 
     def audit(self, after: int) -> Sequence[pb.AuditEntry]:
-        return self._in_loop(lambda: self._standings[0].audit().after(after))  # type: ignore[no-any-return]
+        return self._in_loop(lambda: self._role_managers[0].audit().after(after))  # type: ignore[no-any-return]
 
     def slow_requests(self) -> Sequence[pb.SlowRequest]:
         owner = self._owner_elsewhere(0)
         if owner:
-            reply: pb.SlowRequestsReply = self._fellows.ask(owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s)
+            reply: pb.SlowRequestsReply = self._peer_masters.call(
+                owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s
+            )
             return reply.requests
         return self._in_loop(self._status.slow_requests)  # type: ignore[no-any-return]
 
     def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         place = "" if cancel else to or TO_PEERS
         request = pb.DrainRequest(node=node, to=to, cancel=cancel)
-        self._of_node(node, Action(lambda leading: leading.drain(node, place, by), "Drain", request, by))
+        self._of_node(node, Action(lambda leader: leader.drain(node, place, by), "Drain", request, by))
 
     def forget(self, node: str, by: Actor) -> None:
-        self._of_node(node, Action(lambda leading: leading.forget(node, by), "Forget", pb.ForgetRequest(node=node), by))
+        self._of_node(node, Action(lambda leader: leader.forget(node, by), "Forget", pb.ForgetRequest(node=node), by))
 
     def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         request = pb.PinNamespaceRequest(tenant=tenant, namespace=namespace, pinned=pinned)
-        return self._of_blocks(Action(lambda leading: leading.pin_all(tenant, namespace, by, pinned=pinned), "PinNamespace", request, by))
+        return self._of_blocks(Action(lambda leader: leader.pin_all(tenant, namespace, by, pinned=pinned), "PinNamespace", request, by))
 
     def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         request = pb.RemoveNamespaceRequest(tenant=tenant, namespace=namespace)
-        return self._of_blocks(Action(lambda leading: leading.remove_all(tenant, namespace, by), "RemoveNamespace", request, by))
+        return self._of_blocks(Action(lambda leader: leader.remove_all(tenant, namespace, by), "RemoveNamespace", request, by))
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         given = {name: limit for name, limit in limits.items() if limit is not None}
         request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
-        self._do(0, Action(lambda leading: leading.set_quota(tenant, limits, by), "SetQuota", request, by))
+        self._do(0, Action(lambda leader: leader.set_quota(tenant, limits, by), "SetQuota", request, by))
 
     def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         request = pb.ClearQuotaRequest(tenant=tenant, names=names)
-        self._do(0, Action(lambda leading: leading.clear_quota(tenant, names, by), "ClearQuota", request, by))
+        self._do(0, Action(lambda leader: leader.clear_quota(tenant, names, by), "ClearQuota", request, by))
 
     # --- what others know ---
 
@@ -169,26 +173,26 @@ class MasterConsoleSource:
 
         def begin(number: int, address: str) -> Callable[[], pb.StatusReply]:
             try:
-                return self._fellows.begin(address, "Status", pb.StatusRequest(), partition=number, timeout_s=LOOK_S)
+                return self._peer_masters.begin(address, "Status", pb.StatusRequest(), partition=number, timeout_s=LOOK_S)
             except KVStoreError as error:
                 return partial(_fail, error)
 
         return {number: begin(number, address) for number, address in owners.items()}
 
-    def _heard(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
+    def _checked_reply(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
         """Return an owner's status. Raises KVStoreError if it does not respond or is no longer the owner."""
         found = answer()
         if found.role == MasterRole.FOLLOWING:
             raise refusal(None)
-        self._told[number] = time.monotonic(), found
+        self._last_status[number] = time.monotonic(), found
         return found
 
-    def _as_last_told(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
+    def _last_known(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
         """Return the last status of a partition whose owner does not respond, with its current owner."""
-        if number not in self._told:
+        if number not in self._last_status:
             return own
         found = pb.StatusReply()
-        found.CopyFrom(self._told[number][1])
+        found.CopyFrom(self._last_status[number][1])
         found.role = own.role
         found.owner.CopyFrom(own.owner)
         return found
@@ -196,7 +200,7 @@ class MasterConsoleSource:
     def _missing(self, own: Sequence[pb.StatusReply], address: str, why: str) -> str:
         mine = [number for number, reply in enumerate(own) if reply.owner.address == address]
         what = "the catalog" if len(own) == 1 else f"{len(mine)} of the {len(own)} partitions"
-        ages = [time.monotonic() - self._told[number][0] for number in mine if number in self._told]
+        ages = [time.monotonic() - self._last_status[number][0] for number in mine if number in self._last_status]
         shown = f"its data shown are {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
         return f"{own[mine[0]].owner.name} at {address}, which owns {what}, does not answer: {why}; {shown}"
 
@@ -213,12 +217,12 @@ class MasterConsoleSource:
         """Return the address of the partition's owner, "" for this master. Raises NoOwner."""
 
         def look() -> str:
-            standing = self._standings[number]
-            if standing.role is not MasterRole.FOLLOWING:
+            role_manager = self._role_managers[number]
+            if role_manager.role is not MasterRole.FOLLOWING:
                 return ""
-            if standing.owner is None:
+            if role_manager.owner is None:
                 raise refusal(None)
-            return standing.owner.address
+            return role_manager.owner.address
 
         found: str = self._in_loop(look)
         return found
@@ -259,22 +263,22 @@ class MasterConsoleSource:
 
         def do(owner: str, deadline: Deadline) -> Any:
             if owner:
-                return self._fellows.ask(
+                return self._peer_masters.call(
                     owner, action.method, action.request, partition=number, timeout_s=deadline.left_s(), actor=action.by
                 )
-            return self._wait(lambda: action.begin(self._standings[number].leading()), deadline)
+            return self._wait(lambda: action.begin(self._role_managers[number].leader()), deadline)
 
         return self._at_owner(number, do)
 
     def _of_blocks(self, action: Action) -> int:
         """Run the action in all partitions; return the number of blocks."""
-        done = [self._do(number, action) for number in range(len(self._standings))]
+        done = [self._do(number, action) for number in range(len(self._role_managers))]
         return sum(one if isinstance(one, int) else one.blocks for one in done)
 
     def _of_node(self, node: str, action: Action) -> None:
         """Run the action at the owner of each partition that knows the node; last at partition 0's, which may refuse
         it."""
-        for number in range(1, len(self._standings)):
+        for number in range(1, len(self._role_managers)):
             if self._knows(number, node):
                 self._do(number, action)
         self._do(0, action)
@@ -283,7 +287,7 @@ class MasterConsoleSource:
         def look(owner: str, deadline: Deadline) -> bool:
             if owner:
                 timeout_s = deadline.up_to_s(self._timeout_s)
-                reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
+                reply = self._peer_masters.call(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
             else:
                 reply = self._in_loop(partial(self._status.of, self._status.partitions[number]))
             if reply.role == MasterRole.FOLLOWING:  # a follower has no nodes
@@ -301,7 +305,7 @@ class MasterConsoleSource:
         try:
             return self._in_loop(begin).result(deadline.left_s())
         except TimeoutError:
-            raise CatalogUnavailable(IT_GOES_ON) from None
+            raise CatalogUnavailable(CONTINUES) from None
 
 
 def _is_of_another(reply: pb.StatusReply) -> bool:

@@ -59,19 +59,19 @@ LIST_ROWS: Final = 4096
 
 AUDIT_ENTRIES: Final = 256
 """Entries of one message; with texts of 512 bytes it fits gRPC's 4 MiB."""
-DOOR_THREADS: Final = 2
+AUTHENTICATION_THREADS: Final = 2
 """Threads that identify callers; they never block."""
 MAX_STREAMS: Final = 128
 """Concurrent calls of one connection; further ones are queued by the client."""
 IDLE_MS: Final = 300_000
 """A connection without a call for this long is closed; clients reconnect."""
 
-STRANGERS_INTERVAL_S: Final = 1.0
+CONNECTIONS_CHECK_S: Final = 1.0
 """Interval at which connections are checked against the limit."""
 CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
 """Timeout of a console action's response; the action continues."""
-IT_GOES_ON: Final = "the action is not complete yet: it takes long, or the catalog takes no writes now; it continues"
-OUTLIVES_LATER: Final = "the change is in force, and becomes durable once the catalog takes writes again"
+CONTINUES: Final = "the action is not complete yet: it takes long, or the catalog takes no writes now; it continues"
+DURABLE_LATER: Final = "the change is in force, and becomes durable once the catalog takes writes again"
 
 
 class ControlService(ControlServicer):
@@ -79,7 +79,7 @@ class ControlService(ControlServicer):
 
     def __init__(self, master: MasterParts, status: MasterStatus, callers: Callers, sessions: PeerSessions) -> None:
         self._reactor = master.reactor
-        self._standings = [partition.standing for partition in status.partitions]
+        self._role_managers = [partition.role_manager for partition in status.partitions]
         self._status = status
         self._callers = callers
         self._sessions = sessions
@@ -95,8 +95,8 @@ class ControlService(ControlServicer):
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context), request.name)
-            leading = self._standing(context).leading()
-            return leading.register(
+            leader = self._role_manager(context).leader()
+            return leader.register(
                 info, request.tiers, seen, description, request.quotas_version, request.retired_version, node_id=request.node_id
             )
 
@@ -104,14 +104,14 @@ class ControlService(ControlServicer):
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
         def status() -> pb.StatusReply:
-            partition = from_metadata(context.invocation_metadata(), len(self._standings))
+            partition = from_metadata(context.invocation_metadata(), len(self._role_managers))
             return as_seen_by(self._callers.identify(context), self._status.of(self._status.partitions[partition]))
 
         return self._in_loop(context, status)
 
     def Topologies(self, request: pb.TopologiesRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeTopology]:  # noqa: N802
         def found() -> list[pb.NodeTopology]:
-            members = self._standing(context).answering().directory.members
+            members = self._role_manager(context).readable_leader().directory.members
             nodes = [node for node in members if request.node in ("", node.info.name)]
             if request.node and not nodes:
                 known = ", ".join(sorted(node.info.name for node in members)) or "none"
@@ -124,15 +124,15 @@ class ControlService(ControlServicer):
     def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:  # noqa: N802
         """Responds once it is durable: a restarted master has forgotten the node too."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().forget(request.node, by))
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().forget(request.node, by))
         self._wait(context, durable, f"node {request.node!r} is forgotten durably once the catalog takes writes again")
         return pb.ForgetReply()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:  # noqa: N802
         """Responds once it is durable; the node's status has the progress."""
         to, by = "" if request.cancel else request.to or TO_PEERS, self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().drain(request.node, to, by))
-        self._wait(context, durable, OUTLIVES_LATER)
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().drain(request.node, to, by))
+        self._wait(context, durable, DURABLE_LATER)
         return pb.DrainReply()
 
     def SetQuota(self, request: pb.SetQuotaRequest, context: grpc.ServicerContext) -> pb.SetQuotaReply:  # noqa: N802
@@ -142,16 +142,18 @@ class ControlService(ControlServicer):
         def begin() -> "Future[None]":
             if twice := sorted(set(request.limits) & set(request.unlimited)):
                 raise InvalidArgument(f"{', '.join(twice)}: either a limit or none")
-            return self._standing(context).leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)}, by)
+            return (
+                self._role_manager(context).leader().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)}, by)
+            )
 
-        self._wait(context, self._in_loop(context, begin), OUTLIVES_LATER)
+        self._wait(context, self._in_loop(context, begin), DURABLE_LATER)
         return pb.SetQuotaReply()
 
     def ClearQuota(self, request: pb.ClearQuotaRequest, context: grpc.ServicerContext) -> pb.ClearQuotaReply:  # noqa: N802
         """Responds once it is durable."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().clear_quota(request.tenant, request.names, by))
-        self._wait(context, durable, OUTLIVES_LATER)
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().clear_quota(request.tenant, request.names, by))
+        self._wait(context, durable, DURABLE_LATER)
         return pb.ClearQuotaReply()
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
@@ -160,15 +162,15 @@ class ControlService(ControlServicer):
         def begin() -> tuple[LeaderRole, Iterator[list[tuple[bytes, int, str]]]]:
             if self._check_tenant(context, request).kind is IdentityKind.OPERATOR and not request.tenant:
                 raise InvalidArgument("an operator has no keys: name the tenant whose keys to list (--tenant NAME)")
-            leading = self._standing(context).answering()
-            return leading, leading.directory.queries.list_keys(
+            leader = self._role_manager(context).readable_leader()
+            return leader, leader.directory.queries.list_keys(
                 request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
             )
 
-        leading, slices = self._in_loop(context, begin)
+        leader, slices = self._in_loop(context, begin)
 
         def proceed() -> list[tuple[bytes, int, str]] | None:
-            if self._standing(context).answering() is not leading:
+            if self._role_manager(context).readable_leader() is not leader:
                 raise Unavailable("this master has lost the catalog and won it again meanwhile: list once more")
             return next(slices, None)
 
@@ -189,7 +191,7 @@ class ControlService(ControlServicer):
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
         tenant = None if identity.operates else request.tenant
         ask = functools.partial(self._in_loop, context)
-        return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
+        return contents(ask, self._role_managers, tenant, request, now_ns=self._reactor.now_ns)
 
     def ReportWeights(self, request: pb.WeightsReport, context: grpc.ServicerContext) -> pb.WeightsReply:  # noqa: N802
         """Responds at once; the change is durable soon."""
@@ -198,7 +200,7 @@ class ControlService(ControlServicer):
             identity = self._callers.identify(context)
             if not identity.is_tenant(request.tenant):
                 raise Denied(f"{identity} may not report weights of tenant {request.tenant!r}: it needs a token of that tenant")
-            self._standing(context).leading().report_weights(request)
+            self._role_manager(context).leader().report_weights(request)
 
         self._in_loop(context, report)
         return pb.WeightsReply(report_interval_s=REPORT_S)
@@ -208,7 +210,7 @@ class ControlService(ControlServicer):
 
         def table() -> list[pb.WeightsTable]:
             tenant = None if self._check_tenant(context, request).operates else request.tenant
-            return table_messages(self._standing(context).answering().directory.weights, tenant, self._reactor.now_ns())
+            return table_messages(self._role_manager(context).readable_leader().directory.weights, tenant, self._reactor.now_ns())
 
         yield from self._in_loop(context, table)
 
@@ -216,31 +218,31 @@ class ControlService(ControlServicer):
         """Responds once it is durable."""
         by = self._callers.actor(context)
         begin = self._in_loop(
-            context, lambda: self._standing(context).leading().retire_weights(request.tenant, request.base, request.version, by)
+            context, lambda: self._role_manager(context).leader().retire_weights(request.tenant, request.base, request.version, by)
         )
-        return pb.RetireWeightsReply(versions=self._wait(context, begin, OUTLIVES_LATER))
+        return pb.RetireWeightsReply(versions=self._wait(context, begin, DURABLE_LATER))
 
     def PinNamespace(self, request: pb.PinNamespaceRequest, context: grpc.ServicerContext) -> pb.PinNamespaceReply:  # noqa: N802
         """Responds once it is durable."""
         tenant, namespace, pinned, by = request.tenant, request.namespace, request.pinned, self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().pin_all(tenant, namespace, by, pinned=pinned))
-        return pb.PinNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().pin_all(tenant, namespace, by, pinned=pinned))
+        return pb.PinNamespaceReply(blocks=self._wait(context, durable, CONTINUES, self._action_timeout_s))
 
     def RemoveNamespace(self, request: pb.RemoveNamespaceRequest, context: grpc.ServicerContext) -> pb.RemoveNamespaceReply:  # noqa: N802
         """Responds once it is durable."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().remove_all(request.tenant, request.namespace, by))
-        return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().remove_all(request.tenant, request.namespace, by))
+        return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, CONTINUES, self._action_timeout_s))
 
     def Audit(self, request: pb.AuditRequest, context: grpc.ServicerContext) -> Iterator[pb.AuditEntries]:  # noqa: N802
         """Entries of the whole cluster, from the catalog of partition 0."""
-        entries = self._in_loop(context, lambda: self._standings[0].audit().after(request.after))
+        entries = self._in_loop(context, lambda: self._role_managers[0].audit().after(request.after))
         for begin in range(0, len(entries), AUDIT_ENTRIES):
             yield pb.AuditEntries(entries=entries[begin : begin + AUDIT_ENTRIES])
 
     def RecordAudit(self, request: pb.AuditEntries, context: grpc.ServicerContext) -> pb.RecordAuditReply:  # noqa: N802
         """Responds at once; the entries are durable soon."""
-        if not self._in_loop(context, lambda: self._standings[0].leading().record_audit(request.entries)):
+        if not self._in_loop(context, lambda: self._role_managers[0].leader().record_audit(request.entries)):
             abort(context, Unavailable("this master owns the catalog no longer"))
         return pb.RecordAuditReply()
 
@@ -259,9 +261,9 @@ class ControlService(ControlServicer):
         """Slow requests of this master; at the owner of partition 0 also those of the nodes."""
         return pb.SlowRequestsReply(requests=self._in_loop(context, self._status.slow_requests))
 
-    def _standing(self, context: grpc.ServicerContext) -> RoleManager:
+    def _role_manager(self, context: grpc.ServicerContext) -> RoleManager:
         """The role manager of the call's partition. Raises InvalidArgument."""
-        return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
+        return self._role_managers[from_metadata(context.invocation_metadata(), len(self._role_managers))]
 
     def _check_tenant(
         self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest | pb.WeightsRequest"
@@ -301,7 +303,7 @@ class ControlServer:
         ConfigError if it cannot listen on the address, InvalidArgument for a method without a permission."""
         check_complete(RPCS, METHODS)
         self._server = grpc.server(
-            ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="control-door"),
+            ThreadPoolExecutor(AUTHENTICATION_THREADS, thread_name_prefix="control-door"),
             interceptors=[callers],
             options=[
                 ("grpc.so_reuseport", 0),  # a port in use must be an error: two masters would share its calls
@@ -331,15 +333,15 @@ class ControlServer:
         self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
         callers.on_known = self._unauthenticated.authenticated
         self._is_over = threading.Event()
-        self._looking = threading.Thread(target=self._look, name="control-connections", daemon=True)
+        self._connection_checker = threading.Thread(target=self._look, name="control-connections", daemon=True)
 
     def start(self) -> None:
         self._server.start()
-        self._looking.start()
+        self._connection_checker.start()
 
     def _look(self) -> None:
         """Limit unauthenticated connections; in a thread of its own, since checking many takes a while."""
-        while not self._is_over.wait(STRANGERS_INTERVAL_S):
+        while not self._is_over.wait(CONNECTIONS_CHECK_S):
             try:
                 self._unauthenticated.enforce()
             except OSError as error:  # out of descriptors, say

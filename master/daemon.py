@@ -18,7 +18,7 @@ import click
 
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
@@ -56,7 +56,7 @@ def main(config: str | None, **flags: Any) -> None:
     on_hangup(lambda: master.reactor.call_soon(master.reread_files))
     if places.console:
         log.info("the console is at %s", places.console)
-    say("ready", {**asdict(places), "pid": os.getpid(), "role": told_of(master.partitions[0]).role})
+    say("ready", {**asdict(places), "pid": os.getpid(), "role": role_in(master.partitions[0]).role})
     are_several = len(master.partitions) > 1
     master.on_role = lambda told: say(
         told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if are_several else {})

@@ -30,16 +30,16 @@ from kvstore.master.leadership.leader import LeaderRole
 from kvstore.master.leadership.partition import Partition
 from kvstore.master.leadership.partition_assigner import PartitionAssigner, RebalanceTiming
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.measures import MasterMetrics
+from kvstore.master.metrics import MasterMetrics
 from kvstore.master.peer_masters import PeerMasters
-from kvstore.master.periodic_tasks import TICK_S, MasterPeriodicTasks
+from kvstore.master.periodic_tasks import PERIOD_S, MasterPeriodicTasks
 from kvstore.master.scheduling.scheduler import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.master.server.frames_service import MasterContactInfo
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.master.server.partition_router import PartitionRouter
 from kvstore.master.sessions import PeerSessions, PermissionFiles
-from kvstore.master.status import MasterStatus, PartitionRole, add_segments, told_of
+from kvstore.master.status import MasterStatus, PartitionRole, add_segments, role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, Denied, KVStoreError
 from kvstore.protocol.partitions import split
@@ -70,7 +70,7 @@ from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 if TYPE_CHECKING:
     from kvstore.telemetry.routes import LevelChange
 
-SHARE_TURN_S: Final = 0.2
+CAMPAIGN_STEP_S: Final = 0.2
 """With several partitions: a partition without an owner is taken at once by its assigned master, by the next one in
 its order after this long, and so on."""
 
@@ -101,10 +101,10 @@ class _MasterPosition:
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
         """Over all partitions; those that others own from their records."""
-        live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
+        live = [node.node_id for node in self.partitions[0].role_manager.readable_leader().directory.members.live()]
         return prefixes(
             [
-                self.partitions[index].standing.queries(live).part(tenant, [keys[at] for at in places], places)
+                self.partitions[index].role_manager.queries(live).part(tenant, [keys[at] for at in places], places)
                 for index, places in split(keys, len(self.partitions)).items()
             ]
         )
@@ -112,7 +112,7 @@ class _MasterPosition:
     def blocks_elsewhere(self, node_id: int) -> int:
         """From the records of the other partitions."""
         others = () if self.partition else self.partitions[1:]
-        return sum(other.standing.columns(())[0].sets.blocks_at(node_id) for other in others)
+        return sum(other.role_manager.columns(())[0].sets.blocks_at(node_id) for other in others)
 
 
 class Master:
@@ -126,7 +126,7 @@ class Master:
         self.on_role: Callable[[PartitionRole], None] = lambda _told: None
         """Called at each change of a partition's role or owner."""
         self._tls = Certificates.of(settings)
-        self._guard = Authenticator(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
+        self._authenticator = Authenticator(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
         self._quotas = QuotasInForce(settings.quotas)
         if settings.partitions > 1 and settings.records != ALL:
             raise ConfigError("with several partitions the scheduler finds blocks of others by their records: records must be all")
@@ -140,24 +140,24 @@ class Master:
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
         self._control: ControlServer | None = None
-        self._measures = MasterMetrics()
+        self._metrics = MasterMetrics()
         self._server = Server(
             self.reactor,
             NullHandler(),
             settings,
             tls=self._tls,
-            observer=self._measures.requests if settings.http else None,  # else unreadable
+            observer=self._metrics.requests if settings.http else None,  # else unreadable
         )
         self.http: HttpServer | None = None
         self._watch: ClusterWatcher | None = None
         self._trail = AuditTrail(self.reactor, wall_s=wall_s)
-        self._parts = MasterParts(self.reactor, settings, self._guard, self._quotas, TenantLoads(), self._trail, wall_s)
+        self._parts = MasterParts(self.reactor, settings, self._authenticator, self._quotas, TenantLoads(), self._trail, wall_s)
         self._trail.deliver = self._deliver_audit
         self._server.on_denied = self._denied
-        self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server, self._trail, self.reactor)
+        self._files = PermissionFiles(self._authenticator, self._quotas, self._tls, self._server, self._trail, self.reactor)
         self._catalogs = [self._make_catalog(index) for index in range(settings.partitions)]
-        self._fellows = PeerMasters(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
-        self._forwarder = Forwarder(self._fellows, self._audit_parcel, self._put_audit_back)
+        self._peer_masters = PeerMasters(lambda: self._catalogs[0].peer_masters, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
+        self._forwarder = Forwarder(self._peer_masters, self._take_audit_entries, self._put_back_audit)
         try:
             self._tcp, self._unix = self._listen()
             self.http = self._http_server() if settings.http else None
@@ -168,10 +168,10 @@ class Master:
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
             self.partitions = tuple(Partition(index, catalog, self._me, self._parts, self) for index, catalog in enumerate(self._catalogs))
             self._status = MasterStatus(
-                self._parts, self.partitions, self._server, self._measures, self._tracing, name=self._me.name, http=self.http
+                self._parts, self.partitions, self._server, self._metrics, self._tracing, name=self._me.name, http=self.http
             )
-            patience = RebalanceTiming(settings.share_settle_s, settings.share_pause_s, SHARE_TURN_S)
-            self._sharing = PartitionAssigner(self._me.address, settings.partitions, patience)
+            patience = RebalanceTiming(settings.share_settle_s, settings.share_pause_s, CAMPAIGN_STEP_S)
+            self._assigner = PartitionAssigner(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
                 catalog.wait_s = functools.partial(self._wait_s, index)
                 catalog.open(deadline_s=settings.catalog_timeout_s)
@@ -186,7 +186,7 @@ class Master:
 
     def _wait_s(self, partition: int) -> float:
         """Called in a catalog's thread."""
-        return self._sharing.wait_s(self._catalogs[0].living, partition)
+        return self._assigner.wait_s(self._catalogs[0].live_masters, partition)
 
     def _make_catalog(self, partition: int) -> Catalog:
         settings = self._settings
@@ -213,7 +213,7 @@ class Master:
                 check_binding(
                     name,
                     parse_address(place).host,
-                    is_authenticated=self._asks_for_certificates() or not self._guard.lets_everybody_in,
+                    is_authenticated=self._asks_for_certificates() or not self._authenticator.lets_everybody_in,
                     allow_unauthenticated=self._settings.allow_unauthenticated,
                     mend="name a tokens file, or ask for certificates (tls_require_client_cert)",
                 )
@@ -253,22 +253,22 @@ class Master:
         listen for the control plane), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         begin_span = self._tracing.begin_named if self._tracing is not None else None
-        callers = Callers(self._guard, self._trail, settings, durations=self._measures.control, tls=self._tls, begin_span=begin_span)
+        callers = Callers(self._authenticator, self._trail, settings, durations=self._metrics.control, tls=self._tls, begin_span=begin_span)
         service = ControlService(self._parts, self._status, callers, PeerSessions(self._server, self.reactor, self._trail))
-        scheduler = SchedulerService(self.reactor, settings, lambda: self.partitions[0].standing.answering().scheduling, callers)
+        scheduler = SchedulerService(self.reactor, settings, lambda: self.partitions[0].role_manager.readable_leader().scheduling, callers)
         default = Address(listen.host, listen.port + 1 if listen.port else 0)
         control = parse_address(settings.control) if settings.control else default
         self._control = ControlServer(service, scheduler, callers, control, settings)
-        told_host = settings.advertise or ("" if control.host in WILDCARDS else control.host)
+        advertised_host = settings.advertise or ("" if control.host in WILDCARDS else control.host)
         self._reachable = MasterContactInfo(
-            socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port, settings.partitions
+            socket.gethostname(), socket_id(self._unix), self._unix, advertised_host, self._control.port, settings.partitions
         )
-        fellows_host = told_host or parse_address(self._me.address).host
+        peer_host = advertised_host or parse_address(self._me.address).host
         self._catalogs[0].contact = MasterContact(
-            str(Address(fellows_host, self._control.port)),
-            self._guard.master_key,
+            str(Address(peer_host, self._control.port)),
+            self._authenticator.master_key,
         )
-        self._reception = PartitionRouter(self._server, lambda index: self.partitions[index].handler, settings.partitions)
+        self._router = PartitionRouter(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
             ask, told = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
@@ -281,20 +281,20 @@ class Master:
                 level_changed=self._level_changed,
             )
             add_segments(self.http, lambda: ask(told.nodes))
-            watched = MasterConsoleSource(self._parts, self._status, self._fellows, address=self._me.address)
+            watched = MasterConsoleSource(self._parts, self._status, self._peer_masters, address=self._me.address)
             self._watch = ClusterWatcher(watched, ConsoleSettings(), rest_s=watched.rest_s)
             self.http.later(self._add_console)
             self.http.start()
-        self._clockwork = MasterPeriodicTasks(self._parts, self._status, self._sharing, self._files, self._control)
-        self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
-        self.reactor.every(TURN_S, self._measures.requests.turn)
+        self._periodic_tasks = MasterPeriodicTasks(self._parts, self._status, self._assigner, self._files, self._control)
+        self._periodic_tasks.start(check_interval_s=settings.tokens_check_interval_s)
+        self.reactor.every(TURN_S, self._metrics.requests.turn)
         for partition in self.partitions:
-            partition.follow(self._reachable, self._guard)
-        while self.failure is None and not all(told_of(partition).owner for partition in self.partitions):
-            self.reactor.run_once(TICK_S)
+            partition.follow(self._reachable, self._authenticator)
+        while self.failure is None and not all(role_in(partition).owner for partition in self.partitions):
+            self.reactor.run_once(PERIOD_S)
         if self.failure is not None:
             raise self.failure
-        self._clockwork.tell_ready()
+        self._periodic_tasks.update_readiness()
         if self._watch is not None:
             self._watch.start()
         if self._catalogs[0].scheme == "etcd":  # other catalogs have one master
@@ -305,7 +305,7 @@ class Master:
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
-        return HttpServer(self._settings.http, access_control=OperatorAccess(self._guard, self._trail.denied), https=https)
+        return HttpServer(self._settings.http, access_control=OperatorAccess(self._authenticator, self._trail.denied), https=https)
 
     def _add_console(self, http: HttpServer) -> None:
         from kvstore.console.web import add_console  # imported with its server, at the first connection
@@ -318,7 +318,7 @@ class Master:
         if self._watch is not None:
             self._watch.close(wait_s=0)  # it may be waiting for this thread
         self._forwarder.close()
-        self._fellows.close()
+        self._peer_masters.close()
         if self.http is not None:
             self.http.close()
         for partition in self.partitions:
@@ -338,14 +338,14 @@ class Master:
         return LeaderRole(self._parts, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
 
     def changed(self, partition: Partition) -> None:
-        role = partition.standing.role
-        self._measures.takeovers += role is MasterRole.OWNER and not partition.was_owner
+        role = partition.role_manager.role
+        self._metrics.takeovers += role is MasterRole.OWNER and not partition.was_owner
         partition.was_owner = role is MasterRole.OWNER
         if role is MasterRole.FOLLOWING:
-            self._reception.deposed(partition.index)
+            self._router.deposed(partition.index)
         assert self._control is not None
-        self._control.serving(is_owner=any(one.standing.role is MasterRole.OWNER for one in self.partitions))
-        self.on_role(told_of(partition))
+        self._control.serving(is_owner=any(one.role_manager.role is MasterRole.OWNER for one in self.partitions))
+        self.on_role(role_in(partition))
 
     def failed(self, error: KVStoreError) -> None:
         self.failure = error
@@ -353,20 +353,20 @@ class Master:
 
     def _deliver_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
         """Return False if this master does not own partition 0, whose catalog has the audit trail."""
-        standing = self.partitions[0].standing
-        return standing.role is MasterRole.OWNER and standing.leading().record_audit(entries)
+        role_manager = self.partitions[0].role_manager
+        return role_manager.role is MasterRole.OWNER and role_manager.leader().record_audit(entries)
 
-    def _audit_parcel(self) -> ForwardedEntries | None:
+    def _take_audit_entries(self) -> ForwardedEntries | None:
         """Take the entries for another master. Called in the forwarder's thread."""
 
         def take() -> ForwardedEntries | None:
-            owner = self.partitions[0].standing.owner
+            owner = self.partitions[0].role_manager.owner
             entries = self._trail.take_waiting() if owner is not None else []
             return ForwardedEntries(owner.address, entries) if owner is not None and entries else None
 
         return self.reactor.call(take, deadline_s=self._settings.control_timeout_s)
 
-    def _put_audit_back(self, entries: Sequence[pb.AuditEntry]) -> None:
+    def _put_back_audit(self, entries: Sequence[pb.AuditEntry]) -> None:
         self.reactor.call_soon(lambda: self._trail.put_back(entries))
 
     def _denied(self, session: Session, error: Denied) -> None:

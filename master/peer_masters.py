@@ -36,7 +36,7 @@ class PeerMasters:
         """By control plane address."""
         self._lock = threading.Lock()
 
-    def ask(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER) -> Any:
+    def call(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER) -> Any:
         """Call the control plane of the master at `address`, about a partition, and return the response; a stream as
         a list. `actor` is recorded in the audit trail. Raises Unavailable, and the response's error."""
         return self.begin(address, method, request, partition=partition, timeout_s=timeout_s, actor=actor)()
@@ -44,13 +44,13 @@ class PeerMasters:
     def begin(
         self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER
     ) -> Callable[[], Any]:
-        """Start a call as `ask`; the returned function waits for its response. So several can be made in parallel.
+        """Start a call as `call`; the returned function waits for its response. So several can be made in parallel.
         Raises Unavailable."""
-        fellow = self.known().get(address)
-        if fellow is None or not fellow.contact.control:
+        peer_master = self.known().get(address)
+        if peer_master is None or not peer_master.contact.control:
             raise Unavailable("the catalog has no contact of this master: it has stopped, or its entry is damaged")
-        call: Any = getattr(self._stub(fellow.contact.control), method)
-        shown = ((MASTER_KEY, fellow.contact.key), *on_behalf_of(actor), *as_metadata(partition))
+        call: Any = getattr(self._stub(peer_master.contact.control), method)
+        shown = ((MASTER_KEY, peer_master.contact.key), *on_behalf_of(actor), *as_metadata(partition))
         is_stream = isinstance(call, grpc.UnaryStreamMultiCallable)
         under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=shown)
 
@@ -77,7 +77,7 @@ class PeerMasters:
             raise Unavailable("calls between masters use TLS: set tls_ca at this master")
         pems = self._tls.pems() if self._tls is not None else None
         with self._lock:
-            kept = {fellow.contact.control for fellow in self.known().values()}
+            kept = {peer_master.contact.control for peer_master in self.known().values()}
             for other, (made_with, channel) in list(self._channels.items()):
                 if other not in kept or made_with != pems:  # a channel reconnects with the certificate that it was made with
                     channel.close()

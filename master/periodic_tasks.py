@@ -13,7 +13,7 @@ from kvstore.master.sessions import PermissionFiles
 from kvstore.master.status import MasterStatus
 from kvstore.telemetry.logs import named
 
-TICK_S: Final = 0.1
+PERIOD_S: Final = 0.1
 
 log = logging.getLogger("kvstore.master")
 
@@ -27,28 +27,28 @@ class MasterPeriodicTasks:
         self._reactor, self._quotas, self._trail = master.reactor, master.quotas, master.trail
         self._partitions = status.partitions
         self._status = status
-        self._sharing = sharing
+        self._assigner = sharing
         self._files = files
         self._control = control
         self._is_ready = False
 
     def start(self, *, check_interval_s: float) -> None:
         """Start the tasks; files are checked at `check_interval_s`."""
-        self._reactor.every(TICK_S, self._tick)
-        self._reactor.every(check_interval_s, self._files.look_at_credentials)
-        self._reactor.every(check_interval_s, self._files.look_at_quotas)
+        self._reactor.every(PERIOD_S, self._run_due)
+        self._reactor.every(check_interval_s, self._files.check_credentials)
+        self._reactor.every(check_interval_s, self._files.check_quotas)
 
-    def tell_ready(self) -> None:
+    def update_readiness(self) -> None:
         """Update gRPC's health with the readiness."""
         is_ready = not self._status.unready()
         if is_ready is not self._is_ready:
             self._is_ready = is_ready
             self._control.ready(is_ready=is_ready)
 
-    def _tick(self) -> None:
+    def _run_due(self) -> None:
         for partition in self._partitions:
-            partition.standing.tick()
-        self.tell_ready()
+            partition.role_manager.run_due()
+        self.update_readiness()
         self._control.expire()
         self._trail.run_due(self._reactor.now_ns())
         if len(self._partitions) > 1:
@@ -57,14 +57,14 @@ class MasterPeriodicTasks:
 
     def _share(self) -> None:
         """Give up a partition that is another master's share."""
-        owned = {partition.index for partition in self._partitions if partition.standing.role is MasterRole.OWNER}
-        given = self._sharing.give_up(self._partitions[0].catalog.living, owned, self._reactor.now_ns())
+        owned = {partition.index for partition in self._partitions if partition.role_manager.role is MasterRole.OWNER}
+        given = self._assigner.give_up(self._partitions[0].catalog.live_masters, owned, self._reactor.now_ns())
         if given is not None:
             log.info("partition %d is another master's share: giving it up", given, extra=named("partition_given_up", partition=given))
             self._partitions[given].catalog.give_up()
 
     def _follow_quotas(self) -> None:
         """Apply the operators' quotas, which partition 0's catalog has, if another master owns it."""
-        quotas = self._partitions[0].standing.operator_quotas()
+        quotas = self._partitions[0].role_manager.operator_quotas()
         if quotas is not None:
             self._quotas.overlay(quotas)

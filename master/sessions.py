@@ -55,7 +55,7 @@ class PeerSessions:
 
 
 def _row(session: Session, now_ns: int, master: str) -> pb.SessionStatus:
-    identity, name = _who(session)
+    identity, name = _identity_and_name(session)
     return pb.SessionStatus(
         id=session.number,
         kind=kind_of(identity),
@@ -69,14 +69,14 @@ def _row(session: Session, now_ns: int, master: str) -> pb.SessionStatus:
     )
 
 
-def _who(session: Session) -> tuple[Identity, str]:
+def _identity_and_name(session: Session) -> tuple[Identity, str]:
     """Return the peer's identity, and its tenant or node name."""
     peer: ClientPeer | NodePeer = session.context
     return peer.identity, peer.tenant if isinstance(peer, ClientPeer) else peer.name
 
 
 def _shown(session: Session) -> str:
-    identity, name = _who(session)
+    identity, name = _identity_and_name(session)
     return f"{kind_of(identity)} {name or '(none)'} at {session.peer()}"
 
 
@@ -106,12 +106,18 @@ class PermissionFiles:
     """Files of tokens, certificates and quotas. The master's loop is the only caller."""
 
     def __init__(
-        self, guard: Authenticator, quotas: QuotasInForce, tls: Certificates | None, server: Server, trail: AuditTrail, reactor: Reactor
+        self,
+        authenticator: Authenticator,
+        quotas: QuotasInForce,
+        tls: Certificates | None,
+        server: Server,
+        trail: AuditTrail,
+        reactor: Reactor,
     ) -> None:
         """`server` has the sessions. `trail` records the changes, in the thread of `reactor`."""
         self._trail = trail
         self._reactor = reactor
-        self._guard = guard
+        self._authenticator = authenticator
         self._quotas = quotas
         self._tls = tls
         self._server = server
@@ -128,7 +134,7 @@ class PermissionFiles:
         change = Change(READER, "certificates_reload", "tls_ca, tls_cert, tls_key, tls_revoked")
         self._reactor.call_soon(lambda: self._trail.failed(change, error) if error is not None else self._trail.done(change))
 
-    def look_at_quotas(self) -> None:
+    def check_quotas(self) -> None:
         """Read the quotas file again if it has changed."""
         if self._quotas.has_changed():
             self._reread_quotas()
@@ -145,38 +151,38 @@ class PermissionFiles:
             names = [*(["default"] if former.default != now.default else []), *named]
             self._trail.done(replace(change, detail=f"changed: {shortened(names)}"))
 
-    def look_at_credentials(self) -> None:
+    def check_credentials(self) -> None:
         """Read the tokens file again if it has changed, and close sessions with expired tokens."""
-        if self._guard.has_changed():
+        if self._authenticator.has_changed():
             self._reread_credentials()
         else:
-            self._look_at_sessions()
+            self._check_sessions()
 
     def _reread_credentials(self) -> None:
         """New connections use the new certificates."""
         if self._tls is not None:
             self._tls.reload()
         change = Change(READER, "tokens_reload", "tokens file")
-        former = self._guard.identities()
+        former = self._authenticator.identities()
         try:
-            self._guard.reread()
+            self._authenticator.reread()
         except ConfigError as error:
             self._trail.failed(change, error)
         else:
-            now = self._guard.identities()
+            now = self._authenticator.identities()
             if former != now:
                 gone, come = sorted(map(str, former - now)), sorted(map(str, now - former))
                 detail = f"added: {shortened(come)}; removed: {shortened(gone)}"
                 self._trail.done(replace(change, old=f"{len(former)} tokens", new=f"{len(now)} tokens", detail=detail))
-        self._look_at_sessions()
+        self._check_sessions()
 
-    def _look_at_sessions(self) -> None:
+    def _check_sessions(self) -> None:
         """Close sessions whose token was removed or has expired."""
-        if self._guard.lets_everybody_in:
+        if self._authenticator.lets_everybody_in:
             return
         for session in list(self._server.sessions):
             peer = session.context
-            if isinstance(peer, ClientPeer | NodePeer) and not self._guard.holds(peer.identity):
+            if isinstance(peer, ClientPeer | NodePeer) and not self._authenticator.holds(peer.identity):
                 log.info("closing a session of %s: its token is no longer valid", peer.identity)
                 session.close("its token is no longer valid")
 

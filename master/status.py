@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.master.catalogs.interface import CatalogOwner
 from kvstore.master.leadership.partition import Partition
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.measures import MasterMetrics
+from kvstore.master.metrics import MasterMetrics
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -45,10 +45,10 @@ class PartitionRole:
     partition: int = 0
 
 
-def told_of(partition: Partition) -> PartitionRole:
+def role_in(partition: Partition) -> PartitionRole:
     """Return this master's current role in a partition."""
     owner = partition.owner()
-    return PartitionRole(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
+    return PartitionRole(partition.role_manager.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
 
 class MasterStatus:
@@ -59,7 +59,7 @@ class MasterStatus:
         master: MasterParts,
         partitions: Sequence[Partition],
         server: Server,
-        measures: MasterMetrics,
+        metrics: MasterMetrics,
         tracing: "Tracing | None",
         *,
         name: str,
@@ -67,10 +67,10 @@ class MasterStatus:
     ) -> None:
         """`name` is the master's; `http` serves its health and metrics."""
         settings = self._settings = master.settings
-        self._guard, self._trail, self._wall_s = master.guard, master.trail, master.wall_s
+        self._authenticator, self._trail, self._wall_s = master.authenticator, master.trail, master.wall_s
         self.partitions = partitions
         self._server = server
-        self._measures = measures
+        self._metrics = metrics
         self._tracing = tracing
         self.name = name
         self._http = http
@@ -82,7 +82,7 @@ class MasterStatus:
         return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
-        told, health = told_of(partition), self._health(partition)
+        told, health = role_in(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
         reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is MasterRole.CUT_OFF else []
         reasons += [] if told.owner else [f"no master owns {which}the catalog, as far as this one knows"]
@@ -94,25 +94,25 @@ class MasterStatus:
 
     def readings(self) -> Readings:
         """Return its current metrics."""
-        told = self._measures.read(
+        told = self._metrics.read(
             self.name,
             [partition.catalog.written for partition in self.partitions],
-            epoch=max(told_of(partition).epoch for partition in self.partitions),
+            epoch=max(role_in(partition).epoch for partition in self.partitions),
             is_ready=not self.unready(),
             is_healthy=all(self._health(partition) == "ok" for partition in self.partitions),
             connections=len(self._server.sessions),
-            records=sum(partition.standing.records() for partition in self.partitions),
+            records=sum(partition.role_manager.records() for partition in self.partitions),
             trace_spans=spans_told(self._tracing),
         )
         told["kvstore_master_audit_entries"] = self._trail.counts()
         told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
         told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
-        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is MasterRole.OWNER]
-        return {**told, **self._measures.of_owner(owned)} if owned else told
+        owned = [partition.role_manager.leader() for partition in self.partitions if partition.role_manager.role is MasterRole.OWNER]
+        return {**told, **self._metrics.of_owner(owned)} if owned else told
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
         """Seconds until tokens expire, by kind and name; the first of several with one name."""
-        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
+        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._authenticator.first_to_end())}
 
     def _endings(self, now_s: float) -> Iterator[pb.Ending]:
         """Certificates and tokens that expire within ENDS_SOON_S."""
@@ -127,15 +127,15 @@ class MasterStatus:
 
     def slow_requests(self) -> list[pb.SlowRequest]:
         """Return the slowest requests of this master, and of the nodes if it owns partition 0; the slowest first."""
-        standing = self.partitions[0].standing
-        found = slow_messages(self._measures.requests.slowest, self.name)
-        if standing.role is MasterRole.OWNER:
-            found += standing.leading().slow_requests()
+        role_manager = self.partitions[0].role_manager
+        found = slow_messages(self._metrics.requests.slowest, self.name)
+        if role_manager.role is MasterRole.OWNER:
+            found += role_manager.leader().slow_requests()
         return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
     def of(self, partition: Partition) -> pb.StatusReply:
         """Return the status of a partition, with nodes and blocks if this master has them."""
-        owner, role = partition.owner(), partition.standing.role
+        owner, role = partition.owner(), partition.role_manager.role
         reply = pb.StatusReply(
             version=VERSION,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
@@ -148,14 +148,14 @@ class MasterStatus:
             role=role,
             owner=_as_message(owner) if owner is not None else None,
             owners=[_as_message(each.owner()) for each in self.partitions],
-            records=partition.standing.records(),
+            records=partition.role_manager.records(),
             http=self._http.told(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
-            counters=self._measures.requests.told(),
+            counters=self._metrics.requests.told(),
         )
-        reply.counters["credentials_refused"] = self._guard.refused
+        reply.counters["credentials_refused"] = self._authenticator.refused
         reply.endings.extend(self._endings(self._wall_s()))
         if role is not MasterRole.FOLLOWING:
-            partition.standing.answering().show(reply)
+            partition.role_manager.readable_leader().show(reply)
         return reply
 
 

@@ -92,7 +92,7 @@ class GroupCommit(Generic[Owned]):
         self._closed: Closed | None = None
         self._owned: Owned | None = None
         self._refusal = StaleEpoch("this master does not own the catalog")
-        self._trouble: str | None = None
+        self._outage: str | None = None
         self._began_s: float | None = None
         """Start of the group under way."""
         self._durations = Histogram()
@@ -115,7 +115,7 @@ class GroupCommit(Generic[Owned]):
         with self._wake:
             self._owned = None
             self._refusal = why if isinstance(why, StaleEpoch) else StaleEpoch(str(why))
-            self._trouble = None
+            self._outage = None
             self._wake.notify()
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
@@ -128,7 +128,7 @@ class GroupCommit(Generic[Owned]):
                 self._queue.append((changes, done, self._owned))
                 self._wake.notify()
         if closed:
-            _tell(done, Closed("the catalog is closed"))
+            _call_done(done, Closed("the catalog is closed"))
 
     @property
     def is_admitted(self) -> bool:
@@ -138,10 +138,10 @@ class GroupCommit(Generic[Owned]):
     @property
     def health(self) -> str:
         began_s = self._began_s
-        if self._trouble is None:
+        if self._outage is None:
             took_s = 0.0 if began_s is None else time.monotonic() - began_s
             return "ok" if took_s < SLOW_COMMIT_S else f"a commit has been under way for {took_s:.1f} s ({len(self._queue)} wait behind it)"
-        return f"{self._trouble} ({len(self._queue)} commits wait behind it)"
+        return f"{self._outage} ({len(self._queue)} commits wait behind it)"
 
     def written(self, size_bytes: int) -> CommitStats:
         """Return the statistics. `size_bytes` is the size of the catalog's storage."""
@@ -173,7 +173,7 @@ class GroupCommit(Generic[Owned]):
                 self._began_s = None
                 self._durations.record(round((time.monotonic() - began_s) * 1e9))
                 for _changes, done, _owned in group:
-                    _tell(done, error)
+                    _call_done(done, error)
             elif self._closing:
                 return
             self._work(time.monotonic() + (time.monotonic() - began_s) / 2)
@@ -241,16 +241,16 @@ class GroupCommit(Generic[Owned]):
         """Wait for the next attempt. During `close` the failed attempt was the last one."""
         with self._wake:
             if self._closing:
-                self._closed = Closed(f"the catalog was closed while it could not be written: {self._trouble}")
+                self._closed = Closed(f"the catalog was closed while it could not be written: {self._outage}")
             else:
                 self._wake.wait_for(lambda: self._closing or owned is not self._owned, self._backoff.next_s())
 
-    def _note(self, trouble: str | None) -> None:
+    def _note(self, problem: str | None) -> None:
         """Record the outage that `health` reports; log only its begin and end."""
-        before, self._trouble = self._trouble, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
-        elif trouble is None and before is not None:
+        before, self._outage = self._outage, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)
+        elif problem is None and before is not None:
             LOG.warning("catalog: takes writes again")
 
 
@@ -293,7 +293,7 @@ def _check_texts(name: str, shortest: int, longest: int, texts: Sequence[bytes])
         raise InvalidArgument(f"{name} is {shortest} to {longest} bytes long, not {min(lengths)} to {max(lengths)}")
 
 
-def _tell(done: Done, error: KVStoreError | None) -> None:
+def _call_done(done: Done, error: KVStoreError | None) -> None:
     """Call `done`. An exception from it must not stop other commits."""
     try:
         done(error)

@@ -123,7 +123,7 @@ class CommitStats(NamedTuple):
     size_bytes: int = 0
 
 
-NO_FELLOWS: Final[Mapping[str, PeerMaster]] = MappingProxyType({})
+NO_PEERS: Final[Mapping[str, PeerMaster]] = MappingProxyType({})
 NOTHING_WRITTEN: Final = CommitStats(Histogram().counts())
 
 
@@ -147,16 +147,16 @@ class Catalog(ABC):
     """How other masters call this one; set before `follow`."""
 
     @property
-    def living(self) -> frozenset[str]:
+    def live_masters(self) -> frozenset[str]:
         """Addresses of the live masters, for sharing out partitions. Empty while unknown, and in catalogs of other
         than the first partition."""
         return frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, PeerMaster]:
+    def peer_masters(self) -> Mapping[str, PeerMaster]:
         """The other live masters by frames address, as last known. Empty in catalogs of other than the first
         partition, and where only one master is possible. Thread-safe."""
-        return NO_FELLOWS
+        return NO_PEERS
 
     def give_up(self) -> None:
         """Give up the ownership, as if another master had taken over. Does nothing where only one master is

@@ -109,7 +109,7 @@ class LmdbCatalog(Catalog):
 
     def follow(self, me: Candidate, follower: Follower) -> None:
         """See Catalog. No other master can have the folder open: the election follows the listing."""
-        self._following = threading.Thread(target=self._tell, args=(follower,), name="catalog-follow", daemon=True)
+        self._following = threading.Thread(target=self._notify, args=(follower,), name="catalog-follow", daemon=True)
         self._following.start()
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
@@ -169,16 +169,16 @@ class LmdbCatalog(Catalog):
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
 
-    def _tell(self, follower: Follower) -> None:
+    def _notify(self, follower: Follower) -> None:
         while not self._closing.is_set():
             try:
-                self._tell_once(follower)
+                self._notify_once(follower)
                 return
             except MemoryError:
                 log.warning("lmdb:%s: not enough memory to read it: retrying", self._folder)
                 self._closing.wait(MEMORY_PAUSE_S)
 
-    def _tell_once(self, follower: Follower) -> None:
+    def _notify_once(self, follower: Follower) -> None:
         segments = SegmentLog(self._shards)
         try:
             follower.begin()

@@ -100,18 +100,18 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self.recording = RecordPolicy(self._rows, limits.recorded)
-        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.recording, master_epoch)
-        self._publishing = BlockEventWriter(parts, self._reservations)
+        self.record_policy = RecordPolicy(self._rows, limits.recorded)
+        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.record_policy, master_epoch)
+        self._events = BlockEventWriter(parts, self._reservations)
         self.replication = ReplicaPlanner(parts)
-        self.draining = NodeDrains(parts, self.replication, limits.pace)
+        self.drains = NodeDrains(parts, self.replication, limits.pace)
         self.targets = ReplicaTargets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
         guests: OrderedDict[tuple[str, bytes], SpilledBlock] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_copies = LastReplicas(parts, guests, hot)
-        self.spilling = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
-        self.heat = BlockHeat()
-        self.hot_copies = HotCopies(parts, self.replication, self.heat, hot, limits.pace, spread=limits.spread, rng=rng)
+        self.last_replicas = LastReplicas(parts, guests, hot)
+        self.spiller = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
+        self.block_heat = BlockHeat()
+        self.hot_copies = HotCopies(parts, self.replication, self.block_heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = RemovedKeys(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
@@ -120,17 +120,15 @@ class Directory:
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
         self.queries = DirectoryQueries(self._rows, self._tenants)
-        self.claiming = PutClaims(parts, self._reservations)
+        self.claims = PutClaims(parts, self._reservations)
         self.pins = Pins(parts, self.queries, share_of=share_of, wall_ns=wall_ns, now_ns=now_ns)
-        self.removing = BlockRemover(
-            parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals
-        )
-        self._sweep_row = 0
+        self.removing = BlockRemover(parts, self.queries, self._reservations, self._events, self.replication, self.targets, self._removals)
+        self._scan_row = 0
         self._remember(followed, now_ns)
 
     def _remember(self, followed: FollowedRecords, now_ns: int) -> None:
-        if followed.strangers is not None:
-            self.members.remember_strangers(followed.strangers)
+        if followed.unknown_nodes is not None:
+            self.members.load_unknown_nodes(followed.unknown_nodes)
         for record in followed.each(NodeRecord):
             self.members.remember(record, now_ns)
         for node in self.members:
@@ -143,7 +141,7 @@ class Directory:
             self.members.set_stopped(stopped.name)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
-                self._publishing.write_off(node_id)  # a forgotten node that blocks' records still name
+                self._events.write_off(node_id)  # a forgotten node that blocks' records still name
         self._set_live()  # a follower takes the owner's nodes as live, for queries
 
     def columns(self) -> tuple[Rows, Tenants]:
@@ -168,38 +166,38 @@ class Directory:
         same_process = known is not None and known.info.instance == info.instance
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
-        self._publishing.registered(node, same_process=same_process)
+        self._events.registered(node, same_process=same_process)
         self.replication.left(node.node_id)
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
-        ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
+        ops = [records.put_node(info.name, node.node_id, node.removal_horizon)] if is_new else []
         if was_stopping:
             ops.append(records.delete_stopped(info.name))
         return node, ops + records.put_description(info.name, description, former)
 
     def forget(self, name: str) -> tuple[NodeMember, list[Op]]:
-        """Forget the dead node `name`; return it, and operations. Call `floors_written` once they are durable.
+        """Forget the dead node `name`; return it, and operations. Call `horizons_written` once they are durable.
 
         If it returns it is a new node, and must drop its blocks. Raises InvalidArgument: no such node, or it is
         alive."""
         node, ops = self._removals.forget(name, self._reservations.last_generation)
-        self._publishing.write_off(node.node_id)
+        self._events.write_off(node.node_id)
         if node.drain:
             ops.append(records.delete_drain(name))
         if node.is_stopping:
             ops.append(records.delete_stopped(name))
         return node, ops + records.put_description(name, NO_DESCRIPTION, node.description)
 
-    def floors_written(self) -> list[Op]:
-        """A `forget`, or a removal that `raises_floors`, is durable; return operations that need no wait."""
-        return self._removals.floors_written()
+    def horizons_written(self) -> list[Op]:
+        """A `forget`, or a removal that `raises_horizons`, is durable; return operations that need no wait."""
+        return self._removals.horizons_written()
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> list[Op]:
         """See Membership.describe; return catalog operations that need no wait."""
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
 
-    def slowed(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
+    def set_slow_requests(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
         """Replace the node's slowest requests. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(slow) > MAX_SLOW:
@@ -223,13 +221,13 @@ class Directory:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
 
-    def measured(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
+    def set_rates(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
         """Replace the rates at which the node received from others. Raises StaleEpoch, InvalidArgument; nothing has
         changed then."""
         node = self.members.check(node_id, epoch)
         node.rates = NodeRates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
-    def carried(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
+    def set_links(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
         """Replace the counters of the NICs of the node's host. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(links) > MAX_LINKS:
@@ -245,7 +243,7 @@ class Directory:
             self._set_live()
         return has_died
 
-    def tick(self, now_ns: int) -> list[NodeMember]:
+    def run_due(self, now_ns: int) -> list[NodeMember]:
         """Expire reservations, silent nodes, long-dead nodes and empty tenants. Return the nodes that died of
         silence."""
         self._reservations.expire(self._tenants, now_ns)
@@ -256,11 +254,11 @@ class Directory:
         if silent:
             self._set_live()
         for node in self.members.write_off(now_ns, _ns(self._timing.forget_node_s)):
-            self._publishing.write_off(node.node_id)
+            self._events.write_off(node.node_id)
         self._tenants.forget_empty()
         return silent
 
-    def sweep(self, max_rows: int) -> list[Change]:
+    def delete_unheld(self, max_rows: int) -> list[Change]:
         """Check the next `max_rows` rows and delete blocks whose holders are all forgotten; return operations that need
         no wait.
 
@@ -269,14 +267,14 @@ class Directory:
         empty = self._rows.sets.empty
         if not empty:
             return ops
-        begin = self._sweep_row if self._sweep_row < len(self._rows) else 0
-        self._sweep_row = begin + max_rows
-        if empty.isdisjoint(self._rows.holders[begin : self._sweep_row]):
+        begin = self._scan_row if self._scan_row < len(self._rows) else 0
+        self._scan_row = begin + max_rows
+        if empty.isdisjoint(self._rows.holders[begin : self._scan_row]):
             return ops
-        end = min(self._sweep_row, len(self._rows))
+        end = min(self._scan_row, len(self._rows))
         for row in range(begin, end):
             if self._rows.holders[row] in empty:
-                ops += self._bury(row)
+                ops += self._delete_row(row)
         return ops
 
     def reserve(
@@ -297,7 +295,7 @@ class Directory:
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
         owner = self._tenants.asked(tenant)
-        statuses = bytearray(self.queries.standing(tenant, keys).translate(_MAY_PUT))
+        statuses = bytearray(self.queries.presence(tenant, keys).translate(_MAY_PUT))
         wanted: dict[bytes, int] = {}
         live = self._rows.sets.live_nodes
         for index, key in enumerate(keys):
@@ -324,7 +322,7 @@ class Directory:
 
     def plan_publish(self, node_id: int, message: Publish) -> PublishPlan:
         """See BlockEventWriter.plan. Commit the plan's operations to the catalog, then call `apply` with the plan."""
-        return self._publishing.plan(node_id, message)
+        return self._events.plan(node_id, message)
 
     def compare(self, node_id: int, epoch: int) -> DigestComparison:
         """Begin the comparison of the node's inventory under this registration. Raises StaleEpoch, InvalidArgument."""
@@ -333,13 +331,13 @@ class Directory:
             raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has completed")
         return DigestComparison(self._parts, node)
 
-    def paid(self, plan: PublishPlan) -> None:
-        """See BlockEventWriter.paid."""
-        self._publishing.paid(plan)
+    def drops_acknowledged(self, plan: PublishPlan) -> None:
+        """See BlockEventWriter.drops_acknowledged."""
+        self._events.drops_acknowledged(plan)
 
     def apply(self, plan: PublishPlan) -> PublishEffects:
         """See BlockEventWriter.apply."""
-        return self._publishing.apply(plan)
+        return self._events.apply(plan)
 
     def blocks_at(self, node_id: int) -> int:
         """Return the number of blocks that list the node as a holder."""
@@ -349,31 +347,31 @@ class Directory:
         reserved, pinned = sum(len(tenant.reserved) for tenant in self._tenants), sum(len(tenant.pins) for tenant in self._tenants)
         return DirectoryCounts(self._rows.sets.live_blocks(), reserved, pinned)
 
-    def given(self) -> dict[str, tuple[int, int]]:
+    def grants_by_tenant(self) -> dict[str, tuple[int, int]]:
         """Return the pins and reservations of each tenant that has any."""
         return {tenant.name: (len(tenant.pins), len(tenant.reserved)) for tenant in self._tenants if tenant.pins or tenant.reserved}
 
     def check_integrity(self) -> None:
         """Assert that all parts agree. For tests; O(rows)."""
         self._rows.check_integrity()
-        self._publishing.check_integrity()
+        self._events.check_integrity()
         self._reservations.check_integrity(self._tenants)
         assert self._rows.sets.live_nodes == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
         self.pins.check_integrity()
         self.replication.check_integrity()
         self.hot_copies.check_integrity()
-        self.recording.check_integrity()
+        self.record_policy.check_integrity()
 
     def _set_live(self) -> None:
         self._rows.sets.set_live(node.node_id for node in self.members.live())
 
-    def _bury(self, row: int) -> list[Change]:
+    def _delete_row(self, row: int) -> list[Change]:
         key = self._rows.keys[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
-        self.recording.leaves(tenant, key)
+        self.record_policy.leaves(tenant, key)
         self._rows.remove(row)
-        ops = self.recording.ops(tenant, key)
+        ops = self.record_policy.ops(tenant, key)
         return ops if tenant.targets.pop(key, None) is None else [*ops, records.delete_target(tenant.prefix, key)]
 
     def _grant(

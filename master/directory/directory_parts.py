@@ -15,5 +15,5 @@ class DirectoryParts:
     rows: Rows
     tenants: Tenants
     members: Membership
-    recording: RecordPolicy
+    record_policy: RecordPolicy
     master_epoch: int

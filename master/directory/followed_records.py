@@ -18,13 +18,13 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
-    GuestsRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
     RemovedRecord,
     StoppedRecord,
     TargetRecord,
+    UnknownNodesRecord,
 )
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.security.quotas.limits import NamedLimits
@@ -42,7 +42,7 @@ class FollowedRecords:
     def __init__(self) -> None:
         self.tenants = Tenants()
         self.rows = Rows(self.tenants)
-        self.strangers: GuestsRecord | None = None
+        self.unknown_nodes: UnknownNodesRecord | None = None
         self.last_generation = 0
         """Upper bound of all recorded and removed versions."""
         self.granted_generation = 0
@@ -71,7 +71,7 @@ class FollowedRecords:
             else:
                 self._put(change.key, change.value)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Forget tenants without state."""
         self.tenants.forget_empty()
 
@@ -112,8 +112,8 @@ class FollowedRecords:
             self._limits = None if isinstance(record, QuotaRecord) else self._limits
         elif isinstance(record, DescriptionPart):
             self._parts.setdefault(record.name, {})[key] = record
-        elif isinstance(record, GuestsRecord):
-            self.strangers = record
+        elif isinstance(record, UnknownNodesRecord):
+            self.unknown_nodes = record
         elif isinstance(record, GrantedRecord):
             self.granted_generation = record.generation
         elif isinstance(record, TargetRecord):

@@ -50,7 +50,7 @@ _ID: Final = struct.Struct("<I")
 _NODE: Final = struct.Struct("<IQ")
 _GENERATION: Final = struct.Struct("<Q")
 _UNTIL: Final = struct.Struct("<Q")
-_STRANGERS: Final = struct.Struct("<QI")
+_UNKNOWN_NODES: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
 _LIMIT: Final = struct.Struct("<BQ")
 _NO_LIMIT: Final = (1 << 64) - 1
@@ -69,19 +69,19 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node. `floor` is its removal horizon: it must drop blocks up to this generation; 0 for none."""
+    """A node. It must drop blocks up to `removal_horizon`; 0 for none."""
 
     name: str
     node_id: int
-    floor: int = 0
+    removal_horizon: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GuestsRecord:
+class UnknownNodesRecord:
     """State for unknown nodes: their removal horizon, and the highest node id ever used, possibly by a forgotten
     node."""
 
-    floor: int
+    removal_horizon: int
     last_node_id: int
 
 
@@ -186,17 +186,17 @@ def delete_block(tenant: str, key: bytes) -> BlockDeletes:
     return BlockDeletes(tenant, (key,))
 
 
-def put_node(name: str, node_id: int, floor: int) -> Op:
-    """One record, so that a node is never known without its floor."""
-    return Op(b"n" + name.encode(), _NODE.pack(node_id, floor) if floor else _ID.pack(node_id))
+def put_node(name: str, node_id: int, removal_horizon: int) -> Op:
+    """One record, so that a node is never known without its removal horizon."""
+    return Op(b"n" + name.encode(), _NODE.pack(node_id, removal_horizon) if removal_horizon else _ID.pack(node_id))
 
 
 def delete_node(name: str) -> Op:
     return Op(b"n" + name.encode(), None)
 
 
-def put_strangers(floor: int, last_node_id: int) -> Op:
-    return Op(b"f", _STRANGERS.pack(floor, last_node_id))
+def put_unknown_nodes(removal_horizon: int, last_node_id: int) -> Op:
+    return Op(b"f", _UNKNOWN_NODES.pack(removal_horizon, last_node_id))
 
 
 def put_granted(generation: int) -> Op:
@@ -298,7 +298,7 @@ def _limits(value: bytes) -> NamedLimits:
 
 Record = (
     NodeRecord
-    | GuestsRecord
+    | UnknownNodesRecord
     | GrantedRecord
     | DescriptionPart
     | DrainRecord
@@ -320,7 +320,7 @@ def decode(key: bytes, value: bytes) -> Record:
         if key[:1] == b"n":
             return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
         if key == b"f":
-            return GuestsRecord(*_STRANGERS.unpack(value))
+            return UnknownNodesRecord(*_UNKNOWN_NODES.unpack(value))
         if key == b"e":
             return GrantedRecord(*_GENERATION.unpack(value))
         if key[:1] == b"d":

@@ -136,7 +136,7 @@ class WeightsTable:
         known = self._engines.get((tenant, engine))
         if known is None and len(self._engines) >= MAX_ENGINES:
             raise Full(f"{MAX_ENGINES} engines report weights already")
-        ops = self._make_room(tenant, found)
+        ops = self._evict_for(tenant, found)
         now_ms, changed = self._ms(now_ns), known is None or known.keys != found.keys()
         for key, of_version in found.items():
             ops += self._use(key, engine, of_version, now_ms)
@@ -258,7 +258,7 @@ class WeightsTable:
         except ValueError:
             return None
 
-    def _make_room(self, tenant: str, wanted: Mapping[WeightsVersion, _Reported]) -> list[Op]:
+    def _evict_for(self, tenant: str, wanted: Mapping[WeightsVersion, _Reported]) -> list[Op]:
         """Forget least recently used versions to fit `wanted`. Raises Full, with nothing changed."""
         versions = sum(key not in self.rows for key in wanted)
         namespaces = sum((tenant, id) not in self.namespaces for of_version in wanted.values() for id in of_version)

@@ -56,7 +56,7 @@ class PartitionContents(NamedTuple):
 
 def contents(
     in_loop: CallInLoop,
-    standings: Sequence[RoleManager],
+    role_managers: Sequence[RoleManager],
     tenant: str | None,
     request: pb.ContentsRequest,
     *,
@@ -65,8 +65,8 @@ def contents(
     """Return usage of `tenant`, or of all (None), and the prefix tree of the request's tenant and namespace, over all
     partitions; those that others own from their records.
 
-    `standings`, by partition, are read in the loop, where `now_ns` is called. Raises Unavailable."""
-    directory, found = in_loop(lambda: _known(standings))
+    `role_managers`, by partition, are read in the loop, where `now_ns` is called. Raises Unavailable."""
+    directory, found = in_loop(lambda: _known(role_managers))
     parts = [_copied(in_loop, table) for table in found]
     columns, begins = (parts[0], [0]) if len(parts) == 1 else joined(parts, _links(in_loop, found, parts, request.tenant))
     used = usage(columns, tenant, limit=MAX_NAMESPACES)
@@ -97,10 +97,10 @@ def contents(
     )
 
 
-def _known(standings: Sequence[RoleManager]) -> tuple[Directory, list[PartitionContents]]:
-    directory = standings[0].answering().directory
-    live = [node.node_id for node in directory.members.live()] if len(standings) > 1 else []
-    return directory, [PartitionContents(*standing.columns(live), standing.queries(live)) for standing in standings]
+def _known(role_managers: Sequence[RoleManager]) -> tuple[Directory, list[PartitionContents]]:
+    directory = role_managers[0].readable_leader().directory
+    live = [node.node_id for node in directory.members.live()] if len(role_managers) > 1 else []
+    return directory, [PartitionContents(*role_manager.columns(live), role_manager.queries(live)) for role_manager in role_managers]
 
 
 def _copied(in_loop: CallInLoop, table: PartitionContents) -> ContentsColumns:
@@ -162,8 +162,8 @@ def _reads(
     copied ones are left out."""
 
     def hot() -> dict[bytes, float]:
-        directory.heat.want(now_ns())
-        return directory.heat.of(tenant, now_ns())
+        directory.block_heat.request_reports(now_ns())
+        return directory.block_heat.of(tenant, now_ns())
 
     told = in_loop(hot)
     keys, rates = list(told), np.fromiter(told.values(), np.float64, len(told))

@@ -45,7 +45,7 @@ COPY_BLOCKS: Final = 4096
 """Blocks of drained nodes under way at once; as many again for replicas, for spilled blocks, and for hot blocks."""
 COPY_BYTES: Final = 256 << 20
 """Bytes of these; a larger block is copied alone."""
-SWEEP_ROWS: Final = 20_000
+SCAN_ROWS: Final = 20_000
 """Rows checked in one slice of a sweep, ten slices a second."""
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class LeaderRole:
             absent_nodes=MAX_ABSENT_NODES,
             kept_removals=_share(settings.max_kept_removals, count),
             reservations=_share(settings.max_reservations, count),
-            pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SWEEP_ROWS),
+            pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SCAN_ROWS),
             spill_free_share=settings.spill_free_share if settings.spill else 0.0,
             spread=HotCopyLimits(settings.hot_copies, settings.hot_reads_per_s),
             recorded=settings.records,
@@ -148,15 +148,17 @@ class LeaderRole:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
-        self._arrivals = RecoveryBarrier(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
+        self._recovery_barrier = RecoveryBarrier(
+            self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere
+        )
         self.frames = FramesService(
-            master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
+            master, reachable, self.directory, self._committer, self._recovery_barrier, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
         self.scheduling = ClusterScheduler(
             settings,
             self.directory,
-            replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
+            replicate=self.frames.nodes.replicate if count == 1 else self.frames.prefetch,
             wall_ns=wall_ns,
             prefixes=place.prefixes if count > 1 else None,
         )
@@ -169,22 +171,22 @@ class LeaderRole:
         """Commit nothing more for this epoch, and fail waiting calls with Unavailable."""
         self._is_ended = True
         self._committer.end()
-        self._arrivals.end(str(why))
+        self._recovery_barrier.end(str(why))
         self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
         self._durable.clear()
 
-    def linked_nodes(self) -> int:
+    def connected_nodes(self) -> int:
         """Return the number of nodes with a connection to this master."""
-        return len(self.frames.links)
+        return len(self.frames.connections)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Expire nodes, instances and pins, and sweep rows."""
         now_ns = self._reactor.now_ns()
-        for node in self.directory.tick(now_ns):
+        for node in self.directory.run_due(now_ns):
             log_end(node, f"it was silent for {self._settings.node_ttl_s:g} s")
-        for node in self.directory.members.surplus():
+        for node in self.directory.members.excess_dead():
             log.warning(
                 "node %s is forgotten: more than %d nodes are away",
                 node.info.name,
@@ -192,7 +194,7 @@ class LeaderRole:
                 extra=named("node_forgotten", node=node.info.name, why="too many are away"),
             )
             self._forget(node.info.name, lambda: None)
-        for name in self.scheduling.tick(now_ns):
+        for name in self.scheduling.run_due(now_ns):
             log.warning(
                 "instance %s is silent for %g s and gets no more requests",
                 name,
@@ -200,9 +202,9 @@ class LeaderRole:
                 extra=named("instance_died", instance=name),
             )
         self.frames.loads.hold_to(self._quotas.now)
-        self.frames.tick(now_ns)
+        self.frames.run_due(now_ns)
         self.frames.clients.expire_pins(now_ns)
-        changes = [*self.directory.sweep(SWEEP_ROWS), *self.directory.grants_ahead()]
+        changes = [*self.directory.delete_unheld(SCAN_ROWS), *self.directory.grants_ahead()]
         if self._is_first:
             changes += self.directory.weights.expire(now_ns)
         if changes:
@@ -229,7 +231,7 @@ class LeaderRole:
         if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} was registered at epoch {seen.epoch}")
         if node_id:
-            self._make_way(info, node_id, now_ns)
+            self._forget_conflicting(info, node_id, now_ns)
         node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
         self._committer.commit(changes)
         log.info(
@@ -249,13 +251,13 @@ class LeaderRole:
             ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
             quotas=quotas,
             retired=retired,
-            spill_at_share=self.directory.spilling.at_share,
+            spill_at_share=self.directory.spiller.at_share,
             known_blocks=node.known_blocks,
-            floor=node.floor,
+            floor=node.removal_horizon,
             is_new=node.is_new,
         )
 
-    def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
+    def _forget_conflicting(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
         """Forget another node with this id, and this node's former id, as partition 0 has done. Raises
         InvalidArgument if either is live in another process."""
         members = self.directory.members
@@ -282,7 +284,7 @@ class LeaderRole:
         reply.epoch = self.epoch
         reply.blocks, reply.reserved, reply.pinned = counts.blocks, counts.reserved, counts.pinned
         reply.nodes.extend(
-            node_status(node, directory.blocks_at(node.node_id), directory.draining.progress(node), now_ns) for node in directory.members
+            node_status(node, directory.blocks_at(node.node_id), directory.drains.progress(node), now_ns) for node in directory.members
         )
         reply.counters.update(self.frames.counters)
         reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
@@ -292,9 +294,11 @@ class LeaderRole:
 
     def _grants(self) -> Iterator[pb.TenantGrants]:
         """Yield each tenant's pins, reservations, requests and connections."""
-        loads, given = self.frames.loads, self.directory.given()
-        for tenant in heapq.nlargest(MAX_TENANTS, given.keys() | loads.tenants(), key=lambda name: sum(given.get(name, (0, 0)))):
-            (pins, reservations), (connections, requests) = given.get(tenant, (0, 0)), loads.of(tenant)
+        loads, grants_by_tenant = self.frames.loads, self.directory.grants_by_tenant()
+        for tenant in heapq.nlargest(
+            MAX_TENANTS, grants_by_tenant.keys() | loads.tenants(), key=lambda name: sum(grants_by_tenant.get(name, (0, 0)))
+        ):
+            (pins, reservations), (connections, requests) = grants_by_tenant.get(tenant, (0, 0)), loads.of(tenant)
             yield pb.TenantGrants(tenant=tenant, pins=pins, reservations=reservations, requests_in_flight=requests, connections=connections)
 
     def forget(self, name: str, by: Actor) -> "Future[None]":
@@ -376,7 +380,7 @@ class LeaderRole:
 
         def begin(then: Then[int]) -> None:
             pin_all = self.frames.clients.pin_all
-            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then))
+            self._recovery_barrier.run_when_recovered(lambda: pin_all(tenant, namespace, pinned=pinned, slicer=self._slicer(), then=then))
 
         return self._of_blocks(begin, Change(by, "pin" if pinned else "unpin", self._space(tenant, namespace)))
 
@@ -385,7 +389,9 @@ class LeaderRole:
 
         def begin(then: Then[int]) -> None:
             remove_all = self.frames.clients.remove_all
-            self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
+            self._recovery_barrier.run_when_recovered(
+                lambda: remove_all(tenant, namespace, "*", is_forced=False, slicer=self._slicer(), then=then)
+            )
 
         return self._of_blocks(begin, Change(by, "remove", self._space(tenant, namespace)))
 
@@ -416,7 +422,7 @@ class LeaderRole:
             self._committer.commit([op for entry in entries for op in self.directory.audit.add(entry)])
         return not self._is_ended
 
-    def _turns(self) -> TimeSlicer:
+    def _slicer(self) -> TimeSlicer:
         return TimeSlicer(self._reactor.call_soon, lambda: not self._is_ended)
 
     def _audited(self, begin: Callable[[Then[T]], None], change: Change, outcome: Callable[[T], Change] | None = None) -> "Future[T]":
@@ -460,12 +466,12 @@ class LeaderRole:
 
     def _forget(self, name: str, then: Callable[[], None]) -> None:
         node, changes = self.directory.forget(name)
-        self.frames.links.hang_up(node.node_id)
+        self.frames.connections.forget(node.node_id)
         if self.frames.tickets is not None:
             self.frames.tickets.forget(node.node_id)
 
         def durable() -> None:
-            self._committer.commit(self.directory.floors_written())
+            self._committer.commit(self.directory.horizons_written())
             then()
 
         self._committer.commit(changes, durable)

@@ -103,29 +103,29 @@ class Partition:
         self.catalog = catalog
         self._me = me
         what = "the catalog" if master.settings.partitions == 1 else f"partition {index} of the catalog"
-        self.standing = RoleManager(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
-        self._relay = EventLoopBridge(master.reactor, self.standing, on_failure=host.failed)
+        self.role_manager = RoleManager(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
+        self._bridge = EventLoopBridge(master.reactor, self.role_manager, on_failure=host.failed)
         self._standby: StandbyFrames | None = None
         self.was_owner = False
 
-    def follow(self, reachable: MasterContactInfo, guard: Authenticator) -> None:
+    def follow(self, reachable: MasterContactInfo, authenticator: Authenticator) -> None:
         """Follow the catalog and campaign. Until elected, clients and nodes are redirected to the owner."""
-        self._standby = StandbyFrames(lambda: self.standing.owner, reachable, guard)
-        self.catalog.follow(self._me, self._relay)
+        self._standby = StandbyFrames(lambda: self.role_manager.owner, reachable, authenticator)
+        self.catalog.follow(self._me, self._bridge)
 
     @property
     def handler(self) -> Handler:
         """The current handler of its frames."""
         assert self._standby is not None
-        return self._standby if self.standing.role is MasterRole.FOLLOWING else self.standing.answering().frames
+        return self._standby if self.role_manager.role is MasterRole.FOLLOWING else self.role_manager.readable_leader().frames
 
     def owner(self) -> CatalogOwner | None:
         """The current owner, as far as this master knows."""
-        if self.standing.role is MasterRole.OWNER:
-            return CatalogOwner(*self._me, self.standing.leading().epoch)
-        return self.standing.owner
+        if self.role_manager.role is MasterRole.OWNER:
+            return CatalogOwner(*self._me, self.role_manager.leader().epoch)
+        return self.role_manager.owner
 
     def stop(self, why: KVStoreError) -> None:
         """Stop following the catalog, and fail waiting calls."""
-        self._relay.close()
-        self.standing.close(why)
+        self._bridge.close()
+        self.role_manager.close(why)

@@ -17,31 +17,31 @@ import xxhash
 
 MAX_PAUSE_NS: Final = 300_000_000_000
 """Maximum delay before a partition that returned to this master is given up again; it doubles from `settle_s`."""
-MAX_TURNS: Final = 5
-"""Steps of `turn_s` after which every remaining master campaigns."""
+MAX_STEPS: Final = 5
+"""Steps of `step_s` after which every remaining master campaigns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceTiming:
     """Seconds: `settle_s` for which live masters and owned partitions must be stable before one moves; `pause_s`
-    between two that a master gives up; `turn_s` by which each master in a partition's order waits for the one
+    between two that a master gives up; `step_s` by which each master in a partition's order waits for the one
     before."""
 
     settle_s: float = 3.0
     pause_s: float = 1.0
-    turn_s: float = 0.2
+    step_s: float = 0.2
 
 
 @lru_cache(maxsize=64)
-def shares(living: frozenset[str], count: int) -> tuple[str, ...]:
+def shares(live_masters: frozenset[str], count: int) -> tuple[str, ...]:
     """Return the assigned master of each partition; empty without masters."""
-    if not living:
+    if not live_masters:
         return ()
-    least, extra = divmod(count, len(living))
-    held = dict.fromkeys(living, 0)
+    least, extra = divmod(count, len(live_masters))
+    held = dict.fromkeys(live_masters, 0)
     found = []
     for partition in range(count):
-        for master in order(living, partition):
+        for master in order(live_masters, partition):
             if held[master] < least or (held[master] == least and extra):
                 extra -= held[master] == least
                 held[master] += 1
@@ -50,9 +50,9 @@ def shares(living: frozenset[str], count: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def order(living: Collection[str], partition: int) -> list[str]:
+def order(live_masters: Collection[str], partition: int) -> list[str]:
     """Return the masters in the partition's order."""
-    return sorted(living, key=lambda master: (xxhash.xxh3_64_intdigest(f"{partition} {master}".encode()), master))
+    return sorted(live_masters, key=lambda master: (xxhash.xxh3_64_intdigest(f"{partition} {master}".encode()), master))
 
 
 class PartitionAssigner:
@@ -62,8 +62,8 @@ class PartitionAssigner:
         self._me = me
         self._count = count
         self._settle_ns, self._pause_ns = int(patience.settle_s * 1e9), int(patience.pause_s * 1e9)
-        self._turn_s = patience.turn_s
-        self._living: frozenset[str] = frozenset()
+        self._step_s = patience.step_s
+        self._live_masters: frozenset[str] = frozenset()
         self._since_ns = 0
         """Last change of the live masters."""
         self._next_ns = 0
@@ -72,22 +72,22 @@ class PartitionAssigner:
         self._given: dict[int, tuple[int, int]] = {}
         """By given up partition: earliest time to give it up again, and the current delay."""
 
-    def wait_s(self, living: frozenset[str], partition: int) -> float:
+    def wait_s(self, live_masters: frozenset[str], partition: int) -> float:
         """Return how long to leave a partition without an owner to other masters."""
-        found = shares(living, self._count)
-        if not found or self._me not in living or found[partition] == self._me:
+        found = shares(live_masters, self._count)
+        if not found or self._me not in live_masters or found[partition] == self._me:
             return 0.0
-        turn = order(living - {found[partition]}, partition).index(self._me) + 1
-        return min(turn, MAX_TURNS) * self._turn_s
+        turn = order(live_masters - {found[partition]}, partition).index(self._me) + 1
+        return min(turn, MAX_STEPS) * self._step_s
 
-    def give_up(self, living: frozenset[str], owned: Set[int], now_ns: int) -> int | None:
+    def give_up(self, live_masters: frozenset[str], owned: Set[int], now_ns: int) -> int | None:
         """Return an owned partition to give up now, since it is another master's share; or None."""
-        if living != self._living:
-            self._living, self._since_ns = living, now_ns
+        if live_masters != self._live_masters:
+            self._live_masters, self._since_ns = live_masters, now_ns
         self._taken = {partition: self._taken.get(partition, now_ns) for partition in owned}
-        if self._me not in living or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
+        if self._me not in live_masters or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
             return None
-        found = shares(living, self._count)
+        found = shares(live_masters, self._count)
         for partition in sorted(owned):
             until_ns, pause_ns = self._given.get(partition, (0, self._settle_ns // 2))
             is_settled = now_ns >= self._taken[partition] + self._settle_ns  # else its assigned master may be dead and not yet expired

@@ -53,11 +53,11 @@ class RoleManager:
         self._former: Mapping[str, NamedLimits] | None = None
         """Operators' limits from before a new listing, used until it is complete: otherwise no limits would apply
         meanwhile."""
-        self._leading: LeaderRole | None = None
+        self._leader: LeaderRole | None = None
         self._is_open = False
         """True once it serves: the generations to be granted are durable."""
         self._is_cut_off = False
-        self._linked_nodes = 0
+        self._connected_nodes = 0
         """Number of connected nodes when it was cut off."""
         self.owner: CatalogOwner | None = None
         """The owner that this master follows; None if there is none, or it is the owner itself."""
@@ -68,63 +68,63 @@ class RoleManager:
             return MasterRole.FOLLOWING
         return MasterRole.CUT_OFF if self._is_cut_off else MasterRole.OWNER
 
-    def leading(self) -> LeaderRole:
+    def leader(self) -> LeaderRole:
         """Return the owner role. Raises Unavailable, which names the current owner."""
         if self._is_cut_off:
             raise Unavailable(IS_CUT_OFF)
-        return self.answering()
+        return self.readable_leader()
 
-    def answering(self) -> LeaderRole:
+    def readable_leader(self) -> LeaderRole:
         """Return the owner role, also while cut off, for reads. Raises Unavailable."""
-        if self._leading is None or not self._is_open:
+        if self._leader is None or not self._is_open:
             raise refusal(self.owner)
-        return self._leading
+        return self._leader
 
     def operator_quotas(self) -> Mapping[str, NamedLimits] | None:
         """Return the followed limits of operators, a new mapping after each change; None at the owner."""
-        return self._limits() if self._leading is None else None
+        return self._limits() if self._leader is None else None
 
     def _limits(self) -> Mapping[str, NamedLimits]:
-        if self._leading is not None:
-            return self._leading.directory.operator_quotas.tenants
+        if self._leader is not None:
+            return self._leader.directory.operator_quotas.tenants
         return self._former if self._former is not None else self._followed.operator_quotas()
 
     def audit(self) -> AuditLog:
         """Return the audit trail; complete in partition 0 only."""
-        return self._followed.audit if self._leading is None else self._leading.directory.audit
+        return self._followed.audit if self._leader is None else self._leader.directory.audit
 
     def queries(self, live: Iterable[int]) -> DirectoryQueries:
         """Return lookups in the partition, at the owner and at a follower. A follower uses records, with `live` as
         the live nodes."""
-        return DirectoryQueries(*self.columns(live)) if self._leading is None else self._leading.directory.queries
+        return DirectoryQueries(*self.columns(live)) if self._leader is None else self._leader.directory.queries
 
     def columns(self, live: Iterable[int]) -> tuple[Rows, Tenants]:
         """As `queries`, but the tables."""
-        if self._leading is not None:
-            return self._leading.directory.columns()
+        if self._leader is not None:
+            return self._leader.directory.columns()
         self._followed.rows.sets.set_live(live)
         return self._followed.rows, self._followed.tenants
 
     def records(self) -> int:
         """Return the number of blocks with a record."""
-        return self._followed.blocks() if self._leading is None else self._leading.directory.recording.count()
+        return self._followed.blocks() if self._leader is None else self._leader.directory.record_policy.count()
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Expire nodes and other state. While cut off no node is declared dead: heartbeats fail, so nodes look for another
         master."""
-        if self._leading is None or not self._is_open:
-            self._followed.tick()
+        if self._leader is None or not self._is_open:
+            self._followed.run_due()
         elif not self._is_cut_off:
-            self._leading.tick()
-        elif self._is_left(self._leading):
+            self._leader.run_due()
+        elif self._has_lost_nodes(self._leader):
             log.warning("most nodes have disconnected from this master, which is cut off: another one may own the catalog")
             self._stand_by()
             self._on_change()
 
-    def _is_left(self, leading: LeaderRole) -> bool:
+    def _has_lost_nodes(self, leader: LeaderRole) -> bool:
         """Return True if most nodes have disconnected, as they do when another master owns the catalog, or when they
         die."""
-        return 2 * (self._linked_nodes - leading.linked_nodes()) > self._linked_nodes
+        return 2 * (self._connected_nodes - leader.connected_nodes()) > self._connected_nodes
 
     def begin(self) -> None:
         self._stand_by()
@@ -146,7 +146,7 @@ class RoleManager:
 
     def elected(self, epoch: int) -> None:
         self.owner = self._former = None
-        leading = self._leading = self._lead(epoch, self._followed)
+        leader = self._leader = self._lead(epoch, self._followed)
 
         def opened() -> None:
             self._is_open = True
@@ -159,31 +159,31 @@ class RoleManager:
             )
             self._on_change()
 
-        leading.begin(opened)  # not called once it has ended
+        leader.begin(opened)  # not called once it has ended
 
     def deposed(self, why: KVStoreError) -> None:
         """Raises Corrupt if that is `why`: the catalog cannot be followed."""
         if isinstance(why, Corrupt):
             raise why
-        if self._leading is None or self._is_cut_off:
+        if self._leader is None or self._is_cut_off:
             return
         log.warning("this master owns %s no longer: %s", self._what, why, extra=named("owner_deposed", why=why))
-        self._leading.end(why)
+        self._leader.end(why)
         if self._is_open:
-            self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()
+            self._is_cut_off, self._connected_nodes = True, self._leader.connected_nodes()
         else:
             self._stand_by()
         self._on_change()
 
     def close(self, why: KVStoreError) -> None:
         """The master stops: fail calls that wait for the catalog."""
-        if self._leading is not None:
-            self._leading.end(why)
+        if self._leader is not None:
+            self._leader.end(why)
 
     def _stand_by(self) -> None:
         """Start over as a follower; only the limits are kept."""
-        had_led, self._former = self._leading is not None, self._limits()
-        self._leading, self._is_open, self._is_cut_off = None, False, False
+        had_led, self._former = self._leader is not None, self._limits()
+        self._leader, self._is_open, self._is_cut_off = None, False, False
         self.owner, self._followed = None, FollowedRecords()
         if had_led:
             gc.unfreeze()  # it may be among the objects that the daemon froze (rpc/daemon.py)

@@ -25,7 +25,7 @@ UNMEASURED_BYTES_PER_S: Final = 1.25e9
 """Assumed send rate of an instance without measurements: 10 Gb/s Ethernet."""
 MAX_MOVES: Final = 16
 """Remembered pairs of addresses of one name; beyond this a duplicate has been reported already."""
-_TOLD: Final = -1
+_REPORTED: Final = -1
 NO_LIMIT_TOKENS: Final = 1 << 62
 
 
@@ -122,11 +122,11 @@ class PrefillMember(Instance):
         self._free_ns = self._sent_ns = 0
         super().__init__(report, now_ns)
         self._view = PrefillInstance(report.name)
-        self._told()
+        self._set_backlog()
 
     def renew(self, report: pb.ReportRequest, seen: list[int], now_ns: int) -> None:
         super().renew(report, seen, now_ns)
-        self._told()
+        self._set_backlog()
 
     def send(self, size_bytes: int, now_ns: int) -> None:
         """Record an ordered transfer from it."""
@@ -153,7 +153,7 @@ class PrefillMember(Instance):
     def _send_bytes_per_s(self) -> float:
         return self.report.send_bytes_per_s or UNMEASURED_BYTES_PER_S
 
-    def _told(self) -> None:
+    def _set_backlog(self) -> None:
         """Transfers ordered before this report are in its reported backlog: nodes get their commands at once."""
         self._sent_ns = self.reported_ns + _ns(self.report.send_backlog_bytes / self._send_bytes_per_s)
 
@@ -164,7 +164,7 @@ class PrefillMember(Instance):
         self._free_ns = max(self._free_ns, promise.at_ns) + promise.prefill_ns
 
 
-class _Arrivals(NamedTuple):
+class _ArrivalTimes(NamedTuple):
     """Expected arrival times of an instance's promises, as of `scheduled` made and `unseen` left.
 
     These two numbers identify the set of promises: a new one raises the first, and until then the set only shrinks."""
@@ -179,7 +179,7 @@ class DecodeMember(Instance):
 
     def __init__(self, report: pb.ReportRequest, now_ns: int) -> None:
         self._context_tokens = 0
-        self._arrivals = _Arrivals(0, 0, np.empty(0))
+        self._arrivals = _ArrivalTimes(0, 0, np.empty(0))
         super().__init__(report, now_ns)
         self._view = DecodeInstance(report.name, is_own=report.role == pb.ROLE_BOTH)
 
@@ -195,10 +195,10 @@ class DecodeMember(Instance):
     def arrivals_s(self) -> npt.NDArray[np.float64]:
         """Return the expected arrival times of its promised requests. O(1) while these are the same."""
         if (self._arrivals.scheduled, self._arrivals.unseen) != (self.scheduled, self.unseen_requests):
-            self._arrivals = _Arrivals(self.scheduled, self.unseen_requests, np.array(self._arriving_s()))
+            self._arrivals = _ArrivalTimes(self.scheduled, self.unseen_requests, np.array(self._compute_arrivals_s()))
         return self._arrivals.at_s
 
-    def _arriving_s(self) -> list[float]:
+    def _compute_arrivals_s(self) -> list[float]:
         return [promise.at_ns / NS_PER_S for promise in self._promised.values()]
 
     def _begin(self) -> None:
@@ -274,10 +274,10 @@ class Instances:
             return ""
         moves, pair = self._moves.setdefault(name, {}), frozenset((before, now))
         last_ns = moves.get(pair)
-        if last_ns == _TOLD or (last_ns is None and len(moves) == MAX_MOVES):
+        if last_ns == _REPORTED or (last_ns is None and len(moves) == MAX_MOVES):
             return ""
         is_back = last_ns is not None and now_ns - last_ns < self._instance_ttl_ns
-        moves[pair] = _TOLD if is_back else now_ns
+        moves[pair] = _REPORTED if is_back else now_ns
         return before if is_back else ""
 
     def check_integrity(self) -> None:

@@ -140,7 +140,7 @@ class ClusterScheduler:
         self.instances.leave(name)
         self.engine_caches.leave(name)
 
-    def tick(self, now_ns: int) -> list[str]:
+    def run_due(self, now_ns: int) -> list[str]:
         """Remove silent instances; return their names."""
         silent = self.instances.expire(now_ns)
         for name in silent:

@@ -66,13 +66,18 @@ class ClientFrames:
     def __init__(self, owner: OwnerParts, causes: CopyReasons, order_copies: Callable[[int], None]) -> None:
         """`order_copies(now_ns)` orders missing replicas; `causes` records traced requests for them. The audit trail
         gets removals of whole namespaces, and operators' pins and removals."""
-        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
-        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        self._directory, self._committer, self._connections, self._tickets = (
+            owner.directory,
+            owner.committer,
+            owner.connections,
+            owner.tickets,
+        )
+        self._counters, self._recovery_barrier, self._trail = owner.counters, owner.recovery_barrier, owner.trail
         self._causes = causes
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: FrameHeader, message: Lookup) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.lookup):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.lookup):
             return
         self._counters["keys"] += len(message.keys)
         found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
@@ -80,31 +85,31 @@ class ClientFrames:
         session.reply(header.request_id, found)
 
     def exists(self, session: Session, header: FrameHeader, message: Exists) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.exists):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Flags(self._directory.queries.exists(_named_tenant(session), message.keys)))
 
     def match_prefix(self, session: Session, header: FrameHeader, message: MatchPrefix) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.match_prefix):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
-    def _is_held_up(
+    def _is_parked(
         self,
         session: Session,
         header: FrameHeader,
         message: Asked,
         ask: Callable[[Session, FrameHeader, Asked], None],
         *,
-        is_told: bool = False,
+        needs_connection: bool = False,
     ) -> bool:
-        again = partial(ask, session, header, message)
-        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, again, is_told=is_told)
+        retry = partial(ask, session, header, message)
+        return self._recovery_barrier.park(session, header, _tenant(session), message.keys, retry, needs_connection=needs_connection)
 
     def reserve(self, session: Session, header: FrameHeader, message: Reserve) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.reserve):
             return
         self._counters["keys"] += len(message.keys)
         client = _client(session)
@@ -124,7 +129,9 @@ class ClientFrames:
         session.reply(header.request_id, Ok())
 
     def nodes(self, session: Session, header: FrameHeader, message: Nodes) -> None:
-        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.nodes, session, header, message)):
+        if self._recovery_barrier.awaited and self._recovery_barrier.park_all(
+            session, header, partial(self.nodes, session, header, message)
+        ):
             return
         client, live = _client(session), self._directory.members.live()
         tickets, ticket_ms = [b""] * len(live), 0
@@ -145,22 +152,22 @@ class ClientFrames:
 
     def pin(self, session: Session, header: FrameHeader, message: Pin) -> None:
         """Responds when the pins are durable and the nodes have acknowledged them."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.pin, needs_connection=True):
             return
-        pinning = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
-        self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
+        pin_result = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
+        self._pinned(session, header, message, pin_result, pinned=bool(message.pinned))
 
     def pin_for(self, session: Session, header: FrameHeader, message: PinFor) -> None:
         """As `pin`."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.pin_for, needs_connection=True):
             return
         ttl_ns, now_ns = message.ttl_ms * 1_000_000, session.reactor.now_ns()
-        pinning = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
-        self._pinned(session, header, message, pinning, pinned=True)
+        pin_result = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
+        self._pinned(session, header, message, pin_result, pinned=True)
 
     def replicate(self, session: Session, header: FrameHeader, message: Replicate) -> None:
         """Responds when the targets are durable; copies that can be made at once have been ordered then."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.replicate, needs_connection=True):
             return
         tenant, flags, is_new = _tenant(session), bytearray(), False
 
@@ -185,31 +192,31 @@ class ClientFrames:
 
         TimeSlicer(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 
-    def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pinning: PinResult, *, pinned: bool) -> None:
+    def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pin_result: PinResult, *, pinned: bool) -> None:
         tenant = _tenant(session)
 
         def told(answers: Answers) -> None:
-            flags = self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags
+            flags = self._held(tenant, message.keys, pin_result, answers) if pinned else pin_result.flags
             self._audit_keys(session, "pin" if pinned else "unpin", flags)
             session.reply(header.request_id, Flags(flags))
 
         def durable() -> None:
-            self._command(session.span(header.request_id), pinning.commands, told)
+            self._command(session.span(header.request_id), pin_result.commands, told)
 
-        self._committer.commit(pinning.ops, durable)
+        self._committer.commit(pin_result.ops, durable)
 
-    def _held(self, tenant: str, keys: Sequence[bytes], pinning: PinResult, answers: Answers) -> bytes:
-        return self._directory.pins.held(tenant, keys, pinning, ((command.keys, flags) for _node_id, command, flags in answers))
+    def _held(self, tenant: str, keys: Sequence[bytes], pin_result: PinResult, answers: Answers) -> bytes:
+        return self._directory.pins.held(tenant, keys, pin_result, ((command.keys, flags) for _node_id, command, flags in answers))
 
     def expire_pins(self, now_ns: int) -> None:
         """End pins whose time is over."""
         ended = self._directory.pins.expire(now_ns)
         if ended.ops:
-            self._committer.commit(ended.ops, lambda: self._links.tell(ended.commands))
+            self._committer.commit(ended.ops, lambda: self._connections.send(ended.commands))
 
     def remove(self, session: Session, header: FrameHeader, message: Remove) -> None:
         """Responds when every holder has dropped its block, or refused since it is in use."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.remove, needs_connection=True):
             return
         tenant, span, gone = _named_tenant(session), session.span(header.request_id), dict[bytes, int]()
         keys = list(dict.fromkeys(message.keys))
@@ -234,7 +241,9 @@ class ClientFrames:
         """Responds when all rows have been checked, and matching blocks removed as by `remove`."""
         check_pattern(message.pattern)
         tenant = _named_tenant(session)
-        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.remove_matching, session, header, message)):
+        if self._recovery_barrier.awaited and self._recovery_barrier.park_all(
+            session, header, partial(self.remove_matching, session, header, message)
+        ):
             return
         namespace = None if message.any_namespace else message.namespace
 
@@ -244,8 +253,8 @@ class ClientFrames:
             self._audit(session, "remove", f"{of} of tenant {tenant or '(none)'}{which}", f"{count:,} blocks")
             session.reply(header.request_id, Count(count))
 
-        turns = TimeSlicer(session.reactor.call_soon, lambda: session.is_open)
-        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), turns=turns, then=removed)
+        slicer = TimeSlicer(session.reactor.call_soon, lambda: session.is_open)
+        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), slicer=slicer, then=removed)
 
     def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
         """Record an operator's change of single blocks. Engines' changes of their own blocks are not recorded."""
@@ -258,7 +267,7 @@ class ClientFrames:
         self._trail.repeated(Change(actor, action, target), detail)
 
     def remove_all(
-        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: TimeSlicer, then: Callable[[int], None]
+        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, slicer: TimeSlicer, then: Callable[[int], None]
     ) -> None:
         """Remove the matching blocks of one namespace or all (None), and call `then` with the number of removed
         ones."""
@@ -266,9 +275,9 @@ class ClientFrames:
         def remove(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             self._remove(tenant, keys, is_forced, lambda gone: done(gone.count(1)))
 
-        turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
+        slicer.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
 
-    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: TimeSlicer, then: Callable[[int | KVStoreError], None]) -> None:
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, slicer: TimeSlicer, then: Callable[[int | KVStoreError], None]) -> None:
         """Pin or unpin the blocks of a namespace, and call `then` with their number. Beyond the tenant's limit
         `then` gets the error; blocks pinned before stay pinned."""
         pins = self._directory.pins
@@ -276,25 +285,25 @@ class ClientFrames:
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             unpinned = pins.unpinned(tenant, keys)
             try:
-                pinning = pins.pin(tenant, keys, pinned=pinned)
+                pin_result = pins.pin(tenant, keys, pinned=pinned)
             except QuotaExceeded as error:
                 then(error)
                 return
 
             def told(answers: Answers) -> None:
-                done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)
+                done(self._held(tenant, keys, pin_result, answers).count(1) if pinned else len(keys) - unpinned)
 
             def durable() -> None:
-                self._links.command(pinning.commands, told)
+                self._connections.command(pin_result.commands, told)
 
-            self._committer.commit(pinning.ops, durable)
+            self._committer.commit(pin_result.ops, durable)
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
-        turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
+        slicer.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
 
     def _command(self, span: TraceSpan | None, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
         """Send commands on behalf of a request, traced if that is."""
-        on_behalf((span,) if span is not None else (), self._links.command, commands, then)
+        on_behalf((span,) if span is not None else (), self._connections.command, commands, then)
 
     def _remove(
         self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: TraceSpan | None = None
@@ -315,8 +324,8 @@ class ClientFrames:
             then(bytes(was and not still and key not in unknown for was, still, key in zip(removal.flags, left, keys, strict=True)))
 
         def durable() -> None:
-            if removal.raises_floors:
-                self._committer.commit(self._directory.floors_written())
+            if removal.raises_horizons:
+                self._committer.commit(self._directory.horizons_written())
             self._command(span, removal.commands, told)
 
         self._committer.commit(removal.ops, durable)

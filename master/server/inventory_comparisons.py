@@ -37,7 +37,7 @@ class InventoryComparisons:
         self._counters = counters
         self._asked: dict[int, _PendingDigests] = {}
         """By node."""
-        self._turns: deque[tuple[_PendingDigests, Iterator[list[Change]]]] = deque()
+        self._queue: deque[tuple[_PendingDigests, Iterator[list[Change]]]] = deque()
 
     def take(self, session: Session, header: FrameHeader, node_id: int, message: Digests) -> None:
         """Add a message; the responses follow once the last one has arrived and all are compared. Raises StaleEpoch,
@@ -54,17 +54,17 @@ class InventoryComparisons:
         asked.request_ids.append(header.request_id)
         if is_last:
             del self._asked[node_id]
-            self._turns.append((asked, asked.comparison.steps()))
-            if len(self._turns) == 1:
-                session.reactor.call_soon(self._turn(session.reactor.call_soon))
+            self._queue.append((asked, asked.comparison.steps()))
+            if len(self._queue) == 1:
+                session.reactor.call_soon(self._run_slice(session.reactor.call_soon))
 
     def end(self, node_id: int) -> None:
         """The node begins or ends an inventory: drop its incomplete digests."""
         self._asked.pop(node_id, None)
 
-    def _turn(self, soon: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
+    def _run_slice(self, soon: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
         def proceed() -> None:
-            asked, steps = self._turns[0]
+            asked, steps = self._queue[0]
             try:
                 ops = next(steps, None) if asked.session.is_open else None
                 if ops:
@@ -73,10 +73,10 @@ class InventoryComparisons:
                 log.exception("an inventory could not be compared")
                 ops = None
             if ops is None:
-                self._turns.popleft()
+                self._queue.popleft()
                 if asked.session.is_open:
                     self._answer(asked)
-            if self._turns:  # even after a failure: those behind it must not wait for ever
+            if self._queue:  # even after a failure: those behind it must not wait for ever
                 soon(proceed)
 
         return proceed

@@ -12,7 +12,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 
 Command = DeleteBlocks | SetPinned | CopyBlocks
-Word = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
+Notification = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
 Answers = list[tuple[int, Command, bytes | None]]
 """(node id, command, flags or None without a response)."""
 
@@ -25,34 +25,34 @@ class NodeConnections:
     def __init__(self, counters: dict[str, int], *, command_timeout_s: float) -> None:
         self._counters = counters
         self._command_timeout_s = command_timeout_s
-        self._links: dict[int, Session] = {}
+        self._connections: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._connections)
 
     def get(self, node_id: int) -> Session | None:
-        return self._links.get(node_id)
+        return self._connections.get(node_id)
 
     def enter(self, node_id: int, session: Session) -> None:
         """Set the node's connection; a former one is closed."""
-        former, self._links[node_id] = self._links.get(node_id), session
+        former, self._connections[node_id] = self._connections.get(node_id), session
         if former is not None and former is not session:
             former.close("the node has registered again")
 
     def leave(self, node_id: int, session: Session) -> bool:
         """The session is over. Return True if it was the node's connection."""
-        if self._links.get(node_id) is not session:
+        if self._connections.get(node_id) is not session:
             return False
-        del self._links[node_id]
+        del self._connections[node_id]
         return True
 
-    def hang_up(self, node_id: int) -> None:
+    def forget(self, node_id: int) -> None:
         """Close the connection of a forgotten node, if any."""
-        link = self._links.pop(node_id, None)
-        if link is not None:
-            link.close("the node is forgotten")
+        session = self._connections.pop(node_id, None)
+        if session is not None:
+            session.close("the node is forgotten")
 
-    def tell(self, commands: NodeCommands) -> None:
+    def send(self, commands: NodeCommands) -> None:
         """Send commands whose responses are not needed: the nodes' own events follow."""
         self.command(commands, lambda _answers: None)
 
@@ -73,17 +73,17 @@ class NodeConnections:
                 then(answers)
 
         for node_id, message in messages:
-            link = self._links.get(node_id)
-            if link is None:
+            session = self._connections.get(node_id)
+            if session is None:
                 answered(node_id, message, None)
             else:
-                link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
+                session.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
 
-    def say(self, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
+    def notify(self, node_id: int, message: Notification, answer: type[Message], then: Callable[[bool], None]) -> None:
         """Send a node a message that is about no blocks. Call `then` with True if it responds with `answer`; False
         without a connection."""
-        link = self._links.get(node_id)
-        if link is None:
+        session = self._connections.get(node_id)
+        if session is None:
             then(False)
             return
 
@@ -95,17 +95,17 @@ class NodeConnections:
                 log.warning("node %d did not acknowledge %s: %s", node_id, type(message).__name__, why)
             then(is_done)
 
-        link.request(message, on_reply, deadline_s=self._command_timeout_s)
+        session.request(message, on_reply, deadline_s=self._command_timeout_s)
 
-    def break_off(self, node_id: int, why: str) -> None:
+    def disconnect(self, node_id: int, why: str) -> None:
         """Close a node's connection; the node registers again."""
-        link = self._links.get(node_id)
-        if link is not None:
-            link.close(why)
+        session = self._connections.get(node_id)
+        if session is not None:
+            session.close(why)
 
     def node_ids(self) -> list[int]:
         """Return the ids of connected nodes."""
-        return list(self._links)
+        return list(self._connections)
 
     def _on_answer(
         self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]

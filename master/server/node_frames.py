@@ -60,12 +60,17 @@ class NodeFrames:
 
     def __init__(self, owner: OwnerParts, heartbeats: Heartbeats) -> None:
         """The audit trail gets the blocks that returning nodes had to drop."""
-        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
-        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        self._directory, self._committer, self._connections, self._tickets = (
+            owner.directory,
+            owner.committer,
+            owner.connections,
+            owner.tickets,
+        )
+        self._counters, self._recovery_barrier, self._trail = owner.counters, owner.recovery_barrier, owner.trail
         self._heartbeats = heartbeats
-        self._comparing = InventoryComparisons(owner.directory, owner.committer, owner.counters)
+        self._comparisons = InventoryComparisons(owner.directory, owner.committer, owner.counters)
 
-    def meet(self, session: Session, message: Hello, identity: Identity) -> int:
+    def enter_session(self, session: Session, message: Hello, identity: Identity) -> int:
         """Enter an authenticated node's session under registration `epoch`; with epoch 0 the node only requests the
         control plane's address."""
         if not message.epoch:
@@ -75,7 +80,7 @@ class NodeFrames:
             raise StaleEpoch(f"node {message.name!r} sent a Hello of registration {message.epoch}, which is over: it must register again")
         session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
         session.met(takes_traces=node.info.takes_traces)
-        self._links.enter(node.node_id, session)
+        self._connections.enter(node.node_id, session)
         return node.node_id
 
     def publish(self, session: Session, header: FrameHeader, message: Publish) -> None:
@@ -83,18 +88,18 @@ class NodeFrames:
         durable."""
         peer = _node(session, "publish")
         if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
-            self._comparing.end(peer.node_id)
+            self._comparisons.end(peer.node_id)
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
-            self._tickets.linked(peer.node_id)
+            self._tickets.on_inventory_begin(peer.node_id)
         self._counters["published"] += len(message.keys)
         _tell(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
-            self._arrivals.came(peer.node_id)
+            self._recovery_barrier.node_connected(peer.node_id)
         elif message.phase == PHASE_SYNC_END:
-            self._tell_dropped(session, peer.node_id)
+            self._audit_dropped(session, peer.node_id)
 
-    def _tell_dropped(self, session: Session, node_id: int) -> None:
+    def _audit_dropped(self, session: Session, node_id: int) -> None:
         """Record in the audit trail which blocks a returning node had to drop."""
         node = self._directory.members.get(node_id)
         if node is None or not node.dropped:
@@ -107,7 +112,7 @@ class NodeFrames:
 
     def digests(self, session: Session, header: FrameHeader, message: Digests) -> None:
         """Responds once the inventory is compared."""
-        self._comparing.take(session, header, _node(session, "compare inventories").node_id, message)
+        self._comparisons.take(session, header, _node(session, "compare inventories").node_id, message)
 
     def claim(self, session: Session, header: FrameHeader, message: CommitBlocks) -> None:
         """Reserve and publish in one. Responds when the granted blocks are durable and visible."""
@@ -119,7 +124,7 @@ class NodeFrames:
             if max(message.sizes, default=0) > node.dram_bytes:  # the node cannot hold such a block
                 session.reply(header.request_id, _all_busy(len(message.keys)))
                 return
-        grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
+        grants = self._directory.claims.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
         publish = _as_publish(message, grants)
         if not message.held:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
@@ -141,12 +146,12 @@ class NodeFrames:
         once a call. With `as_guests` the node evicts none of its own blocks for them. For the loop's thread."""
         if not keys:
             return 0
-        link = self._links.get(node_id)
+        session = self._connections.get(node_id)
         try:
-            if link is None:
+            if session is None:
                 raise Unavailable(f"node {node_id} has no connection to this master")
             orders = self._directory.replication.plan(
-                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=session.reactor.now_ns()
             )
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
@@ -154,7 +159,7 @@ class NodeFrames:
         for order in orders:
             order.guests = int(as_guests)
         if self._tickets is not None:
-            self._tickets.stamp(orders, link.reactor.now_ns())
+            self._tickets.stamp(orders, session.reactor.now_ns())
         ordered = sum(len(order.keys) for order in orders)
         self._counters["copies_ordered"] += ordered
 
@@ -163,7 +168,7 @@ class NodeFrames:
                 assert isinstance(order, CopyBlocks)
                 self._directory.replication.answered(node_id, order, flags)
 
-        self._links.order([(node_id, order) for order in orders], told)
+        self._connections.order([(node_id, order) for order in orders], told)
         return ordered
 
     def copied(self, session: Session, header: FrameHeader, message: CopyResult) -> None:
@@ -174,16 +179,16 @@ class NodeFrames:
         self._counters["copies_entered"] += sum(entered.flags)
         session.reply(header.request_id, Flags(bytes(entered.flags)))
         self._committer.commit(entered.ops)
-        self._links.tell(entered.commands)  # after the flags: the node enters the blocks only then
+        self._connections.send(entered.commands)  # after the flags: the node enters the blocks only then
 
-    def coldest(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
+    def query_victims(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
         """Responds at once, from the current state; copies of spilled blocks are ordered later."""
         peer = _node(session, "ask what may leave it")
         if len(message.spill) not in (0, len(message.keys)):
             raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
-        flags = self._directory.last_copies.may_leave(peer.node_id, message.epoch, message.tenant, message.keys)
+        flags = self._directory.last_replicas.may_evict(peer.node_id, message.epoch, message.tenant, message.keys)
         if message.spill:
-            self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
+            self._directory.spiller.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
@@ -195,7 +200,7 @@ class NodeFrames:
         heard = self._heartbeats.take(said, session.reactor.now_ns())
         session.reply(header.request_id, HeartbeatResponse(heard.SerializeToString()))
 
-    def want(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
+    def request_copy(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
         """Responds at once; see `replicate`."""
         peer = _node(session, "ask for copies")
         self._directory.members.check(peer.node_id, message.epoch)
@@ -205,7 +210,7 @@ class NodeFrames:
     def closed(self, session: Session, peer: NodePeer) -> None:
         """A node whose connection breaks is dead until it registers again, as it does after a break."""
         now_ns = session.reactor.now_ns()
-        if self._links.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
+        if self._connections.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
             node = self._directory.members.get(peer.node_id)
             if node is not None:
                 log_end(node, "its connection broke")
@@ -217,9 +222,9 @@ class NodeFrames:
 
         def told(answers: Answers) -> None:
             if all(flags is not None for _node_id, _command, flags in answers):  # else they stay owed until it registers again
-                self._directory.paid(plan)
+                self._directory.drops_acknowledged(plan)
 
-        self._links.command(plan.commands, told)
+        self._connections.command(plan.commands, told)
 
         def durable() -> None:
             if is_answered_first:
@@ -227,7 +232,7 @@ class NodeFrames:
             effects = self._directory.apply(plan)
             if effects.ops:
                 self._committer.commit(effects.ops)
-            self._links.tell(effects.commands)
+            self._connections.send(effects.commands)
             if not is_answered_first:
                 then()
 

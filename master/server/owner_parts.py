@@ -24,7 +24,7 @@ class MasterParts:
 
     reactor: Reactor
     settings: MasterSettings
-    guard: Authenticator
+    authenticator: Authenticator
     quotas: QuotasInForce
     loads: TenantLoads
     """Connections and requests of clients."""
@@ -39,11 +39,11 @@ class OwnerParts:
 
     directory: Directory
     committer: Committer
-    links: NodeConnections
+    connections: NodeConnections
     tickets: TicketService | None
     """None while authentication is off."""
     counters: dict[str, int]
-    arrivals: RecoveryBarrier
+    recovery_barrier: RecoveryBarrier
     """Parks requests for blocks of nodes that have yet to register."""
     trail: AuditTrail
     master_epoch: int

@@ -17,21 +17,21 @@ from kvstore.rpc.server.session import Handler, Session
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.tls.subjects import of_client, of_node
 
-NOBODY: Final = "no master owns the catalog now"
+NO_OWNER: Final = "no master owns the catalog now"
 
 
 def refusal(owner: CatalogOwner | None) -> Unavailable:
     """Return the error of a master that does not own the catalog."""
-    return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NOBODY)
+    return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NO_OWNER)
 
 
 class StandbyFrames:
     """Frames handler of a follower. `owner` returns the current owner, or None."""
 
-    def __init__(self, owner: Callable[[], CatalogOwner | None], reachable: MasterContactInfo, guard: Authenticator) -> None:
+    def __init__(self, owner: Callable[[], CatalogOwner | None], reachable: MasterContactInfo, authenticator: Authenticator) -> None:
         self._owner = owner
         self._reachable = reachable
-        self._guard = guard
+        self._authenticator = authenticator
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         message = MESSAGES.get(header.type)
@@ -39,9 +39,9 @@ class StandbyFrames:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
         hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
-            self._guard.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
+            self._authenticator.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:
-            self._guard.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
+            self._authenticator.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
         else:
             raise InvalidArgument(f"unknown role {hello.role} in Hello")
         owner = self._owner()

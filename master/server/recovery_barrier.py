@@ -22,12 +22,12 @@ class _ParkedRequest(NamedTuple):
     session: Session
     request_id: int
     key_count: int
-    again: Callable[[], None]
+    retry: Callable[[], None]
 
 
 class RecoveryBarrier:
     """Parks requests until nodes have registered. `awaited` has the ids of these nodes: nearly always empty, and
-    then `hold_up` need not be called."""
+    then `park` need not be called."""
 
     def __init__(self, directory: Directory, until_ns: int, blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0) -> None:
         """For a new owner, with its records loaded. No node is awaited after `until_ns`. `blocks_elsewhere` returns
@@ -39,24 +39,31 @@ class RecoveryBarrier:
         self._key_count = 0
         self._actions: list[Callable[[], None]] = []
         self._why_over = ""
-        self.awaited = self._holding()
-        self._heeded = self._news()
+        self.awaited = self._holders()
+        self._seen_state = self._state()
 
-    def hold_up(
-        self, session: Session, header: FrameHeader, tenant: str, keys: Sequence[bytes], again: Callable[[], None], *, is_told: bool = False
+    def park(
+        self,
+        session: Session,
+        header: FrameHeader,
+        tenant: str,
+        keys: Sequence[bytes],
+        retry: Callable[[], None],
+        *,
+        needs_connection: bool = False,
     ) -> bool:
-        """Park a request for these keys, and return True, if their holders are awaited. `again` repeats it when
-        nodes have registered; its exception becomes the response. `is_told`: holders will get a command over their
+        """Park a request for these keys, and return True, if their holders are awaited. `retry` repeats it when
+        nodes have registered; its exception becomes the response. `needs_connection`: holders will get a command over their
         connection, so that also registered nodes without one are awaited."""
-        return self._are_concerned(tenant, keys, is_told=is_told) and self._keep(
-            _ParkedRequest(session, header.request_id, len(keys), again)
+        return self._must_wait(tenant, keys, needs_connection=needs_connection) and self._park(
+            _ParkedRequest(session, header.request_id, len(keys), retry)
         )
 
-    def hold_up_all(self, session: Session, header: FrameHeader, again: Callable[[], None]) -> bool:
-        """As `hold_up`, for a request about the nodes themselves."""
-        return self._keep(_ParkedRequest(session, header.request_id, 1, again))
+    def park_all(self, session: Session, header: FrameHeader, retry: Callable[[], None]) -> bool:
+        """As `park`, for a request about the nodes themselves."""
+        return self._park(_ParkedRequest(session, header.request_id, 1, retry))
 
-    def once_all_came(self, action: Callable[[], None]) -> None:
+    def run_when_recovered(self, action: Callable[[], None]) -> None:
         """Run an action on a namespace once no node is awaited: usually at once, and never after `end`. It must not
         raise."""
         if self.awaited:
@@ -64,22 +71,22 @@ class RecoveryBarrier:
         else:
             action()
 
-    def came(self, node_id: int) -> None:
+    def node_connected(self, node_id: int) -> None:
         """The node begins its inventory after registration: its connection takes commands from now on, not yet at
         its Welcome. Requests that await further nodes are repeated in the next tick, so that a thousand nodes cause
         few repeats."""
         if node_id in self.awaited:
             self.awaited -= {node_id}
             if not self.awaited:
-                self._ask_again()
+                self._retry_parked()
 
-    def tick(self, now_ns: int) -> None:
+    def run_due(self, now_ns: int) -> None:
         """End the wait at its deadline, drop forgotten nodes, and repeat requests after a change. Otherwise drop
         requests of closed sessions."""
         if self.awaited:
-            self.awaited = self.awaited & self._holding() if now_ns < self._until_ns else frozenset()
-            if self._news() != self._heeded:
-                self._ask_again()
+            self.awaited = self.awaited & self._holders() if now_ns < self._until_ns else frozenset()
+            if self._state() != self._seen_state:
+                self._retry_parked()
             else:
                 self._waiting = [waiting for waiting in self._waiting if waiting.session.is_open]
                 self._key_count = sum(waiting.key_count for waiting in self._waiting)
@@ -90,55 +97,55 @@ class RecoveryBarrier:
         for long."""
         self._why_over = why
         self._actions.clear()
-        for waiting in self._taken():
+        for waiting in self._take_all():
             waiting.session.close(why)
 
-    def _ask_again(self) -> None:
-        self._heeded = self._news()
+    def _retry_parked(self) -> None:
+        self._seen_state = self._state()
         if not self.awaited:
             actions, self._actions = self._actions, []
             for action in actions:
                 action()
-        for waiting in self._taken():
+        for waiting in self._take_all():
             if waiting.session.is_open:
                 try:
-                    waiting.again()
+                    waiting.retry()
                 except Exception as error:  # any error: the requests behind it are in no list any more
                     waiting.session.fail(waiting.request_id, error)
 
-    def _taken(self) -> list[_ParkedRequest]:
+    def _take_all(self) -> list[_ParkedRequest]:
         taken, self._waiting, self._key_count = self._waiting, [], 0
         return taken
 
-    def _keep(self, question: _ParkedRequest) -> bool:
+    def _park(self, request: _ParkedRequest) -> bool:
         if self._why_over:
-            is_early = question.session.reactor.now_ns() < self._until_ns
+            is_early = request.session.reactor.now_ns() < self._until_ns
             if is_early:
-                question.session.close(self._why_over)
+                request.session.close(self._why_over)
             return is_early
-        if self._key_count + question.key_count > MAX_WAITING_KEYS:
+        if self._key_count + request.key_count > MAX_WAITING_KEYS:
             return False
-        self._key_count += question.key_count
-        self._waiting.append(question)
+        self._key_count += request.key_count
+        self._waiting.append(request)
         return True
 
-    def _news(self) -> tuple[frozenset[int], frozenset[int]]:
+    def _state(self) -> tuple[frozenset[int], frozenset[int]]:
         """Return the state that responses depend on: awaited nodes, and registered ones."""
         return self.awaited, self._directory.columns()[0].sets.live_nodes
 
-    def _holding(self) -> frozenset[int]:
+    def _holders(self) -> frozenset[int]:
         """Return the nodes that are listed as holders."""
         members = [node.node_id for node in self._directory.members]
         return frozenset(node_id for node_id in members if self._directory.blocks_at(node_id) or self._blocks_elsewhere(node_id))
 
-    def _are_concerned(self, tenant: str, keys: Sequence[bytes], *, is_told: bool) -> bool:
-        """Return True if an unreadable key has awaited holders; with `is_told` also if an awaited holder has
+    def _must_wait(self, tenant: str, keys: Sequence[bytes], *, needs_connection: bool) -> bool:
+        """Return True if an unreadable key has awaited holders; with `needs_connection` also if an awaited holder has
         registered and is not connected."""
         flags = self._directory.queries.exists(tenant, keys)
         missing = [key for key, is_there in zip(keys, flags, strict=True) if not is_there]
         if any(self._awaited_holders(tenant, missing)):
             return True
-        return is_told and any(map(self._is_live, self._awaited_holders(tenant, keys)))
+        return needs_connection and any(map(self._is_live, self._awaited_holders(tenant, keys)))
 
     def _is_live(self, node_id: int) -> bool:
         member = self._directory.members.get(node_id)

@@ -16,7 +16,7 @@ from kvstore.protocol.session_messages import Count, Ok
 from kvstore.security.identity import Identity
 from kvstore.security.tickets.issuer import Issuer, NodeKey
 
-MAX_TOLD_AT_ONCE: Final = 1024
+MAX_REVOCATIONS: Final = 1024
 """Revocation messages sent in one tick; further ones in later ticks. All tokens of a file may be replaced or expire
 at once, and heartbeats must not wait for all messages."""
 log = logging.getLogger("kvstore.master")
@@ -27,7 +27,7 @@ class TicketService:
 
     def __init__(
         self,
-        links: NodeConnections,
+        connections: NodeConnections,
         *,
         master_epoch: int,
         holds: Callable[[Identity], bool],
@@ -37,7 +37,7 @@ class TicketService:
     ) -> None:
         """`holds` returns False for a revoked credential. For the times see the settings `ticket_ttl_s` and
         `ticket_key_ttl_s`."""
-        self._links = links
+        self._connections = connections
         self._master_epoch = master_epoch
         self._holds = holds
         self._wall_s = wall_s
@@ -51,10 +51,10 @@ class TicketService:
     def forget(self, node_id: int) -> None:
         self._issuer.forget(node_id)
 
-    def linked(self, node_id: int) -> None:
+    def on_inventory_begin(self, node_id: int) -> None:
         """The node begins its inventory: send it all revocations. Before that it accepts only a Welcome."""
         for tenant, credentials in self._issuer.revoked().items():
-            self._tell_revoked(node_id, tenant, credentials)
+            self._send_revoked(node_id, tenant, credentials)
 
     def of_nodes(self, node_ids: Sequence[int], bearer: Identity, now_ns: int) -> tuple[list[bytes], int]:
         """Return a ticket for each of these nodes, and for how many milliseconds they are valid."""
@@ -67,25 +67,25 @@ class TicketService:
         for order in orders:
             order.shown = self._issuer.pass_for(order.source, order.tenant, order.keys, order.generations, now_ns)
 
-    def tick(self, now_ns: int) -> None:
+    def run_due(self, now_ns: int) -> None:
         """Send nodes their next keys, and revocations."""
         for node_id, key in self._issuer.due(now_ns):
-            self._tell_key(node_id, key, now_ns)
+            self._send_key(node_id, key, now_ns)
         gone = (bearer for bearer in self._issuer.bearers() if not self._holds(bearer))
-        for bearer in islice(gone, max(1, MAX_TOLD_AT_ONCE // max(1, len(self._links.node_ids())))):
+        for bearer in islice(gone, max(1, MAX_REVOCATIONS // max(1, len(self._connections.node_ids())))):
             self._revoke(bearer, now_ns)
 
-    def _tell_key(self, node_id: int, key: NodeKey, now_ns: int) -> None:
+    def _send_key(self, node_id: int, key: NodeKey, now_ns: int) -> None:
         message = TicketKey(self._master_epoch, key.key_id, key.age_ms(now_ns), key.secret)
-        self._links.say(node_id, message, Ok, lambda has_it: self._issuer.told(node_id, key, has_it=has_it))
+        self._connections.notify(node_id, message, Ok, lambda has_it: self._issuer.told(node_id, key, has_it=has_it))
 
     def _revoke(self, bearer: Identity, now_ns: int) -> None:
         number = self._issuer.revoke(bearer, now_ns)
         log.info("revoking the credential of %s at all nodes", bearer)
-        for node_id in self._links.node_ids():
-            self._tell_revoked(node_id, bearer.name, [number])
+        for node_id in self._connections.node_ids():
+            self._send_revoked(node_id, bearer.name, [number])
 
-    def _tell_revoked(self, node_id: int, tenant: str, credentials: Sequence[int]) -> None:
+    def _send_revoked(self, node_id: int, tenant: str, credentials: Sequence[int]) -> None:
         """Send revocations. A node that does not acknowledge them is disconnected: it registers again, and gets them
         then."""
 
@@ -93,6 +93,6 @@ class TicketService:
             if is_done:
                 self._issuer.knows(node_id, tenant, credentials)
             else:
-                self._links.break_off(node_id, "it did not acknowledge a revocation")
+                self._connections.disconnect(node_id, "it did not acknowledge a revocation")
 
-        self._links.say(node_id, RevokeCredentials(self._master_epoch, tenant, credentials), Count, told)
+        self._connections.notify(node_id, RevokeCredentials(self._master_epoch, tenant, credentials), Count, told)

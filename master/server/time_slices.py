@@ -24,24 +24,24 @@ class _Run:
     """One run. An object, since nested functions that call one another are a reference cycle, which only the garbage
     collector frees."""
 
-    __slots__ = ("_slices", "_then", "_total", "_turns", "_work")
+    __slots__ = ("_slicer", "_slices", "_then", "_total", "_work")
 
-    def __init__(self, turns: TimeSlicer, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
-        self._turns = turns
+    def __init__(self, slicer: TimeSlicer, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
+        self._slicer = slicer
         self._slices = slices
         self._work = work
         self._then = then
         self._total = 0
 
     def proceed(self) -> None:
-        keys = next(self._slices, None) if self._turns.is_wanted() else None
+        keys = next(self._slices, None) if self._slicer.is_wanted() else None
         if keys is None:
             self._then(self._total)
         elif keys:
             self._work(keys, self._count)
         else:
-            self._turns.later(self.proceed)
+            self._slicer.later(self.proceed)
 
     def _count(self, number: int) -> None:
         self._total += number
-        self._turns.later(self.proceed)
+        self._slicer.later(self.proceed)

@@ -54,7 +54,7 @@ class Places:
     def epoch(self) -> int:
         """Of a master of this process that owns its catalog."""
         assert self.master is not None
-        return self.master.partitions[0].standing.leading().epoch
+        return self.master.partitions[0].role_manager.leader().epoch
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         """Have the master order copies: how many it did."""
@@ -62,7 +62,7 @@ class Places:
         assert master is not None
 
         def order() -> int:
-            frames = master.partitions[0].standing.leading().frames
+            frames = master.partitions[0].role_manager.leader().frames
             return frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
         return master.reactor.call(order, deadline_s=TIMEOUT_S)
@@ -71,7 +71,7 @@ class Places:
         """What the master takes for written at the node since its last heartbeat."""
         master = self.master
         assert master is not None
-        node = master.partitions[0].standing.leading().directory.members.get(node_id)
+        node = master.partitions[0].role_manager.leader().directory.members.get(node_id)
         assert node is not None
         return master.reactor.call(lambda: node.reserved_bytes, deadline_s=TIMEOUT_S)
 

@@ -156,7 +156,7 @@ def test_a_connection_that_says_nothing_ends_with_the_time_that_a_handshake_has(
 
 
 def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_service, "STRANGERS_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(control_service, "CONNECTIONS_CHECK_S", 3600.0)
     with (
         master_in_thread(tmp_path, max_connections=2, hello_timeout_s=3600.0) as places,
         reached(places) as first,

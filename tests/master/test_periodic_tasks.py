@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
@@ -31,7 +31,7 @@ def owned(places: Places) -> set[int]:
     assert master is not None
 
     def look() -> set[int]:
-        return {partition.index for partition in master.partitions if told_of(partition).role is MasterRole.OWNER}
+        return {partition.index for partition in master.partitions if role_in(partition).role is MasterRole.OWNER}
 
     return master.reactor.call(look, deadline_s=TIMEOUT_S)
 

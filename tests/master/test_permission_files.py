@@ -135,7 +135,7 @@ def audited(places: Places, action: str) -> list[tuple[str, str, str, str]]:
     """Old and new value, result and detail of this action's entries."""
     master = places.master
     assert master is not None
-    entries = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+    entries = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
     return [(one.old, one.new, one.result, one.detail) for one in entries if (one.via, one.action) == ("file", action)]
 
 
@@ -193,7 +193,7 @@ def test_changed_certificates_and_refused_ones_are_audited(tmp_path: Path) -> No
         assert master is not None
 
         def refused() -> list[tuple[str, str, str]]:
-            entries = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+            entries = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
             return [(one.kind, one.peer, one.action) for one in entries if one.result == "refused"]
 
         eventually(lambda: ("unauthenticated", "127.0.0.1", "login") in refused(), "the refused certificate")

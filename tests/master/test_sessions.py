@@ -52,7 +52,7 @@ def test_end_closes_one_connection_and_is_audited(tmp_path: Path) -> None:
         assert ask(blue, Exists([b"k"]), Flags).flags == b"\0"
         with pytest.raises(InvalidArgument, match="there is no session 99"):
             master.reactor.call(lambda: found.end(99, ALICE), deadline_s=TIMEOUT_S)
-        done, failed = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+        done, failed = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
         assert (done.actor, done.action, done.result) == ("alice", "session_end", "done")
         assert done.old.startswith("anybody red at 127.0.0.1:")
         assert failed.result == "failed"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.status import PartitionRole, told_of
+from kvstore.master.status import PartitionRole, role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.security.grpc_metadata import as_metadata
@@ -30,7 +30,7 @@ def told(places: Places) -> tuple[list[PartitionRole], list[str], float, float]:
 
     def look() -> Any:
         readings = master._status.readings()
-        roles = [told_of(partition) for partition in master.partitions]
+        roles = [role_in(partition) for partition in master.partitions]
         return roles, master._status.unready(), readings["kvstore_master_ready"], readings["kvstore_master_epoch"]
 
     found: tuple[list[PartitionRole], list[str], float, float] = master.reactor.call(look, deadline_s=TIMEOUT_S)

@@ -33,7 +33,7 @@ from kvstore.master.catalogs.etcd.writer import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import (
     IDENTITY_BYTES,
-    NO_FELLOWS,
+    NO_PEERS,
     Candidate,
     Catalog,
     Change,
@@ -87,15 +87,17 @@ class EtcdCatalog(Catalog):
         Raises ConfigError when a file of `access` cannot be read."""
         # A channel a purpose: a failed call drops its connection, and must not drop the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
-        keeping = EtcdChannel(endpoints, access)
-        self._channels = (self._writing, self._reading, self._leasing, keeping)
+        maintenance_channel = EtcdChannel(endpoints, access)
+        self._channels = (self._writing, self._reading, self._leasing, maintenance_channel)
         self._listing = f"{prefix}.listing/{partition}/".encode()
         is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
         self._quorum = EtcdQuorum(endpoints, access)
-        self._keeper = EtcdMaintenance(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s)
+        self._maintenance = EtcdMaintenance(
+            maintenance_channel, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s
+        )
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
-        self._keeps = not partition
+        self._is_first = not partition
         self._members: EtcdMembers | None = None
         self.timing = timing
         self._identity = ""
@@ -118,11 +120,11 @@ class EtcdCatalog(Catalog):
         self._committer.start()
 
     def _open(self, deadline_s: float) -> None:
-        status = self._patiently(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
+        status = self._retry(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
         warn_of_data_bug(status.version)
-        identity = self._patiently(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
+        identity = self._retry(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
         form = json.dumps(_form(self._partitions))
-        self._shards = _shards(self._patiently(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
+        self._shards = _shards(self._retry(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
         self._identity = identity.decode()
 
     @property
@@ -137,7 +139,7 @@ class EtcdCatalog(Catalog):
         self._key = OwnerKey(self._prefix, me)
         listing = self._listing + me.address.encode()
         self._following = EtcdFollower(self, self._reading, self._leasing, self._key, listing, follower)
-        if self._keeps:
+        if self._is_first:
             self._members = EtcdMembers(
                 self._channels[-1],
                 self._prefix[:-1].decode(),
@@ -148,16 +150,16 @@ class EtcdCatalog(Catalog):
             )
             self._members.start()
         self._following.start()
-        if self._keeps:
-            self._keeper.start()
+        if self._is_first:
+            self._maintenance.start()
 
     @property
-    def living(self) -> frozenset[str]:
-        return self._members.living if self._members is not None and self._partitions > 1 else frozenset()
+    def live_masters(self) -> frozenset[str]:
+        return self._members.live_masters if self._members is not None and self._partitions > 1 else frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, PeerMaster]:
-        return self._members.fellows if self._members is not None else NO_FELLOWS
+    def peer_masters(self) -> Mapping[str, PeerMaster]:
+        return self._members.peer_masters if self._members is not None else NO_PEERS
 
     def admit(self, ownership: Ownership) -> None:
         """Write commits from now on: this master owns the catalog."""
@@ -175,24 +177,24 @@ class EtcdCatalog(Catalog):
 
     @property
     def outage(self) -> str:
-        return self._keeper.outage
+        return self._maintenance.outage
 
     @property
     def health(self) -> str:
-        if self._keeper.outage:
-            return self._keeper.outage  # the cause of the parts' own errors
+        if self._maintenance.outage:
+            return self._maintenance.outage  # the cause of the parts' own errors
         writing = self._committer.health
         found = (
             self._following.health if self._following is not None else None,
             None if writing == "ok" else writing,
-            self._keeper.health,
+            self._maintenance.health,
             self._members.health if self._members is not None else None,
         )
-        return "; ".join(dict.fromkeys(trouble for trouble in found if trouble)) or "ok"
+        return "; ".join(dict.fromkeys(problem for problem in found if problem)) or "ok"
 
     @property
     def written(self) -> CommitStats:
-        return self._committer.written(self._keeper.size_bytes)
+        return self._committer.written(self._maintenance.size_bytes)
 
     def close(self) -> None:
         self._closing.set()
@@ -201,8 +203,8 @@ class EtcdCatalog(Catalog):
             self._members.stop()
         if self._following is not None:
             self._following.stop()
-        if self._keeps:
-            self._keeper.stop()
+        if self._is_first:
+            self._maintenance.stop()
         for channel in self._channels:
             channel.close()
         self._quorum.close()
@@ -237,10 +239,10 @@ class EtcdCatalog(Catalog):
         found: bytes = put.value if reply.succeeded else reply.responses[0].response_range.kvs[0].value
         return found
 
-    def _patiently(self, attempt: Callable[[float], T], patience_s: float) -> T:
-        """Retry `attempt(timeout_s)` with back-off until it succeeds or `patience_s` is over, then raise its last
+    def _retry(self, attempt: Callable[[float], T], retry_s: float) -> T:
+        """Retry `attempt(timeout_s)` with back-off until it succeeds or `retry_s` is over, then raise its last
         error. Errors that a retry does not mend are raised at once."""
-        give_up_at_s = time.monotonic() + patience_s
+        give_up_at_s = time.monotonic() + retry_s
         backoff = self.backoff()
         while True:
             left_s = give_up_at_s - time.monotonic()
@@ -262,8 +264,8 @@ def _form(partitions: int) -> dict[str, int]:
 def _shards(form: bytes, partitions: int) -> int:
     """Return the number of shards. Raises ConfigError for a catalog of another release or number of partitions."""
     try:
-        said: Any = json.loads(form)
-        version, shards, made_of = said["version"], said["shards"], said["partitions"]
+        fields: Any = json.loads(form)
+        version, shards, made_of = fields["version"], fields["shards"], fields["partitions"]
     except (ValueError, TypeError, KeyError, AttributeError):
         version, shards, made_of = form, 0, 0
     if version != FORMAT or not isinstance(shards, int) or not 0 < shards <= 1 << 16:

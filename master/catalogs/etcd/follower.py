@@ -262,8 +262,8 @@ class EtcdFollower:
             self._follower.deposed(self._why_over)
         self._give_up()
 
-    def _note(self, trouble: str | None) -> None:
+    def _note(self, problem: str | None) -> None:
         """Set `health`; log only the change from None."""
-        before, self.health = self.health, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
+        before, self.health = self.health, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)

@@ -35,8 +35,8 @@ class OwnerKey:
 def owner_of(record: Any) -> CatalogOwner:
     """Parse the owner's key. A malformed value becomes the name, without an address."""
     try:
-        said = json.loads(record.value)
-        return CatalogOwner(str(said["name"]), str(said["address"]), int(record.create_revision))
+        fields = json.loads(record.value)
+        return CatalogOwner(str(fields["name"]), str(fields["address"]), int(record.create_revision))
     except (ValueError, TypeError, KeyError):
         return CatalogOwner(record.value.decode(errors="replace"), "", int(record.create_revision))
 
@@ -91,17 +91,17 @@ class EtcdLease:
             self._revoke()
 
     def _keep(self) -> None:
-        trouble, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
+        problem, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
         while not self._ended.wait(max(0.0, min(wait_s, self._valid_until_s - self._clock()))):
             sent_s = self._clock()
             left_s = self._valid_until_s - sent_s
             if left_s <= 0:
-                self._lose(f"etcd: the lease could not be kept: {trouble}")
+                self._lose(f"etcd: the lease could not be kept: {problem}")
                 return
             try:
                 ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
             except Exception as error:  # gRPC starts a thread for each, which may fail: this thread has to go on
-                trouble, wait_s = str(typed(error)), self._ttl_s / RETRIES
+                problem, wait_s = str(typed(error)), self._ttl_s / RETRIES
                 continue
             if ttl_s <= 0:
                 self._lose("etcd: the lease is over")

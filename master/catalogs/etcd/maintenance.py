@@ -21,7 +21,7 @@ from kvstore.protocol.settings import format_size
 
 LOG = logging.getLogger("kvstore.master")
 
-LOOK_INTERVAL_S: Final = 2.0
+CHECK_INTERVAL_S: Final = 2.0
 """Interval of status checks; the compaction interval, if that is shorter."""
 CROWDED_SHARE: Final = 0.5
 """Share of the quota in use from which history is compacted at each check, up to the revision of the check before.
@@ -90,7 +90,7 @@ class EtcdMaintenance:
         self._stopped.set()
 
     def _run(self) -> None:
-        interval_s = min(LOOK_INTERVAL_S, self._bounds.compact_interval_s or LOOK_INTERVAL_S)
+        interval_s = min(CHECK_INTERVAL_S, self._bounds.compact_interval_s or CHECK_INTERVAL_S)
         while True:
             try:
                 self._look()
@@ -114,7 +114,7 @@ class EtcdMaintenance:
             self._note(self.outage)
             return
         alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
-        self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
+        self._note(problem_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
         revision, seen = int(status.header.revision), self._seen
         self._seen = revision
         if not self._bounds.compact_interval_s:
@@ -140,14 +140,14 @@ class EtcdMaintenance:
                 if not is_gone(error):  # else another client has compacted further
                     raise
 
-    def _note(self, trouble: str | None) -> None:
+    def _note(self, problem: str | None) -> None:
         """Set `health`; log only the change from None, since sizes change all the time."""
-        before, self.health = self.health, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
+        before, self.health = self.health, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)
 
 
-def trouble_of(status: Any, alarms: set[int], bounds: MaintenanceLimits) -> str | None:
+def problem_of(status: Any, alarms: set[int], bounds: MaintenanceLimits) -> str | None:
     """Return the worst problem of an etcd with this status, or None."""
     if rpc_pb2.AlarmType.Value("CORRUPT") in alarms:
         return CORRUPT

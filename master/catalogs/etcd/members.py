@@ -16,7 +16,7 @@ from aetcd.rpc import rpc_pb2
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
 from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, with_key
 from kvstore.master.catalogs.group_commit import Backoff
-from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, MasterContact, PeerMaster
+from kvstore.master.catalogs.interface import NO_PEERS, Candidate, MasterContact, PeerMaster
 from kvstore.protocol.errors import typed
 
 LOOK_S: Final = 0.5
@@ -29,7 +29,7 @@ class EtcdMembers:
     """Registers this master and polls the live ones, in a thread of its own; the lease has another. `stop` is
     thread-safe.
 
-    `living` has the addresses of the live masters, and is empty while they are unknown. `fellows` has the others as
+    `live_masters` has the addresses of the live masters, and is empty while they are unknown. `peer_masters` has the others as
     last known. `health` is None, or the reason that they are unknown."""
 
     def __init__(
@@ -43,8 +43,8 @@ class EtcdMembers:
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self._lease: EtcdLease | None = None
-        self.living: frozenset[str] = frozenset()
-        self.fellows: Mapping[str, PeerMaster] = NO_FELLOWS
+        self.live_masters: frozenset[str] = frozenset()
+        self.peer_masters: Mapping[str, PeerMaster] = NO_PEERS
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-members", daemon=True)
 
@@ -65,37 +65,37 @@ class EtcdMembers:
                 if self._lease is None or not self._lease.is_valid:
                     self._enter()
                 told = self._look()
-                self.living = frozenset(told)
-                self.fellows = {address: fellow for address, fellow in told.items() if address != self._me.address}
+                self.live_masters = frozenset(told)
+                self.peer_masters = {address: peer_master for address, peer_master in told.items() if address != self._me.address}
                 self.health, failures = None, 0
                 backoff.reset()
                 self._stopped.wait(LOOK_S)
             except Exception as error:  # also gRPC's, when a thread cannot be started
-                self.living = frozenset()  # `fellows` stays: an address and key hold as long as their master lives
+                self.live_masters = frozenset()  # `peer_masters` stays: an address and key hold as long as their master lives
                 failures += 1
-                trouble = f"the live masters are unknown: {typed(error)}"
+                problem = f"the live masters are unknown: {typed(error)}"
                 if failures == 1:
-                    log.warning(trouble)
+                    log.warning(problem)
                 else:  # one failure is a reconnection
-                    self.health = trouble
+                    self.health = problem
                 self._stopped.wait(backoff.next_s())
 
     def _enter(self) -> None:
         if self._lease is not None:
             self._lease.close()
             self._lease = None
-        key, said = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
-        self._lease = with_key(self._channel, key, said.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+        key, fields = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
+        self._lease = with_key(self._channel, key, fields.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
     def _look(self) -> dict[str, PeerMaster]:
         request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))
         found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
-        return {record.key.removeprefix(self._prefix).decode(errors="replace"): _fellow(record.value) for record in found}
+        return {record.key.removeprefix(self._prefix).decode(errors="replace"): _parse_peer(record.value) for record in found}
 
 
-def _fellow(value: bytes) -> PeerMaster:
+def _parse_peer(value: bytes) -> PeerMaster:
     try:
-        said: Any = json.loads(value)
-        return PeerMaster(str(said["name"]), MasterContact(str(said["control"]), str(said["key"])))
+        fields: Any = json.loads(value)
+        return PeerMaster(str(fields["name"]), MasterContact(str(fields["control"]), str(fields["key"])))
     except (ValueError, TypeError, KeyError):
         return PeerMaster(value.decode(errors="replace"), MasterContact())

@@ -54,7 +54,7 @@ class SegmentLog:
 
     def read(self, key: bytes, value: bytes) -> Sequence[Change]:
         """Record a segment and return its changes; none if it merges known ones. Raises Corrupt."""
-        shard, position = self._place(key)
+        shard, position = self._parse_key(key)
         merged, operations = form.head(value, key)
         known = merged and position.number <= self._numbers[shard]
         self._note(shard, position, operations)
@@ -62,14 +62,14 @@ class SegmentLog:
 
     def first_read(self, key: bytes, value: bytes) -> Sequence[Change]:
         """As `read`, during the first listing, when nothing is known yet."""
-        shard, position = self._place(key)
+        shard, position = self._parse_key(key)
         segment = form.decode(value, key)
         self._note(shard, position, segment.operations)
         return segment.changes
 
     def removed(self, key: bytes) -> None:
         """Record that a segment was deleted."""
-        shard, position = self._place(key)
+        shard, position = self._parse_key(key)
         self._logs[shard].pop(position, None)
 
     def append(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
@@ -118,16 +118,16 @@ class SegmentLog:
         for position in [position for position in log if due.first <= position <= due.last]:
             del log[position]
 
-    def _place(self, key: bytes) -> tuple[int, LogPosition]:
+    def _parse_key(self, key: bytes) -> tuple[int, LogPosition]:
         try:
             shard, _slash, rest = key.removeprefix(SEGMENTS).partition(b"/")
             number, _dot, part = rest.partition(b".")
-            place = int(shard, 16), LogPosition(int(number, 16), int(part, 16))
+            parsed = int(shard, 16), LogPosition(int(number, 16), int(part, 16))
         except ValueError:
             raise Corrupt(f"the catalog's key {key!r} is not one of kvstore's: is the catalog shared with something else?") from None
-        if place[0] >= len(self._logs):
+        if parsed[0] >= len(self._logs):
             raise Corrupt(f"the catalog's segment {key!r} is of a shard beyond its {len(self._logs)}")
-        return place
+        return parsed
 
     def _note(self, shard: int, position: LogPosition, operations: int) -> None:
         self._logs[shard][position] = operations

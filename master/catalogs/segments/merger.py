@@ -38,15 +38,15 @@ class CatalogRecords(Protocol):
 class SegmentMerger:
     """Merges of one ownership, in steps. Belongs to the committer's thread."""
 
-    def __init__(self, log: SegmentLog, place: CatalogRecords) -> None:
+    def __init__(self, log: SegmentLog, storage: CatalogRecords) -> None:
         self._log = log
-        self._place = place
+        self._storage = storage
         self._work: Iterator[None] | None = None
 
     def step(self) -> bool:
         """Do one step; return True if more is left. A failed merge is dropped and its error raised."""
         if self._work is None:
-            self._work = work(self._log, self._place)
+            self._work = work(self._log, self._storage)
         try:
             next(self._work)
         except BaseException as end:
@@ -57,17 +57,17 @@ class SegmentMerger:
         return True
 
 
-def work(log: SegmentLog, place: CatalogRecords) -> Iterator[None]:
+def work(log: SegmentLog, storage: CatalogRecords) -> Iterator[None]:
     """Run all due merges, in steps of about 1 MiB."""
     while (due := log.due()) is not None:
-        yield from _merge(log, place, due)
+        yield from _merge(log, storage, due)
 
 
-def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[None]:
+def _merge(log: SegmentLog, storage: CatalogRecords, due: DueMerge) -> Iterator[None]:
     blocks: form.Blocks = {}
     found: list[bytes] = []
     begin, end = shard_range(due)
-    while page := place.read(begin, end, max_bytes=STEP_BYTES):
+    while page := storage.read(begin, end, max_bytes=STEP_BYTES):
         for key, value in page:
             form.replay(blocks, form.decode(value, key).changes)
             found.append(key)
@@ -76,12 +76,12 @@ def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[No
     if due.whole:
         blocks = {tenant: {key: row for key, row in rows.items() if row is not None} for tenant, rows in blocks.items()}
     for part, position in zip(_parts(blocks), positions_behind(due), strict=False):
-        place.write({segment_key(due.shard, position): form.encode(part, merged=True)})
+        storage.write({segment_key(due.shard, position): form.encode(part, merged=True)})
         log.written(due.shard, position, sum(map(len, part.values())))
         yield
     for at in range(0, len(found), MAX_DELETIONS):
         old = found[at : at + MAX_DELETIONS]
-        place.write(dict.fromkeys(old))
+        storage.write(dict.fromkeys(old))
         for key in old:
             log.removed(key)
         yield

@@ -13,7 +13,7 @@ HINT: Final = 0x40
 yet."""
 TIERS: Final = 0x3F
 """Tier mask bits of a state."""
-NOBODY, HINTED, NAMED = 0, 1, 2
+ABSENT, HINTED, CONFIRMED = 0, 1, 2
 """Standing of a block: no readable node is listed as a holder; one is, as a hint; one has confirmed it."""
 MAX_REPLICAS: Final = 255
 """Replicas of a block in one response (a u8 on the wire)."""
@@ -44,7 +44,7 @@ class HolderSets:
     def __init__(self) -> None:
         self.live = bytearray(1)
         """By index: 1 if a block with this set is readable."""
-        self.standing = bytearray(1)
+        self.presence = bytearray(1)
         """By index: NOBODY, HINTED or NAMED, over the readable nodes."""
         self.replicas = bytearray(1)
         """By index: number of readable holders."""
@@ -52,7 +52,7 @@ class HolderSets:
         """By index: their node ids, packed u32; `tiers` has their tier masks, in the same order."""
         self.tiers: list[bytes] = [b""]
         self.empty: set[int] = set()
-        """Indexes that lost all holders and still have rows, which wait for `Directory.sweep`."""
+        """Indexes that lost all holders and still have rows, which wait for `Directory.delete_unheld`."""
         self.live_nodes: frozenset[int] = frozenset()
         """The readable nodes."""
         self._pairs: list[Pairs] = [()]
@@ -165,7 +165,7 @@ class HolderSets:
             assert list(array("I", self.nodes[index])) == self.readable_at(index)[:MAX_REPLICAS], index
             assert self.live[index] == bool(self.replicas[index]), index
             named = any(node_id in self.live_nodes and not state & HINT for node_id, state in pairs)
-            assert self.standing[index] == (NAMED if named else HINTED if self.live[index] else NOBODY), index
+            assert self.presence[index] == (CONFIRMED if named else HINTED if self.live[index] else ABSENT), index
             assert len(self.nodes[index]) == 4 * len(self.tiers[index]) == 4 * self.replicas[index], index
         assert of_node == self._of_node
 
@@ -177,7 +177,7 @@ class HolderSets:
             self._pairs.append(())
             self._rows.append(0)
             self.live.append(0)
-            self.standing.append(NOBODY)
+            self.presence.append(ABSENT)
             self.replicas.append(0)
             self.nodes.append(b"")
             self.tiers.append(b"")
@@ -213,7 +213,7 @@ class HolderSets:
 
     def _refresh(self, index: int) -> None:
         live = [pair for pair in self._pairs[index] if pair[0] in self.live_nodes]
-        self.standing[index] = max((HINTED if state & HINT else NAMED for _node_id, state in live), default=NOBODY)
+        self.presence[index] = max((HINTED if state & HINT else CONFIRMED for _node_id, state in live), default=ABSENT)
         live = live[:MAX_REPLICAS]
         self.live[index] = bool(live)
         self.replicas[index] = len(live)

@@ -29,7 +29,7 @@ class DigestComparison:
     """`take` all messages, then run `steps`, a time slice each; then `flags` are the responses. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts, node: NodeMember) -> None:
-        self._rows, self._tenants, self._recording = parts.rows, parts.tenants, parts.recording
+        self._rows, self._tenants, self._record_policy = parts.rows, parts.tenants, parts.record_policy
         self._node_id = node.node_id
         self._limit = 2 * node.known_blocks
         self._messages: list[Digests] = []
@@ -126,11 +126,11 @@ class DigestComparison:
             return []
         self._rows.hold_all(rows, self._node_id, self._tiers[runs])
         self.blocks += len(rows)
-        if self._recording.is_all:
+        if self._record_policy.is_all:
             return []
         ops: list[Change] = []
         for row in rows.tolist():
-            ops += self._recording.settle(self._tenants.at(self._rows.tenant_indexes[row]), self._rows.keys[row])
+            ops += self._record_policy.settle(self._tenants.at(self._rows.tenant_indexes[row]), self._rows.keys[row])
         return ops
 
     def _hinted(self, begin: int) -> tuple[Found, Found]:

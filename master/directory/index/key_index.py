@@ -61,12 +61,12 @@ tags are odd."""
 FIRST_BUCKETS: Final = 8
 FULL_BUCKET: Final = 4.8
 """Average rows a bucket at which the table begins to grow: then a fiftieth of the rows is spilled."""
-PACE: Final = 2
+MOVES_PER_INSERT: Final = 2
 """Buckets moved for each inserted row while the table grows: growth ends before the unmoved buckets are a tenth
 fuller."""
-PART: Final = 256
+MOVE_BATCH: Final = 256
 """Buckets moved at a time, 30 us, for single inserts."""
-FEW: Final = 16
+SMALL_BATCH: Final = 16
 """Batches up to this size are looked up key by key: numpy's calls take as long."""
 
 _TAGS: Final = Struct(f"{WAYS}I")
@@ -84,7 +84,7 @@ class KeyIndex:
     def __init__(self, keys: RowKeys) -> None:
         self._keys = keys
         self._count = 0
-        self._owed = 0
+        self._due_moves = 0
         """Buckets to be moved for inserted rows."""
         self._split = 0
         """While the table grows, buckets below this one are in the larger table, each as two."""
@@ -141,7 +141,7 @@ class KeyIndex:
 
     def find(self, keys: Sequence[bytes]) -> Found:
         """Return the row of each key, NO_ROW for missing ones."""
-        if len(keys) <= FEW:
+        if len(keys) <= SMALL_BATCH:
             return np.fromiter(map(self.get, keys), np.intp, len(keys))
         lengths = list(map(len, keys))
         if lengths.count(lengths[0]) == len(keys):
@@ -156,35 +156,35 @@ class KeyIndex:
 
     def has_any(self, keys: Sequence[bytes]) -> bool:
         """Return True if any of the keys has a row."""
-        if len(keys) <= FEW:
+        if len(keys) <= SMALL_BATCH:
             return any(map(self.get, keys))
         return bool(self.find(keys).any())
 
     def insert(self, key: bytes, row: int) -> None:
         """Insert `key`, which must have no row."""
-        self._make_room(1)
+        self._grow_for(1)
         self._insert(hash(key), row)
 
     def insert_all(self, keys: Sequence[bytes], rows: Words) -> None:
         """As `insert`, of different keys with a row each."""
-        self._make_room(len(keys))
+        self._grow_for(len(keys))
         hashes = _hashes(keys)
         while len(hashes):
             buckets = self._numbers(hashes)
             _, chosen = np.unique(buckets, return_index=True)  # one row a bucket at a time: the next ones see what it took
             is_free = self._gather(hashes[chosen])[:, :WAYS] == 0
-            has_room = is_free.any(axis=1)
-            for number in chosen[~has_room].tolist():
+            has_free_way = is_free.any(axis=1)
+            for number in chosen[~has_free_way].tolist():
                 self._insert(int(hashes[number]), int(rows[number]))
             left = np.ones(len(hashes), np.bool_)
             left[chosen] = False
-            chosen = chosen[has_room]
-            self._write(buckets[chosen], is_free[has_room].argmax(axis=1), _tags(hashes[chosen]), rows[chosen])
+            chosen = chosen[has_free_way]
+            self._write(buckets[chosen], is_free[has_free_way].argmax(axis=1), _tags(hashes[chosen]), rows[chosen])
             hashes, rows = hashes[left], rows[left]
 
     def remove(self, key: bytes, row: int) -> None:
         """Remove `key`, which must have this row."""
-        bucket, view = self._place(hash(key))
+        bucket, view = self._bucket_of(hash(key))
         self._count -= 1
         begin = bucket * WORDS
         spilled = self._spilled.pop(bucket)
@@ -269,7 +269,7 @@ class KeyIndex:
             buckets[moved] = self._larger.take(hashes[moved] >> 1 & self._larger_mask, axis=0)
         return buckets
 
-    def _place(self, hashed: int) -> "tuple[int, memoryview[int]]":
+    def _bucket_of(self, hashed: int) -> "tuple[int, memoryview[int]]":
         bucket = hashed >> 1 & self._mask
         if bucket < self._split:
             return hashed >> 1 & self._larger_mask, self._larger_view
@@ -279,7 +279,7 @@ class KeyIndex:
         return next((row for row in self._spilled[bucket] if self._keys[row] == key), default)
 
     def _insert(self, hashed: int, row: int) -> None:
-        bucket, view = self._place(hashed)
+        bucket, view = self._bucket_of(hashed)
         begin = bucket * WORDS
         tags = _TAGS.unpack_from(view, 4 * begin)
         if 0 in tags:
@@ -300,22 +300,26 @@ class KeyIndex:
                 table[buckets[part], ways[part]] = tags[part]
                 table[buckets[part], ways[part] + WAYS] = rows[part]
 
-    def _make_room(self, count: int) -> None:
+    def _grow_for(self, count: int) -> None:
         """Count `count` inserted rows, and grow the table."""
         self._count += count
         if self._larger is None and self._count <= FULL_BUCKET * self._buckets:
             return
-        self._owed += PACE * count
+        self._due_moves += MOVES_PER_INSERT * count
         while self._larger is not None or self._count > FULL_BUCKET * self._buckets:
             if self._larger is None:
                 self._larger = np.zeros((2 * self._buckets, WORDS), np.uint32)
                 self._larger_view = self._larger.reshape(-1).data
-            part = min(PART, self._buckets - self._split) if self._owed < 2 * PART else min(self._owed, self._buckets - self._split)
-            if self._owed < part:
+            part = (
+                min(MOVE_BATCH, self._buckets - self._split)
+                if self._due_moves < 2 * MOVE_BATCH
+                else min(self._due_moves, self._buckets - self._split)
+            )
+            if self._due_moves < part:
                 return
-            self._owed -= part
+            self._due_moves -= part
             self._move(self._split + part)
-        self._owed = 0
+        self._due_moves = 0
 
     def _move(self, end: int) -> None:
         """Move the buckets below `end` to the larger table, each as two."""

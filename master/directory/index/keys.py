@@ -25,32 +25,32 @@ class _KeysOfLength:
 
     def add(self, key: bytes) -> int:
         if self.free:
-            place = self.free.pop()
-            self.data[place * self.length : (place + 1) * self.length] = key
+            slot = self.free.pop()
+            self.data[slot * self.length : (slot + 1) * self.length] = key
         else:
-            place = len(self.data) // self.length
+            slot = len(self.data) // self.length
             self.data += key
-        return place
+        return slot
 
     def add_all(self, keys: Sequence[bytes]) -> RowNumbers:
         """As `add`, for each; return the slots."""
         reused = min(len(self.free), len(keys))
         begin = len(self.data) // self.length
-        places = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
+        slots = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
         self.data += b"".join(keys[reused:])
         if reused:
-            places[:reused] = np.array(self.free[-reused:], np.uint32)[::-1]
+            slots[:reused] = np.array(self.free[-reused:], np.uint32)[::-1]
             del self.free[-reused:]
             bytes_of = np.frombuffer(self.data, np.uint8).reshape(-1, self.length)
-            bytes_of[places[:reused]] = np.frombuffer(b"".join(keys[:reused]), np.uint8).reshape(-1, self.length)
-        return places
+            bytes_of[slots[:reused]] = np.frombuffer(b"".join(keys[:reused]), np.uint8).reshape(-1, self.length)
+        return slots
 
 
 class RowKeys:
     """Keys by row; b"" for a row without one. Row 0 never has one. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._lengths, self._places = array("B", (0,)), array("I", (0,))
+        self._lengths, self._slots = array("B", (0,)), array("I", (0,))
         self._alike: dict[int, _KeysOfLength] = {}
 
     def __len__(self) -> int:
@@ -59,14 +59,14 @@ class RowKeys:
 
     def __getitem__(self, row: int) -> bytes:
         length = self._lengths[row]
-        begin = self._places[row] * length
+        begin = self._slots[row] * length
         return bytes(self._alike[length].data[begin : begin + length]) if length else b""
 
     def append(self, key: bytes) -> int:
         """Append a row with this key; return its number."""
         row = len(self)
         self._lengths.append(0)
-        self._places.append(0)
+        self._slots.append(0)
         self.set(row, key)
         return row
 
@@ -81,11 +81,11 @@ class RowKeys:
             first = len(alike.data) // alike.length
             alike.data += b"".join(keys)
             self._lengths.frombytes(lengths)
-            self._places.extend(range(first, first + len(keys)))
+            self._slots.extend(range(first, first + len(keys)))
 
     def set(self, row: int, key: bytes) -> None:
         """Set the key of a row without one."""
-        self._places[row] = self._of(len(key)).add(key)
+        self._slots[row] = self._of(len(key)).add(key)
         self._lengths[row] = len(key)
 
     def set_all(self, rows: RowNumbers, keys: Sequence[bytes]) -> None:
@@ -95,20 +95,20 @@ class RowKeys:
             for row, key in zip(rows.tolist(), keys, strict=True):
                 self.set(row, key)
             return
-        np.frombuffer(self._places, np.uint32)[rows] = self._of(length).add_all(keys)
+        np.frombuffer(self._slots, np.uint32)[rows] = self._of(length).add_all(keys)
         np.frombuffer(self._lengths, np.uint8)[rows] = length
 
     def clear(self, row: int) -> None:
         """Remove the key of a row that has one."""
-        self._alike[self._lengths[row]].free.append(self._places[row])
+        self._alike[self._lengths[row]].free.append(self._slots[row])
         self._lengths[row] = 0
 
     def clear_all(self, rows: RowNumbers) -> None:
         """As `clear`, of different rows, at least one."""
         of_rows = np.frombuffer(self._lengths, np.uint8)[rows]
-        places = np.frombuffer(self._places, np.uint32)[rows]
+        slots = np.frombuffer(self._slots, np.uint32)[rows]
         for length in np.unique(of_rows).tolist():
-            self._alike[length].free.frombytes(places[of_rows == length].tobytes())
+            self._alike[length].free.frombytes(slots[of_rows == length].tobytes())
         np.frombuffer(self._lengths, np.uint8)[rows] = 0
 
     def are(self, rows: RowNumbers, keys: "npt.NDArray[np.bytes_]", length: int) -> Bools:
@@ -117,31 +117,31 @@ class RowKeys:
         alike = self._alike.get(length)
         if alike is None:
             return np.zeros(len(rows), np.bool_)
-        places = np.frombuffer(self._places, np.uint32)[rows]
+        slots = np.frombuffer(self._slots, np.uint32)[rows]
         if len(self._alike) == 1:
-            return self._equal(alike, places, keys)
+            return self._equal(alike, slots, keys)
         is_alike: Bools = np.frombuffer(self._lengths, np.uint8)[rows] == length
-        return self._equal(alike, places * is_alike, keys) & is_alike
+        return self._equal(alike, slots * is_alike, keys) & is_alike
 
     def check_integrity(self, with_keys: Iterable[int]) -> None:
         """Assert that exactly these rows have keys, and each slot is one row's or free. For tests; O(rows)."""
         named = set(with_keys)
         assert named == {row for row, length in enumerate(self._lengths) if length}
         for length, alike in self._alike.items():
-            places = [self._places[row] for row in named if self._lengths[row] == length]
-            assert sorted([*places, *alike.free]) == list(range(len(alike.data) // length)), length
+            slots = [self._slots[row] for row in named if self._lengths[row] == length]
+            assert sorted([*slots, *alike.free]) == list(range(len(alike.data) // length)), length
 
     def _of(self, length: int) -> _KeysOfLength:
         return self._alike.get(length) or self._alike.setdefault(length, _KeysOfLength(length))
 
-    def _equal(self, alike: _KeysOfLength, places: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
+    def _equal(self, alike: _KeysOfLength, slots: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
         words, rest = divmod(alike.length, 8)
         if rest:
             # numpy strips trailing zeros before it compares; for strings of one length the result is the same.
-            same: Bools = np.frombuffer(alike.data, keys.dtype)[places] == keys
+            same: Bools = np.frombuffer(alike.data, keys.dtype)[slots] == keys
             return same
         # Takes a third of the time; engines' hashes have such lengths.
-        is_same = np.frombuffer(alike.data, np.uint64).reshape(-1, words).take(places, axis=0) == keys.view(np.uint64).reshape(-1, words)
+        is_same = np.frombuffer(alike.data, np.uint64).reshape(-1, words).take(slots, axis=0) == keys.view(np.uint64).reshape(-1, words)
         same = is_same[:, 0]
         for word in range(1, words):
             same &= is_same[:, word]

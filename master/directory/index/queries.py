@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -157,13 +157,13 @@ class DirectoryQueries:
         """Return 1 for each readable key."""
         return self._of_sets(tenant, keys, self._rows.sets.live)
 
-    def standing(self, tenant: str, keys: Sequence[bytes]) -> bytes:
+    def presence(self, tenant: str, keys: Sequence[bytes]) -> bytes:
         """Return NOBODY, HINTED or NAMED for each key: see holders.py."""
-        return self._of_sets(tenant, keys, self._rows.sets.standing)
+        return self._of_sets(tenant, keys, self._rows.sets.presence)
 
     def _of_sets(self, tenant: str, keys: Sequence[bytes], column: bytearray) -> bytes:
         """Return the value of `column` for each key's holder set."""
-        if len(keys) <= FEW:
+        if len(keys) <= SMALL_BATCH:
             index, holders = self._tenants.asked(tenant).rows, self._rows.holders
             return bytes([column[holders[index.get(key)]] for key in keys])
         held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]

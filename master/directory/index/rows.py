@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.holders import HINT, HolderSets, Pairs, has_holder, with_holder
-from kvstore.master.directory.index.key_index import FEW, Found
+from kvstore.master.directory.index.key_index import SMALL_BATCH, Found
 from kvstore.master.directory.index.keys import NO_ROW, Bools
 from kvstore.master.directory.index.lineage import NO_PARENT, Numbers, adopt_all
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -23,7 +23,7 @@ from kvstore.master.directory.records import Version
 T = TypeVar("T")
 Tiers = npt.NDArray[np.uint8]
 
-MADE_ROWS: Final = 1024
+GROWTH_ROWS: Final = 1024
 """Rows added to the columns at a time."""
 
 
@@ -125,7 +125,7 @@ class Rows:
 
     def insert_new(self, tenant: Tenant, puts: BlockPuts, pairs: Pairs) -> None:
         """As `insert`, for different keys without rows. `pairs` are the holders; those in `puts` are ignored."""
-        if len(puts.keys) <= FEW:
+        if len(puts.keys) <= SMALL_BATCH:
             for key, *version in zip(puts.keys, *puts[2:7], strict=True):
                 self.insert(tenant, key, Version._make(version), pairs)
             return
@@ -164,8 +164,8 @@ class Rows:
         np.frombuffer(self.parents, np.uint32)[rows[is_there]] = above[is_there]
         np.add.at(np.frombuffer(self.children, np.uint32), above[is_there], 1)
         if self.is_elsewhere is not None:
-            strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
-            self._adopt_parents(tenant, rows, strangers)
+            unknown_nodes = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
+            self._adopt_parents(tenant, rows, unknown_nodes)
 
     def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
         """Apply a catalog's records, in any order of blocks and parents.
@@ -383,10 +383,10 @@ class Rows:
     def _make_rows(self) -> None:
         """Extend the columns: one row at a time takes ten times as long."""
         for wide in (self.sizes, self.checksums, self.generations):
-            wide.extend(bytes(MADE_ROWS))
+            wide.extend(bytes(GROWTH_ROWS))
         for column in (self.parents, self.children, self.tenant_indexes, self.namespace_indexes, self.holders):
-            column.extend(bytes(MADE_ROWS))
-        self.recorded.extend(bytes(MADE_ROWS))
+            column.extend(bytes(GROWTH_ROWS))
+        self.recorded.extend(bytes(GROWTH_ROWS))
 
     def _adopt(self, row: int, parent: int) -> None:
         self.parents[row] = parent

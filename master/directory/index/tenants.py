@@ -126,7 +126,7 @@ class Tenant:
     meanwhile."""
 
 
-_NOBODY: Final = Tenant("", -1, b"", KeyIndex(RowKeys()))
+_NO_TENANT: Final = Tenant("", -1, b"", KeyIndex(RowKeys()))
 
 
 class Tenants:
@@ -148,7 +148,7 @@ class Tenants:
 
     def asked(self, name: str) -> Tenant:
         """Return the tenant, or an empty one that must only be read: a lookup creates none."""
-        return self._by_name.get(name) or _NOBODY
+        return self._by_name.get(name) or _NO_TENANT
 
     def at(self, index: int) -> Tenant:
         tenant = self._by_index[index]

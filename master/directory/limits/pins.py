@@ -49,7 +49,7 @@ class Pins:
     ) -> None:
         """`share_of` returns a tenant's share of a limit. `now_ns` and `wall_ns` are the same time by the loop's
         clock and by the wall's."""
-        self._rows, self._tenants, self._queries, self._recording = parts.rows, parts.tenants, queries, parts.recording
+        self._rows, self._tenants, self._queries, self._record_policy = parts.rows, parts.tenants, queries, parts.record_policy
         self._master_epoch = parts.master_epoch
         self._share_of = share_of
         self._wall_offset_ns = wall_ns - now_ns
@@ -65,34 +65,34 @@ class Pins:
     def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> PinResult:
         """Pin the existing blocks, or unpin them. Durable with the operations. Raises QuotaExceeded, with nothing
         pinned."""
-        pinning = self._begin(tenant, keys)
+        pin_result = self._begin(tenant, keys)
         if pinned:
-            self._check_share(tenant, keys, pinning)
-        owner = self._owner(tenant, pinning)
-        for key, flag in zip(keys, pinning.flags, strict=True):
+            self._check_share(tenant, keys, pin_result)
+        owner = self._owner(tenant, pin_result)
+        for key, flag in zip(keys, pin_result.flags, strict=True):
             if pinned and flag:
                 self._set(owner, key, FOR_GOOD)
-                pinning.ops.extend((records.pin(owner.prefix, key), *self._recording.settle(owner, key)))
-                self._tell(pinning, owner, key, pinned=True)
+                pin_result.ops.extend((records.pin(owner.prefix, key), *self._record_policy.settle(owner, key)))
+                self._tell(pin_result, owner, key, pinned=True)
             elif not pinned and key in owner.pins:
-                self._let_go(pinning, owner, key)
-        return pinning
+                self._let_go(pin_result, owner, key)
+        return pin_result
 
     def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> PinResult:
         """As `pin`, for `ttl_ns`. Pins that last longer stay. Raises QuotaExceeded, with nothing pinned."""
-        pinning = self._begin(tenant, keys)
-        self._check_share(tenant, keys, pinning)
-        owner, until_ns = self._owner(tenant, pinning), now_ns + ttl_ns
+        pin_result = self._begin(tenant, keys)
+        self._check_share(tenant, keys, pin_result)
+        owner, until_ns = self._owner(tenant, pin_result), now_ns + ttl_ns
         until_ms = -(-(until_ns + self._wall_offset_ns) // NS_PER_MS)
-        for key, flag in zip(keys, pinning.flags, strict=True):
+        for key, flag in zip(keys, pin_result.flags, strict=True):
             if flag and owner.pins.get(key, 0) < until_ns:
                 self._set(owner, key, until_ns)
-                pinning.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._recording.settle(owner, key)))
-                self._tell(pinning, owner, key, pinned=True)
-        return pinning
+                pin_result.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._record_policy.settle(owner, key)))
+                self._tell(pin_result, owner, key, pinned=True)
+        return pin_result
 
     def held(
-        self, tenant: str, keys: Sequence[bytes], pinning: PinResult, answers: Iterable[tuple[Sequence[bytes], bytes | None]]
+        self, tenant: str, keys: Sequence[bytes], pin_result: PinResult, answers: Iterable[tuple[Sequence[bytes], bytes | None]]
     ) -> bytes:
         """Return the final flags of a pin of `keys`, once it is durable and the nodes have responded. `answers` has,
         for each node, its keys and flags (1: it has the block); None for a node that will learn of the pin when it
@@ -103,7 +103,7 @@ class Pins:
             for key, flag in zip(told, flags or b"\1" * len(told), strict=True):
                 (there if flag else gone).add(key)
         gone -= there
-        return bytes(flag and key in pins and key not in gone for key, flag in zip(keys, pinning.flags, strict=True))
+        return bytes(flag and key in pins and key not in gone for key, flag in zip(keys, pin_result.flags, strict=True))
 
     def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
         """Return how many different keys have no pin."""
@@ -111,13 +111,13 @@ class Pins:
 
     def expire(self, now_ns: int) -> PinResult:
         """End pins whose time is over, at most MAX_ENDED; further ones at the next call."""
-        pinning = PinResult(b"", [], NodeCommands(self._master_epoch))
-        while self._ends and self._ends[0][0] <= now_ns and len(pinning.ops) < MAX_ENDED:
+        pin_result = PinResult(b"", [], NodeCommands(self._master_epoch))
+        while self._ends and self._ends[0][0] <= now_ns and len(pin_result.ops) < MAX_ENDED:
             until_ns, tenant, key = heapq.heappop(self._ends)
             owner = self._tenants.asked(tenant)
             if owner.pins.get(key) == until_ns:
-                self._let_go(pinning, owner, key)
-        return pinning
+                self._let_go(pin_result, owner, key)
+        return pin_result
 
     def check_integrity(self) -> None:
         """Assert that each pin with an end is in the heap. For tests."""
@@ -126,17 +126,17 @@ class Pins:
     def _begin(self, tenant: str, keys: Sequence[bytes]) -> PinResult:
         return PinResult(self._queries.exists(tenant, keys), [], NodeCommands(self._master_epoch))
 
-    def _check_share(self, tenant: str, keys: Sequence[bytes], pinning: PinResult) -> None:
+    def _check_share(self, tenant: str, keys: Sequence[bytes], pin_result: PinResult) -> None:
         share = self._share_of(tenant, PINS)
         if share is None:
             return
         pins = self._tenants.asked(tenant).pins
-        more = {key for key, flag in zip(keys, pinning.flags, strict=True) if flag and key not in pins}
+        more = {key for key, flag in zip(keys, pin_result.flags, strict=True) if flag and key not in pins}
         if more and len(pins) + len(more) > share.now:
             raise share.exceeded(tenant, PINS, used=len(pins), more=len(more))
 
-    def _owner(self, tenant: str, pinning: PinResult) -> Tenant:
-        return self._tenants.of(tenant) if 1 in pinning.flags else self._tenants.asked(tenant)
+    def _owner(self, tenant: str, pin_result: PinResult) -> Tenant:
+        return self._tenants.of(tenant) if 1 in pin_result.flags else self._tenants.asked(tenant)
 
     def _set(self, owner: Tenant, key: bytes, until_ns: int) -> None:
         owner.pins[key] = until_ns
@@ -148,14 +148,14 @@ class Pins:
             heapq.heapify(self._ends)
             self._max_ends = 2 * len(self._ends) + SPARE_ENDS
 
-    def _let_go(self, pinning: PinResult, owner: Tenant, key: bytes) -> None:
+    def _let_go(self, pin_result: PinResult, owner: Tenant, key: bytes) -> None:
         del owner.pins[key]
-        pinning.ops.extend((records.unpin(owner.prefix, key), *self._recording.settle(owner, key)))
-        self._tell(pinning, owner, key, pinned=False)
+        pin_result.ops.extend((records.unpin(owner.prefix, key), *self._record_policy.settle(owner, key)))
+        self._tell(pin_result, owner, key, pinned=False)
 
-    def _tell(self, pinning: PinResult, owner: Tenant, key: bytes, *, pinned: bool) -> None:
+    def _tell(self, pin_result: PinResult, owner: Tenant, key: bytes, *, pinned: bool) -> None:
         for node_id in self._rows.readable_at(owner, key):
-            pinning.commands.hold(node_id, owner, key, pinned=pinned)
+            pin_result.commands.hold(node_id, owner, key, pinned=pinned)
 
 
 def _ends_of(tenant: Tenant) -> list[tuple[int, str, bytes]]:

@@ -4,9 +4,9 @@ monotonic and passed in.
 A node lives from its registration until its connection to the master breaks or its heartbeats stop for the TTL.
 Messages of a dead node, or under an older registration, fail with StaleEpoch, and the node registers again.
 
-A node's *floor* is its removal horizon: blocks up to this generation may have been removed while it was unreachable,
-so it must drop them when it returns. An unknown node gets the floor of unknown nodes, since it may be a forgotten
-one. writes/removals.py raises floors."""
+A node's *removal horizon* is a generation. Blocks up to it may have been removed while the node was unreachable, so
+it must drop them when it returns. An unknown node gets the horizon of unknown nodes, since it may be a forgotten
+one. writes/removals.py raises horizons."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ from kvstore.master.directory.records import (
     MAX_NAME_BYTES,
     NO_DESCRIPTION,
     Description,
-    GuestsRecord,
     NodeRecord,
+    UnknownNodesRecord,
 )
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
@@ -73,9 +73,8 @@ class NodeMember:
     """Increases with each change of the description."""
     written_off: bool = False
     """Dead for so long that it is no longer a holder of any block."""
-    floor: int = 0
-    """Removal horizon: it must drop blocks up to this generation, unless the directory lists it as a holder; 0 for
-    none."""
+    removal_horizon: int = 0
+    """It must drop blocks up to this generation, unless the directory lists it as a holder; 0 for none."""
     drain: str = ""
     """Destination of a drain (records.DRAINS); "" if it is not drained."""
     is_stopping: bool = False
@@ -138,13 +137,13 @@ class Membership:
     def __init__(self, *, wall_ns: int, node_ttl_ns: int, max_live: int, max_absent: int) -> None:
         """Registration epochs start above `wall_ns`, so that none repeats one of a former master.
 
-        A new node beyond `max_live` is refused; `surplus` returns the dead ones beyond `max_absent`."""
+        A new node beyond `max_live` is refused; `excess_dead` returns the dead ones beyond `max_absent`."""
         self._next_epoch = wall_ns + 1
         self._node_ttl_ns = node_ttl_ns
         self._max_live = max_live
         self._max_absent = max_absent
         self._last_node_id = 0
-        self._strangers_floor = 0
+        self._unknown_horizon = 0
         self._by_id: dict[int, NodeMember] = {}
         self._by_name: dict[str, NodeMember] = {}
         self._drains: dict[str, str] = {}
@@ -164,11 +163,11 @@ class Membership:
 
     def remember(self, record: NodeRecord, now_ns: int) -> None:
         """Add a node from the catalog: dead until it registers."""
-        self._add(NodeMember(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, floor=record.floor))
+        self._add(NodeMember(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, removal_horizon=record.removal_horizon))
 
-    def remember_strangers(self, record: GuestsRecord) -> None:
+    def load_unknown_nodes(self, record: UnknownNodesRecord) -> None:
         """Load the catalog's record about unknown nodes."""
-        self._strangers_floor = record.floor
+        self._unknown_horizon = record.removal_horizon
         self._last_node_id = max(self._last_node_id, record.last_node_id)
 
     def set_drain(self, name: str, to: str) -> None:
@@ -206,8 +205,8 @@ class Membership:
         _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
-            self._check_room(info.name)
-            node, is_new = self._add(NodeMember(node_id or self._last_node_id + 1, info, floor=self._strangers_floor)), True
+            self._check_limit(info.name)
+            node, is_new = self._add(NodeMember(node_id or self._last_node_id + 1, info, removal_horizon=self._unknown_horizon)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()
@@ -242,7 +241,7 @@ class Membership:
             raise InvalidArgument(f"a node reported {len(tenants)} tenants: at most {MAX_TENANT_USES} are allowed")
         node.tiers, node.counters, node.tenants = tiers, counters, tenants
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
-        node.load.told(counters, now_ns)
+        node.load.update(counters, now_ns)
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[NodeMember, Description]:
         """Replace parts of the node's description (None: unchanged). Return the node and its former description.
@@ -280,7 +279,7 @@ class Membership:
             node.written_off = True
         return found
 
-    def surplus(self) -> list[NodeMember]:
+    def excess_dead(self) -> list[NodeMember]:
         """Return the dead nodes beyond `max_absent`, those that died first. A node known only from the catalog
         counts once it is written off: after a failover all nodes have yet to register."""
         dead = [node for node in self._by_id.values() if not node.is_live and (node.epoch or node.written_off)]
@@ -301,22 +300,25 @@ class Membership:
         self._drains.pop(name, None)
         return node
 
-    def raise_floors(self, generation: int) -> list[Op]:
-        """Set the floor of every unsettled node, and of unknown nodes, to `generation`; return catalog operations."""
+    def raise_horizons(self, generation: int) -> list[Op]:
+        """Set the horizon of every unsettled node, and of unknown nodes, to `generation`; return catalog operations."""
         away = [node for node in self._by_id.values() if not node.is_settled]
         for node in away:
-            node.floor = generation
-        return [self.raise_strangers_floor(generation), *(records.put_node(node.info.name, node.node_id, node.floor) for node in away)]
+            node.removal_horizon = generation
+        return [
+            self.raise_unknown_horizon(generation),
+            *(records.put_node(node.info.name, node.node_id, node.removal_horizon) for node in away),
+        ]
 
-    def raise_strangers_floor(self, generation: int) -> Op:
-        self._strangers_floor = generation
-        return records.put_strangers(generation, self._last_node_id)
+    def raise_unknown_horizon(self, generation: int) -> Op:
+        self._unknown_horizon = generation
+        return records.put_unknown_nodes(generation, self._last_node_id)
 
-    def clear_floors(self) -> list[Op]:
-        """Clear the floors of settled nodes; return catalog operations."""
-        settled = [node for node in self._by_id.values() if node.floor and node.is_settled]
+    def clear_horizons(self) -> list[Op]:
+        """Clear the horizons of settled nodes; return catalog operations."""
+        settled = [node for node in self._by_id.values() if node.removal_horizon and node.is_settled]
         for node in settled:
-            node.floor = 0
+            node.removal_horizon = 0
         return [records.put_node(node.info.name, node.node_id, 0) for node in settled]
 
     def _set_description(self, node: NodeMember, description: Description) -> None:
@@ -327,7 +329,7 @@ class Membership:
         self._next_epoch += 1
         return self._next_epoch - 1
 
-    def _check_room(self, name: str) -> None:
+    def _check_limit(self, name: str) -> None:
         live_count = len(self.live())
         if live_count >= self._max_live:
             raise Full(f"there are {live_count} live nodes, as many as max_nodes allows: {name!r} cannot join")

@@ -30,16 +30,16 @@ class NodeLoad:
     def __init__(self) -> None:
         self.bytes_s = 0.0
         self._total_bytes: int | None = None
-        self._told_ns = 0
+        self._updated_ns = 0
 
-    def told(self, counters: Mapping[str, int], now_ns: int) -> None:
+    def update(self, counters: Mapping[str, int], now_ns: int) -> None:
         """Update from the node's counters since its process began."""
         total_bytes = sum(counters.get(name, 0) for name in COUNTERS)
-        elapsed_s = (now_ns - self._told_ns) / 1e9
+        elapsed_s = (now_ns - self._updated_ns) / 1e9
         if self._total_bytes is not None and elapsed_s > 0:
             kept = math.exp(-elapsed_s / SPAN_S)
             self.bytes_s = kept * self.bytes_s + (1 - kept) * max(0, total_bytes - self._total_bytes) / elapsed_s
-        self._total_bytes, self._told_ns = total_bytes, now_ns
+        self._total_bytes, self._updated_ns = total_bytes, now_ns
 
 
 def shares(nodes: Iterable["NodeMember"]) -> dict[int, float]:

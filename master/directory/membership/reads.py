@@ -16,7 +16,7 @@ from kvstore.protocol.errors import InvalidArgument
 
 MAX_NAMESPACES: Final = 4096
 """Most recently read namespaces that are kept."""
-MAX_TOLD: Final = 256
+MAX_REPORTED: Final = 256
 """Namespaces used of one heartbeat."""
 
 
@@ -36,7 +36,7 @@ class LastReads:
 
     def take(self, reads: Iterable[NamespaceLastRead], now_ns: int) -> None:
         """Apply a node's report. Raises InvalidArgument for an invalid age; entries before it are applied."""
-        for _number, read in zip(range(MAX_TOLD), reads, strict=False):
+        for _number, read in zip(range(MAX_REPORTED), reads, strict=False):
             if not 0 <= read.age_s < math.inf:
                 raise InvalidArgument(f"a node reported that a namespace was read {read.age_s} s ago: an age is finite and not negative")
             name, last_ns = (read.tenant, read.namespace), now_ns - int(read.age_s * 1e9)
@@ -54,10 +54,10 @@ class LastReads:
 
 NS_PER_S: Final = 1_000_000_000
 WANTED_S: Final = 30.0
-"""Reports are requested for this long after the last `want`."""
-ASK_S: Final = 5.0
+"""Reports are requested for this long after the last `request_reports`."""
+REPORT_INTERVAL_S: Final = 5.0
 """Minimum interval of one node's reports."""
-TOLD_S: Final = 20.0
+REPORT_TTL_S: Final = 20.0
 """A report is used for this long: its node may be unreachable, or its heartbeat late."""
 MAX_BLOCKS: Final = 20_000
 """Reported blocks of all nodes together."""
@@ -71,8 +71,8 @@ MAX_READS_PER_S: Final = 1e9
 class _NodeReads:
     """Time of a node's last request, and its last report (None: none yet) with its time."""
 
-    asked_ns: int
-    told_ns: int = 0
+    requested_ns: int
+    reported_ns: int = 0
     blocks: "dict[str, dict[bytes, float]] | None" = None
     far: list[tuple[str, bytes, float]] = field(default_factory=list)
 
@@ -84,23 +84,25 @@ class BlockHeat:
         self._until_ns = 0
         self._nodes: dict[int, _NodeReads] = {}
 
-    def want(self, now_ns: int) -> None:
+    def request_reports(self, now_ns: int) -> None:
         """Request reports from now on, for WANTED_S."""
         self._until_ns = now_ns + int(WANTED_S * NS_PER_S)
 
-    def ask(self, node_id: int, live: int, now_ns: int) -> int:
+    def blocks_to_report(self, node_id: int, live: int, now_ns: int) -> int:
         """Return how many blocks the node is to report with its next heartbeat, of `live` nodes; 0 for none now."""
         if now_ns >= self._until_ns:
             self._nodes.clear()
             return 0
         node = self._nodes.get(node_id)
-        if node is not None and now_ns - node.asked_ns < ASK_S * NS_PER_S:
+        if node is not None and now_ns - node.requested_ns < REPORT_INTERVAL_S * NS_PER_S:
             return 0
         if node is None:
             # Reports may be wanted for ever, while nodes return with new ids: drop those without recent reports.
-            self._nodes = {known_id: known for known_id, known in self._nodes.items() if now_ns - known.asked_ns <= TOLD_S * NS_PER_S}
+            self._nodes = {
+                known_id: known for known_id, known in self._nodes.items() if now_ns - known.requested_ns <= REPORT_TTL_S * NS_PER_S
+            }
             node = self._nodes[node_id] = _NodeReads(now_ns)
-        node.asked_ns = now_ns
+        node.requested_ns = now_ns
         return max(MIN_OF_NODE, min(MAX_OF_NODE, MAX_BLOCKS // max(1, live)))
 
     def take(self, node_id: int, reports: Sequence[pb.HotBlocks], now_ns: int) -> None:
@@ -118,7 +120,7 @@ class BlockHeat:
             raise InvalidArgument(f"a node reported the reads of a block as negative, or above {MAX_READS_PER_S:g} a second")
         node = self._nodes.get(node_id)
         if node is not None and blocks:
-            node.blocks, node.told_ns = blocks, now_ns
+            node.blocks, node.reported_ns = blocks, now_ns
             node.far = [
                 (report.tenant, key, far_reads_per_s)
                 for report in reports
@@ -130,7 +132,7 @@ class BlockHeat:
         """Return the tenant's reported blocks, with their reads a second at all nodes."""
         found: dict[bytes, float] = {}
         for node in self._nodes.values():
-            if node.blocks is None or now_ns - node.told_ns > TOLD_S * NS_PER_S:
+            if node.blocks is None or now_ns - node.reported_ns > REPORT_TTL_S * NS_PER_S:
                 continue
             for key, reads_per_s in node.blocks.get(tenant, {}).items():
                 found[key] = found.get(key, 0.0) + reads_per_s
@@ -139,5 +141,5 @@ class BlockHeat:
     def far_reads(self, now_ns: int) -> Iterator[tuple[str, bytes, float]]:
         """Iterate over (tenant, key, reads a second by other hosts than the node's) of each node's report. A
         snapshot: later reports do not change it."""
-        told = [node.far for node in self._nodes.values() if now_ns - node.told_ns <= TOLD_S * NS_PER_S]
+        told = [node.far for node in self._nodes.values() if now_ns - node.reported_ns <= REPORT_TTL_S * NS_PER_S]
         return itertools.chain.from_iterable(told)

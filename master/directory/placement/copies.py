@@ -18,7 +18,7 @@ FULL_SHARE: Final = 0.05
 blocks."""
 REFUSED_NS: Final = 2_000_000_000
 """A node that did not take an ordered copy counts as full for this long."""
-LOOK_COST: Final = 8
+CHECK_COST: Final = 8
 """Cost of checking one block, in rows of `CopyLimits.rows`: some ten microseconds, where a row of a column takes
 next to none."""
 
@@ -127,19 +127,19 @@ class CopyBatcher:
 class CopyReceivers:
     """Possible receivers of copies in one step of a `CopyBatcher`. Not thread-safe."""
 
-    def __init__(self, copying: CopyBatcher, nodes: Mapping[int, NodeMember]) -> None:
-        self._copying, self._nodes = copying, nodes
+    def __init__(self, batcher: CopyBatcher, nodes: Mapping[int, NodeMember]) -> None:
+        self._batcher, self._nodes = batcher, nodes
         self._share: dict[int, float] = {}
         self._most_bytes: int | None = None
         """Largest room at the first choice; it only shrinks within a step."""
-        self.looked_at = 0
+        self.checked = 0
         """Nodes that were checked one by one."""
 
     def choose(self, size_bytes: int, *, has: Collection[int], hosts: Collection[str], last: Collection[int]) -> int:
         """Return a node with room that is not in `has`, 0 if none has. Preferred: another host than `hosts`, then a
         node of `last`, then the most room weighted by load. O(1) if no node has room, or one of `last` is as good as
         any."""
-        room = self._copying.room
+        room = self._batcher.room
         if self._most_bytes is None:
             self._most_bytes = max((room.get(node_id, 0) for node_id in self._nodes), default=0)
             self._share = shares(self._nodes.values())
@@ -147,7 +147,7 @@ class CopyReceivers:
             return 0
         fitting = [node for node in self._fitting(last, has, size_bytes) if node.host not in hosts]
         if not fitting:
-            self.looked_at += len(self._nodes)
+            self.checked += len(self._nodes)
             fitting = self._fitting(self._nodes, has, size_bytes)
         best = max(
             fitting,
@@ -157,5 +157,5 @@ class CopyReceivers:
         return best.node_id if best is not None else 0
 
     def _fitting(self, node_ids: Collection[int], has: Collection[int], size_bytes: int) -> list[NodeMember]:
-        room, nodes = self._copying.room, self._nodes
+        room, nodes = self._batcher.room, self._nodes
         return [nodes[one] for one in node_ids if one in nodes and one not in has and room.get(one, 0) >= size_bytes]

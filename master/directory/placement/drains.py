@@ -16,7 +16,7 @@ from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.membership.members import NodeMember
-from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE
@@ -25,7 +25,7 @@ from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_states import ALIVE
 
-LOOK_NS: Final = 500_000_000
+COUNT_INTERVAL_NS: Final = 500_000_000
 """Interval at which the remaining blocks are counted."""
 NVME: Final = TIER_BITS["nvme"]
 WORKING: Final = ("open_puts", "undecided", "publish_backlog")
@@ -56,7 +56,7 @@ class _Drain:
     """A block found no free space in this walk over the rows; `lacked_room`: in the one before."""
     lacked_room: bool = False
     saves: bool = False
-    told: tuple[int, int] = (0, 0)
+    acknowledged: tuple[int, int] = (0, 0)
     """Registration and mode of the last Drain that the node has acknowledged."""
 
 
@@ -65,7 +65,7 @@ class NodeDrains:
 
     def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits) -> None:
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = CopyBatcher(parts, replication, pace)
+        self._batcher = CopyBatcher(parts, replication, pace)
         self._drains: dict[int, _Drain] = {}
         self._wanted: dict[int, int] = {}
         """Holder sets that are only at stopping nodes, to rows."""
@@ -105,42 +105,42 @@ class NodeDrains:
         if not node.drain:
             return None
         drain = self._drains.get(node.node_id, _Drain())
-        copying = self._copying.count_from(node.node_id)
+        copying = self._batcher.count_from(node.node_id)
         can_stay = node.drain == TO_NVME or drain.lacked_room
         is_done = drain.is_quiet and not drain.left and (can_stay or not drain.kept)
         return DrainProgress(node.drain, is_done, drain.left, drain.kept, copying, drain.lacked_room)
 
     # --- commands to nodes ---
 
-    def to_tell(self) -> list[tuple[NodeMember, int]]:
+    def unacknowledged(self) -> list[tuple[NodeMember, int]]:
         """Return the drained nodes that have not acknowledged their mode under their registration, with the mode."""
         found = []
         for node in self._members.live():
             if node.drain:
                 drain = self._drains.setdefault(node.node_id, _Drain())
                 mode = DRAIN_SAVE if drain.saves or node.drain == TO_NVME else DRAIN_CLOSED
-                if drain.told != (node.epoch, mode):
+                if drain.acknowledged != (node.epoch, mode):
                     found.append((node, mode))
         return found
 
-    def told(self, node_id: int, epoch: int, mode: int) -> None:
+    def acknowledged(self, node_id: int, epoch: int, mode: int) -> None:
         """Record that the node has acknowledged the mode, under that registration."""
         drain = self._drains.get(node_id)
         if drain is not None:
-            drain.told = (epoch, mode)
+            drain.acknowledged = (epoch, mode)
 
     # --- copies ---
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Count the remaining blocks, if it is time, and order the next copies."""
-        self._copying.begin(now_ns)
+        self._batcher.begin(now_ns)
         going = {node.node_id: node for node in self._members.live() if node.drain}
         for node_id in self._drains.keys() - going.keys():
             del self._drains[node_id]
         if not going:
             return []
         if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_NS
+            self._look_ns = now_ns + COUNT_INTERVAL_NS
             self._look(going)
         return self._order(going) if self._wanted else []
 
@@ -159,11 +159,11 @@ class NodeDrains:
         for node_id, (left, kept) in counts.items():
             drain = self._drains.setdefault(node_id, _Drain())
             drain.left, drain.kept = left, kept
-            drain.is_quiet = _has_said_all(going[node_id])
+            drain.is_quiet = _has_reported_all(going[node_id])
 
     def _order(self, going: dict[int, NodeMember]) -> list[CopyOrder]:
         begin = self._row if self._row < len(self._rows) else 0
-        end = min(begin + self._copying.pace.rows, len(self._rows))
+        end = min(begin + self._batcher.pace.rows, len(self._rows))
         if begin == 0:
             self._begin_pass()
         self._most_bytes = MAX_VALUE_BYTES
@@ -172,12 +172,12 @@ class NodeDrains:
         held = np.frombuffer(self._rows.holders, np.uint32)[begin:end].copy()  # the column cannot grow while numpy views it
         found: Sequence[int] = (np.flatnonzero(is_wanted[np.minimum(held, len(is_wanted) - 1)] & (held < len(is_wanted))) + begin).tolist()
         self._row = end
-        for looked_at, row in enumerate(found):
-            if self._copying.is_busy or looked_at * LOOK_COST >= self._copying.pace.rows:
+        for checked, row in enumerate(found):
+            if self._batcher.is_busy or checked * CHECK_COST >= self._batcher.pace.rows:
                 self._row = row  # continue here once copies have arrived
                 break
             self._order_one(row, going)
-        return self._copying.take_orders()
+        return self._batcher.take_orders()
 
     def _begin_pass(self) -> None:
         """Begin a walk over the rows. Nodes with blocks that found no room in the last walk are to write them to
@@ -194,14 +194,14 @@ class NodeDrains:
         source = next((node_id for node_id, state in self._rows.pairs(row) if node_id in going and not state & HINT), None)
         if source is None or going[source].drain != TO_PEERS or going[source].state != ALIVE:
             return
-        room = self._copying.room
+        room = self._batcher.room
         if room.get(self._target, 0) < size_bytes <= self._most_bytes:  # else keep the receiver: chains stay together
             self._target = max(room, key=room.__getitem__, default=0)
             self._most_bytes = room.get(self._target, 0)
         if room.get(self._target, 0) < size_bytes:
             self._drains[source].lacks_room = True
             return
-        self._copying.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
+        self._batcher.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
 
     def _named(self, name: str) -> NodeMember:
         node = self._members.named(name)
@@ -211,7 +211,7 @@ class NodeDrains:
         return node
 
 
-def _has_said_all(node: NodeMember) -> bool:
+def _has_reported_all(node: NodeMember) -> bool:
     """Return True if the node's last heartbeat reports that it takes no blocks and has no reports under way."""
     is_closed = node.state == ALIVE and bool(node.counters.get("closed", 0))
     return is_closed and not any(node.counters.get(name, 0) for name in WORKING)

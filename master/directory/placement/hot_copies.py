@@ -62,7 +62,7 @@ class HotCopies:
         self,
         parts: DirectoryParts,
         replication: ReplicaPlanner,
-        heat: BlockHeat,
+        block_heat: BlockHeat,
         hot: dict[tuple[str, bytes], HotBlock],
         pace: CopyLimits,
         *,
@@ -71,8 +71,8 @@ class HotCopies:
     ) -> None:
         """`hot` is filled here, and read by LastReplicas."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._heat, self._spread, self._rng = heat, spread, rng
-        self._copying = CopyBatcher(parts, replication, pace)
+        self._block_heat, self._spread, self._rng = block_heat, spread, rng
+        self._batcher = CopyBatcher(parts, replication, pace)
         self._hot = hot
         self._under_way: dict[tuple[str, bytes], int] = {}
         """Receiver of a block's next copy."""
@@ -80,7 +80,7 @@ class HotCopies:
         self._round_ns = 0
         """Earliest start of the next round."""
         self._now_ns = 0
-        self._takers: dict[int, NodeMember] = {}
+        self._accepting: dict[int, NodeMember] = {}
         """Possible receivers when the round began; `room` tells which of them still take blocks."""
         self._share: dict[int, float] = {}
         self._chosen = 0
@@ -99,12 +99,12 @@ class HotCopies:
         """Order the next copies."""
         if not self.is_on:
             return []
-        self._heat.want(now_ns)
-        for where in self._copying.begin(now_ns):
+        self._block_heat.request_reports(now_ns)
+        for where in self._batcher.begin(now_ns):
             self._ended(where, now_ns)
         self._now_ns, self._chosen = now_ns, 0
         if self._round is None and now_ns >= self._round_ns:
-            self._round, self._round_ns = self._look_around(now_ns), now_ns + ROUND_NS
+            self._round, self._round_ns = self._round_parts(now_ns), now_ns + ROUND_NS
         left = STEP_COST
         while self._round is not None and left > 0:
             cost = next(self._round, None)
@@ -112,7 +112,7 @@ class HotCopies:
                 self._round = None
             else:
                 left -= cost
-        return self._copying.take_orders()
+        return self._batcher.take_orders()
 
     def check_integrity(self) -> None:
         """Assert that the limits hold, and each copy under way is of a known block. For tests."""
@@ -134,12 +134,12 @@ class HotCopies:
         self.copied_blocks += 1
         self.copied_bytes += size_bytes
 
-    def _look_around(self, now_ns: int) -> Iterator[int]:
+    def _round_parts(self, now_ns: int) -> Iterator[int]:
         """Run a round, in parts; yields the cost of each."""
-        self._takers = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
-        self._share = shares(self._takers.values())
+        self._accepting = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
+        self._share = shares(self._accepting.values())
         rates: dict[_Where, float] = {}
-        for tenant, key, reads_per_s in self._heat.far_reads(now_ns):
+        for tenant, key, reads_per_s in self._block_heat.far_reads(now_ns):
             rates[tenant, key] = rates.get((tenant, key), 0.0) + reads_per_s
             yield 1
         for where in list(self._hot):
@@ -174,15 +174,15 @@ class HotCopies:
         if block is None or not sources or block.generation != generation:
             return 0  # a new version: the block is dropped in the next round
         self._count(block, max(block.count, min(self._spread.copies, int(rate / self._spread.reads_per_s))))
-        if self._copying.is_busy or self._now_ns < block.not_before_ns or self._replication.is_ordered(*where):
+        if self._batcher.is_busy or self._now_ns < block.not_before_ns or self._replication.is_ordered(*where):
             return 0
-        if sum(node_id in self._takers for node_id in sources) > block.count:
+        if sum(node_id in self._accepting for node_id in sources) > block.count:
             return 0
         node_id = self._choose({node_id for node_id, _state in pairs}, self._near(where[0], row), self._rows.sizes[row])
         if node_id:
             self._chosen = self._under_way[where] = node_id
-            self._copying.add(*where, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
-        return COST_OF_CHOICE + len(self._takers)
+            self._batcher.add(*where, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
+        return COST_OF_CHOICE + len(self._accepting)
 
     def _count(self, block: HotBlock, count: int) -> None:
         self.hot_blocks += (count > 0) - (block.count > 0)
@@ -200,8 +200,8 @@ class HotCopies:
     def _choose(self, has: Set[int], near: Set[int], size_bytes: int) -> int:
         """Return a node with room, 0 if none has. Preferred: another host, then a node with copies of its chain;
         else drawn by room and load."""
-        room = self._copying.room
-        fitting = [node for node_id, node in self._takers.items() if node_id not in has and room.get(node_id, 0) >= size_bytes]
+        room = self._batcher.room
+        fitting = [node for node_id, node in self._accepting.items() if node_id not in has and room.get(node_id, 0) >= size_bytes]
         hosts = {node.host for node_id in has if (node := self._members.get(node_id)) is not None}
         best = [node for node in fitting if node.host not in hosts] or fitting
         if not best:

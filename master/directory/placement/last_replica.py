@@ -25,7 +25,7 @@ class LastReplicas:
         self._rows, self._tenants, self._members = parts.rows, parts.tenants, parts.members
         self._guests, self._hot = guests, hot
 
-    def may_leave(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
+    def may_evict(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
         """Return a flag a key, 1 if other nodes, live and staying, hold and keep it. Raises StaleEpoch."""
         self._members.check(node_id, epoch)
         owner = self._tenants.asked(tenant)

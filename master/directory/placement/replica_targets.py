@@ -13,7 +13,7 @@ from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.membership.members import NodeMember
-from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
@@ -21,7 +21,7 @@ from kvstore.protocol.node_states import ALIVE
 
 PAUSE_NS: Final = 1_000_000_000
 """Delay before a block that found no room is checked again."""
-NO_ROOM_COST: Final = 2 * LOOK_COST
+NO_ROOM_COST: Final = 2 * CHECK_COST
 """Additional cost of a block without room: it is checked repeatedly while the caches are full."""
 
 _Where = tuple[str, bytes]
@@ -41,7 +41,7 @@ class ReplicaTargets:
     def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits, *, patience_ns: int) -> None:
         """A node that died less than `patience_ns` ago may return with its blocks: its replicas still count."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = CopyBatcher(parts, replication, pace)
+        self._batcher = CopyBatcher(parts, replication, pace)
         self._patience_ns = patience_ns
         self._due: OrderedDict[_Where, None] = OrderedDict()
         """Blocks to be checked next."""
@@ -62,7 +62,7 @@ class ReplicaTargets:
         if not 1 <= count <= MAX_REPLICAS:
             raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {count}")
         owner = self._tenants.asked(tenant)
-        takers = self._takers()
+        accepting = self._accepting()
         flags, ops = bytearray(), list[Change]()
         there: dict[int, int] = {}  # by holder set: the number of confirmed, staying holders
         for key, row in zip(keys, owner.rows.find(keys).tolist(), strict=True):
@@ -75,26 +75,26 @@ class ReplicaTargets:
                 self._due[tenant, key] = None
             held = self._rows.holders[row]
             if held not in there:
-                there[held] = sum(node_id in takers and not state & HINT for node_id, state in self._rows.pairs(row))
-            is_there, may_be = there[held] >= count, len(takers) >= count
+                there[held] = sum(node_id in accepting and not state & HINT for node_id, state in self._rows.pairs(row))
+            is_there, may_be = there[held] >= count, len(accepting) >= count
             flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
             if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
                 self._due[tenant, key] = None  # a replica was evicted since: without a check a waiting client would time out
         return TargetResult(bytes(flags), ops)
 
-    def look_again(self, tenant: str, key: bytes) -> None:
+    def recheck(self, tenant: str, key: bytes) -> None:
         """Check the block again: it may have lost replicas other than by eviction."""
         if key in self._tenants.asked(tenant).targets:
             self._due[tenant, key] = None
 
-    def step(self, now_ns: int, *, is_tick: bool = True) -> list[CopyOrder]:
+    def step(self, now_ns: int, *, is_periodic: bool = True) -> list[CopyOrder]:
         """Order the next copies. Checks blocks whose copies arrived or failed. Blocks without room, and all targets
         after nodes joined or died, are checked in ticks only: requests are many, and each would do a full step of
         them."""
-        copying = self._copying
-        self._due.update(dict.fromkeys(copying.begin(now_ns)))
-        takers = self._takers()
-        receivers = CopyReceivers(copying, takers)
+        batcher = self._batcher
+        self._due.update(dict.fromkeys(batcher.begin(now_ns)))
+        accepting = self._accepting()
+        receivers = CopyReceivers(batcher, accepting)
         counted = {node.node_id: node for node in self._members if not node.drain and self._counts(node, now_ns)}
         seen = frozenset((node.node_id, node.epoch, node.state) for node in counted.values())
         if seen != self._seen:
@@ -102,18 +102,18 @@ class ReplicaTargets:
             self._walk = self._all()
         self._ordered.clear()
         cost = 0
-        while cost + receivers.looked_at < copying.pace.rows and not copying.is_busy:
-            where = self._next(now_ns) if self._due or is_tick else None
+        while cost + receivers.checked < batcher.pace.rows and not batcher.is_busy:
+            where = self._next(now_ns) if self._due or is_periodic else None
             if where is None:
                 break
-            cost += LOOK_COST
+            cost += CHECK_COST
             if where in self._ordered:
                 continue
             self._no_room.pop(where, None)
-            if not self._look_at(where, takers, counted, receivers):
+            if not self._check_block(where, accepting, counted, receivers):
                 self._no_room[where] = now_ns + PAUSE_NS
                 cost += NO_ROOM_COST
-        return copying.take_orders()
+        return batcher.take_orders()
 
     def _next(self, now_ns: int) -> _Where | None:
         if self._due:
@@ -123,7 +123,7 @@ class ReplicaTargets:
             return self._no_room.popitem(last=False)[0]
         return where
 
-    def _takers(self) -> dict[int, NodeMember]:
+    def _accepting(self) -> dict[int, NodeMember]:
         return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
 
     def _all(self) -> Iterator[_Where]:
@@ -136,7 +136,9 @@ class ReplicaTargets:
         """Return True if the node's replicas count: it takes blocks, or died only recently."""
         return node.takes_blocks or (not node.is_live and now_ns < node.changed_ns + self._patience_ns)
 
-    def _look_at(self, where: _Where, takers: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers) -> bool:
+    def _check_block(
+        self, where: _Where, accepting: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers
+    ) -> bool:
         """Order the missing copies of a block. Return False if no node has room for one."""
         name, key = where
         owner = self._tenants.asked(name)
@@ -145,13 +147,13 @@ class ReplicaTargets:
         sources = [node_id for node_id, state in pairs if not state & HINT and node_id in self._rows.sets.live_nodes]
         if key not in owner.targets or not sources or self._replication.is_removed(owner, key, row):
             return True
-        has = {node_id for node_id, state in pairs if node_id in counted and not (state & HINT and node_id in takers)}
-        has |= takers.keys() & self._replication.receivers(name, key)
+        has = {node_id for node_id, state in pairs if node_id in counted and not (state & HINT and node_id in accepting)}
+        has |= accepting.keys() & self._replication.receivers(name, key)
         chosen: set[int] = set()
         has_room = True
         for _ in range(owner.targets[key] - len(has)):
             there = has.union(sources)
-            if takers.keys() <= there:
+            if accepting.keys() <= there:
                 break  # too few nodes: once one joins, all targets are walked
             hosts = {node.host for node_id in there if (node := self._members.get(node_id)) is not None}
             node_id = receivers.choose(self._rows.sizes[row], has=there, hosts=hosts, last=self._last)
@@ -160,7 +162,7 @@ class ReplicaTargets:
                 break
             has.add(node_id)
             chosen.add(node_id)
-            self._copying.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
+            self._batcher.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
         if chosen:
             self._last = frozenset(chosen)
             self._ordered.add(where)

@@ -55,7 +55,7 @@ class ReplicaPlanner:
     """Orders of copies under way. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts) -> None:
-        self._rows, self._tenants, self._members, self._recording = parts.rows, parts.tenants, parts.members, parts.recording
+        self._rows, self._tenants, self._members, self._record_policy = parts.rows, parts.tenants, parts.members, parts.record_policy
         self._master_epoch = parts.master_epoch
         self._orders: dict[_Where, _OrderedCopy] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
@@ -134,7 +134,7 @@ class ReplicaPlanner:
             if arrived and order is not None and order.epoch == node.epoch and pairs and self._rows.generations[row] == generation:
                 self._rows.hold(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
                 entered.flags[index] = 1
-                entered.ops.extend(self._recording.ops(owner, key))
+                entered.ops.extend(self._record_policy.ops(owner, key))
                 if key in owner.pins:
                     entered.commands.hold(node_id, owner, key, pinned=True)
         return entered

@@ -14,7 +14,7 @@ from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.membership.members import NodeMember
-from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.node_states import ALIVE
 
@@ -30,7 +30,7 @@ MAX_OFFERED: Final = 1 << 16
 """Offered blocks queued; further ones are offered again later."""
 MAX_GUESTS: Final = 1 << 18
 """Known spilled blocks, the newest ones: of older ones the generation selects the keeper. About 60 MB."""
-TIDIED_GUESTS: Final = 256
+CHECKED_GUESTS: Final = 256
 """Spilled blocks that a step checks for being at their source."""
 
 
@@ -49,7 +49,7 @@ class SpilledBlocks:
         """A receiver keeps `free_share` of its capacity free; 0 turns spilling off. `guests` is filled here, and
         read by LastReplicas."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = CopyBatcher(parts, replication, pace, full_share=free_share)
+        self._batcher = CopyBatcher(parts, replication, pace, full_share=free_share)
         self._free_share = free_share
         self.guests = guests
         self._offers: OrderedDict[tuple[str, bytes], int] = OrderedDict()
@@ -77,19 +77,19 @@ class SpilledBlocks:
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies."""
-        for where in self._copying.begin(now_ns):
+        for where in self._batcher.begin(now_ns):
             self._ended(where)
-        self._tidy()
+        self._drop_stale()
         if not self._offers:
             return []
-        takers = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
-        receivers = CopyReceivers(self._copying, takers)
+        accepting = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
+        receivers = CopyReceivers(self._batcher, accepting)
         cost = 0
-        while self._offers and not self._copying.is_busy and cost + receivers.looked_at < self._copying.pace.rows:
-            cost += LOOK_COST
+        while self._offers and not self._batcher.is_busy and cost + receivers.checked < self._batcher.pace.rows:
+            cost += CHECK_COST
             where, source = self._offers.popitem(last=False)
-            self._look_at(where, source, takers, receivers)
-        return self._copying.take_orders()
+            self._check_block(where, source, accepting, receivers)
+        return self._batcher.take_orders()
 
     def _ended(self, where: tuple[str, bytes]) -> None:
         """A copy has arrived, or failed."""
@@ -107,16 +107,16 @@ class SpilledBlocks:
             self.guests.popitem(last=False)
         self.guests[where] = guest
 
-    def _tidy(self) -> None:
+    def _drop_stale(self) -> None:
         """Drop spilled blocks that are gone at their source or receiver."""
-        for _ in range(min(TIDIED_GUESTS, len(self.guests))):
+        for _ in range(min(CHECKED_GUESTS, len(self.guests))):
             where, guest = self.guests.popitem(last=False)
             owner = self._tenants.get(where[0])
             holders = dict(self._rows.pairs(owner.rows.get(where[1], NO_ROW))) if owner is not None else {}
             if {guest.node_id, guest.source_node_id} <= holders.keys():
                 self.guests[where] = guest  # to the end of the queue
 
-    def _look_at(self, where: tuple[str, bytes], source: int, takers: dict[int, NodeMember], receivers: CopyReceivers) -> None:
+    def _check_block(self, where: tuple[str, bytes], source: int, accepting: dict[int, NodeMember], receivers: CopyReceivers) -> None:
         """Order a copy, unless other nodes keep the block by now. If no node has room, the source will offer it
         again."""
         tenant, key = where
@@ -125,10 +125,10 @@ class SpilledBlocks:
         holders, node = dict(self._rows.pairs(row)), self._members.get(source)
         if owner is None or node is None or not node.is_live or holders.get(source, HINT) & HINT:
             return
-        others = sum(node_id in takers and node_id != source and not state & HINT for node_id, state in holders.items())
+        others = sum(node_id in accepting and node_id != source and not state & HINT for node_id, state in holders.items())
         if others >= owner.targets.get(key, 1) or self._replication.is_ordered(tenant, key):
             return
         receiver = receivers.choose(self._rows.sizes[row], has=holders, hosts=(node.host,), last=self._last)
         if receiver:
             self._last, self._under_way[where] = frozenset((receiver,)), SpilledBlock(receiver, source)
-            self._copying.add(tenant, key, self._rows.sizes[row], node_id=receiver, source_node_id=source)
+            self._batcher.add(tenant, key, self._rows.sizes[row], node_id=receiver, source_node_id=source)

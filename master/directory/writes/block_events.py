@@ -19,7 +19,7 @@ from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT, TIERS, has_holder, with_holder, without_holder
-from kvstore.master.directory.index.key_index import FEW, Found
+from kvstore.master.directory.index.key_index import SMALL_BATCH, Found
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Pending, PendingBatch, Tenant
 from kvstore.master.directory.membership.members import NodeMember
@@ -53,7 +53,7 @@ class PublishPlan:
     batch: PendingBatch | None = None
     """All commits, if they were taken as a batch."""
     owed: int = 0
-    """Removed blocks that the node named. Call `paid` when it has acknowledged their drops."""
+    """Removed blocks that the node named. Call `drops_acknowledged` when it has acknowledged their drops."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class BlockEventWriter:
 
     def __init__(self, parts: DirectoryParts, reservations: DirectoryReservations) -> None:
         self._rows, self._tenants, self._members, self._reservations = parts.rows, parts.tenants, parts.members, reservations
-        self._recording = parts.recording
+        self._record_policy = parts.record_policy
         self._master_epoch = parts.master_epoch
         self._next_ticket = 1
 
@@ -85,7 +85,7 @@ class BlockEventWriter:
         self._rows.sets.rewrite(node.node_id, known)
 
     def write_off(self, node_id: int) -> None:
-        """Remove the node from all holder sets. `Directory.sweep` deletes its rows."""
+        """Remove the node from all holder sets. `Directory.delete_unheld` deletes its rows."""
         self._rows.sets.rewrite(node_id, lambda _state: None)
 
     def plan(self, node_id: int, message: Publish) -> PublishPlan:
@@ -109,7 +109,7 @@ class BlockEventWriter:
             self._hold_pinned(plan)
         return plan
 
-    def paid(self, plan: PublishPlan) -> None:
+    def drops_acknowledged(self, plan: PublishPlan) -> None:
         """The node has acknowledged all drops of removed blocks of the plan."""
         node = self._members.get(plan.node_id)
         if node is not None and node.epoch == plan.epoch:
@@ -135,7 +135,7 @@ class BlockEventWriter:
             if is_current:
                 self._enter(effects, tenant, key, waiting)
             else:
-                effects.ops += self._recording.ops(tenant, key)
+                effects.ops += self._record_policy.ops(tenant, key)
         return effects
 
     def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Change]:
@@ -146,14 +146,14 @@ class BlockEventWriter:
         held = self._rows.generations[row] <= generation and self._let_go(tenant, key, node_id)
         if not queued and not held:
             return []
-        ops = self._recording.ops(tenant, key)
+        ops = self._record_policy.ops(tenant, key)
         if key not in tenant.pending and not self._rows.pairs(tenant.rows.get(key, NO_ROW)):
             ops += self._forget_marks(tenant, key)
         return ops
 
-    def gone_all(self, node_id: int, tenant: Tenant, keys: Sequence[bytes], generations: Sequence[int]) -> list[Change]:
+    def remove_holder_all(self, node_id: int, tenant: Tenant, keys: Sequence[bytes], generations: Sequence[int]) -> list[Change]:
         """As `gone`, for each. Blocks without another holder are removed as a batch."""
-        if len(keys) <= FEW or tenant.pending.has_any(keys) or len(set(keys)) < len(keys):
+        if len(keys) <= SMALL_BATCH or tenant.pending.has_any(keys) or len(set(keys)) < len(keys):
             return [op for key, generation in zip(keys, generations, strict=True) for op in self.gone(node_id, tenant, key, generation)]
         rows = tenant.rows.find(keys)
         is_held = np.frombuffer(self._rows.generations, np.uint64)[rows] <= np.array(generations, np.uint64)
@@ -162,12 +162,12 @@ class BlockEventWriter:
         is_held &= np.isin(held, theirs)
         is_last = is_held & np.isin(held, [index for index in theirs if len(self._rows.sets[index]) == 1])
         left = np.flatnonzero(is_held & ~is_last).tolist()
-        ops = self._last_gone(tenant, list(compress(keys, is_last.tolist())), rows[is_last])
+        ops = self._remove_last(tenant, list(compress(keys, is_last.tolist())), rows[is_last])
         return ops + [op for number in left for op in self.gone(node_id, tenant, keys[number], generations[number])]
 
-    def _last_gone(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
+    def _remove_last(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
         """Remove blocks without holders and without pending commits."""
-        ops = self._recording.gone(tenant, keys, rows)
+        ops = self._record_policy.gone(tenant, keys, rows)
         self._rows.remove_all(tenant, rows.astype(np.uint32))
         for key in keys if tenant.pins or tenant.targets else ():
             ops += self._forget_marks(tenant, key)
@@ -186,7 +186,7 @@ class BlockEventWriter:
         """Remove unreachable nodes from the block's holders; return operations. A node that returns has its
         inventory compared."""
         stripped = [self._let_go(tenant, key, node_id) for node_id in node_ids]
-        return self._recording.ops(tenant, key) if any(stripped) else []
+        return self._record_policy.ops(tenant, key) if any(stripped) else []
 
     def check_integrity(self) -> None:
         """Assert that each node has at most one pending version a key, and no entry is empty. For tests."""
@@ -210,17 +210,17 @@ class BlockEventWriter:
             strict=True,
         )
         self._reservations.saw(max(message.generations, default=0))
-        floor = node.floor
+        removal_horizon = node.removal_horizon
         if self._plan_new(plan, node, message, tenants):
             return
         if len(tenants) == 1 and message.kinds.count(EVENT_GONE) == len(message.keys):
-            plan.ops += self.gone_all(plan.node_id, tenants[0], message.keys, message.generations)
+            plan.ops += self.remove_holder_all(plan.node_id, tenants[0], message.keys, message.generations)
             return
         left = self._plan_held(node, message, tenants)
         for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns if left is None else compress(columns, left):
             if kind == EVENT_COMMIT:
                 version = Version(size, checksum, generation, namespace, parent)
-                if (generation <= floor or tenant.removed) and self._is_removed(tenant, key, node, version):
+                if (generation <= removal_horizon or tenant.removed) and self._is_removed(tenant, key, node, version):
                     plan.owed += 1
                     node.dropped += 1
                     plan.commands.drop(plan.node_id, tenant, key, generation, force=True)
@@ -230,18 +230,18 @@ class BlockEventWriter:
                 plan.ops += self.gone(plan.node_id, tenant, key, generation)
             else:
                 self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
-                plan.ops += self._recording.settle(tenant, key)
+                plan.ops += self._record_policy.settle(tenant, key)
 
     def _commit(self, plan: PublishPlan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
         self._reservations.end(tenant, key, version.generation)
         if key not in tenant.rows and key not in tenant.pending:
             tenant.pending[key] = (Pending(plan.ticket, node_id, version, tiers),)
-            if self._recording.is_all:
+            if self._record_policy.is_all:
                 plan.ops.append(records.put_block(tenant.name, key, version, (node_id,)))
             plan.commits.append((tenant, key))
         elif self._is_held(tenant, key, node_id, version, tiers):
-            plan.ops += self._recording.settle(tenant, key)
+            plan.ops += self._record_policy.settle(tenant, key)
         else:
             self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
 
@@ -250,7 +250,7 @@ class BlockEventWriter:
         False, with nothing changed, for other messages."""
         keys, generations = message.keys, message.generations
         is_plain = len(keys) >= MIN_NEW and message.kinds.count(EVENT_COMMIT) == len(keys) and len(tenants) == len(message.namespaces) == 1
-        if not is_plain or min(generations) <= node.floor:
+        if not is_plain or min(generations) <= node.removal_horizon:
             return False
         tenant = tenants[0]
         if tenant.removed or tenant.pending.has_any(keys) or not _are_new(tenant, keys):
@@ -262,7 +262,7 @@ class BlockEventWriter:
         puts = BlockPuts(tenant.name, keys, message.sizes, message.checksums, generations, namespaces, message.parents, holders)
         plan.batch = PendingBatch(plan.ticket, plan.node_id, puts, message.tiers.translate(_MASKS))
         tenant.pending.add_all(plan.batch)
-        if self._recording.is_all:
+        if self._record_policy.is_all:
             plan.ops.append(puts)
         plan.commits += zip(repeat(tenant), keys)  # noqa: B905  (repeat)
         return True
@@ -272,7 +272,7 @@ class BlockEventWriter:
         `_commit`: nearly all, after a brief disconnection. Return which events are left; None for all."""
         keys = message.keys
         is_plain = len(tenants) == 1 and len(keys) >= MIN_NEW and message.kinds.count(EVENT_COMMIT) == len(keys)
-        if node.state != SYNCING or not self._recording.is_all or not is_plain or min(message.generations) <= node.floor:
+        if node.state != SYNCING or not self._record_policy.is_all or not is_plain or min(message.generations) <= node.removal_horizon:
             return None
         tenant = tenants[0]
         if tenant.removed or tenant.pending.has_any(keys) or not tenant.reserved.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
@@ -293,17 +293,17 @@ class BlockEventWriter:
         if not is_alike or tenant.rows.has_any(puts.keys) or not tenant.pending.take_all(batch):
             return False
         self._rows.insert_new(tenant, puts, ((plan.node_id, mask),))
-        effects.ops += self._recording.entered(tenant, puts, mask)
+        effects.ops += self._record_policy.entered(tenant, puts, mask)
         return True
 
     def _is_removed(self, tenant: Tenant, key: bytes, node: NodeMember, version: Version) -> bool:
         """True if the block was removed while the node was unreachable, or may have been and the directory does not
-        list the node. A granted put that arrives late was met by no removal, however high its node's floor."""
+        list the node. A granted put that arrives late was met by no removal, however high its node's horizon."""
         if version.generation <= tenant.removed.get(key, 0):
             return True
         granted = tenant.reserved.get(key)
         is_granted = granted is not None and (granted.generation, granted.node_id) == (version.generation, node.node_id)
-        if is_granted or version.generation > node.floor:
+        if is_granted or version.generation > node.removal_horizon:
             return False
         row = tenant.rows.get(key, NO_ROW)
         # A removal strips unreachable nodes from the row at once, and sends drops to the others.
@@ -319,7 +319,7 @@ class BlockEventWriter:
         else:
             tenant.pending[key] = (*tenant.pending[key], new)
             plan.commits.append((tenant, key))
-        plan.ops += self._recording.ops(tenant, key)
+        plan.ops += self._record_policy.ops(tenant, key)
 
     def _is_held(self, tenant: Tenant, key: bytes, node_id: int, version: Version, tiers: int) -> bool:
         """Return True if the node is known to hold this version, and update its tiers. Remove it as the holder of
@@ -352,14 +352,14 @@ class BlockEventWriter:
             self._rows.hold(row, with_holder(pairs, node_id, waiting.tiers))
         elif pairs and self._rows.generations[row] >= version.generation:
             effects.commands.drop(node_id, tenant, key, version.generation, force=True)
-            effects.ops += self._recording.ops(tenant, key)
+            effects.ops += self._record_policy.ops(tenant, key)
             return
         else:
             for other, _state in pairs:
                 effects.commands.drop(other, tenant, key, self._rows.generations[row], force=True)
             self._rows.insert(tenant, key, version, ((node_id, waiting.tiers),))
-        if not self._recording.is_all:  # else its record is durable already
-            effects.ops += self._recording.ops(tenant, key)
+        if not self._record_policy.is_all:  # else its record is durable already
+            effects.ops += self._record_policy.ops(tenant, key)
         if key in tenant.pins:
             effects.commands.hold(node_id, tenant, key, pinned=True)
 
@@ -373,7 +373,7 @@ class BlockEventWriter:
         if rest:
             self._rows.hold(row, rest)
         else:
-            self._recording.leaves(tenant, key)
+            self._record_policy.leaves(tenant, key)
             self._rows.remove(row)
         return True
 

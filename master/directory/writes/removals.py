@@ -4,10 +4,10 @@ A removal completes once all holders have acknowledged the drop. While every nod
 and dropped removed blocks) no tombstones are kept. An unreachable node may hold a removed block, even one that the
 directory does not list. So a tombstone, in the catalog too, is kept until every known node is settled.
 
-At most `limit` are kept. Beyond that the floors of unreachable nodes rise (members.py): such a node must drop all
-blocks up to its floor when it returns, and needs no single tombstones. A forgotten node needs none either, since
-unknown nodes have a floor. Tombstones that floors replace are deleted from the catalog only once the floors are
-durable."""
+At most `limit` are kept. Beyond that the removal horizons of unreachable nodes rise (members.py): such a node must
+drop all blocks up to its horizon when it returns, and needs no single tombstones. A forgotten node needs none
+either, since unknown nodes have a horizon. Tombstones that horizons replace are deleted from the catalog only once
+the horizons are durable."""
 
 import math
 from collections.abc import Sequence
@@ -41,25 +41,25 @@ class RemovedKeys:
 
     @property
     def unwritten(self) -> int:
-        """Raised floors that are not durable yet; `floors_written` is called once for each."""
+        """Raised horizons that are not durable yet; `horizons_written` is called once for each."""
         return self._unwritten
 
     def are_kept(self, generation: int) -> bool:
         """True if `remember` has to act for removals up to `generation`: a node is not settled."""
-        return any(node.floor < generation and not node.is_settled for node in self._members)
+        return any(node.removal_horizon < generation and not node.is_settled for node in self._members)
 
     def remember(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         """Record the removal of all versions of a block up to `generation`; return operations that must be durable
         before the response.
 
-        If this raises floors, `unwritten` rises. Until they are durable, tombstones may exceed `limit` by those of
+        If this raises horizons, `unwritten` rises. Until they are durable, tombstones may exceed `limit` by those of
         the calls under way."""
         if not self.are_kept(generation):
             return []
         if key not in tenant.removed:
             if self._count >= self._limit and not self._unwritten:
                 self._unwritten += 1
-                return self._members.raise_floors(generation)
+                return self._members.raise_horizons(generation)
             self._count += 1
         tenant.removed[key] = generation
         return [records.removed(tenant.prefix, key, generation)]
@@ -70,14 +70,14 @@ class RemovedKeys:
         node, or it is alive."""
         node = self._members.forget(name)
         self._unwritten += 1
-        return node, [self._members.raise_strangers_floor(generation), records.delete_node(name)]
+        return node, [self._members.raise_unknown_horizon(generation), records.delete_node(name)]
 
-    def floors_written(self) -> list[Op]:
-        """Raised floors are durable: drop the tombstones that they replace. Return operations that need no wait."""
+    def horizons_written(self) -> list[Op]:
+        """Raised horizons are durable: drop the tombstones that they replace. Return operations that need no wait."""
         self._unwritten -= 1
         if self._unwritten:
             return []
-        return self._let_go(min((node.floor for node in self._members if not node.is_settled), default=math.inf))
+        return self._let_go(min((node.removal_horizon for node in self._members if not node.is_settled), default=math.inf))
 
     def refused(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         """A holder keeps the block of `generation`, which is in use: only earlier versions stay removed."""
@@ -87,9 +87,9 @@ class RemovedKeys:
         return [records.removed(tenant.prefix, key, generation - 1)]
 
     def settle(self) -> list[Op]:
-        """Drop all tombstones if every node is settled, and the floors of settled nodes; return operations that need
-        no wait."""
-        ops = self._members.clear_floors()
+        """Drop all tombstones if every node is settled, and the horizons of settled nodes; return operations that
+        need no wait."""
+        ops = self._members.clear_horizons()
         if self._count and not self._unwritten and all(node.is_settled for node in self._members):
             ops += self._let_go(math.inf)
         return ops
@@ -115,13 +115,13 @@ class Removal:
     """A planned removal. `flags` by key (1: it exists and may be removed); `ops` for the catalog; `commands` for the
     nodes.
 
-    With `raises_floors` call `Directory.floors_written` when the operations are durable. Call `BlockRemover.over`
+    With `raises_horizons` call `Directory.horizons_written` when the operations are durable. Call `BlockRemover.over`
     once the nodes have responded."""
 
     flags: bytearray
     ops: list[Change]
     commands: NodeCommands
-    raises_floors: bool = False
+    raises_horizons: bool = False
     asked: list[bytes] = field(default_factory=list)
     """Keys with drops at nodes."""
 
@@ -140,7 +140,7 @@ class BlockRemover:
         removals: RemovedKeys,
     ) -> None:
         self._rows, self._tenants, self._queries, self._reservations = parts.rows, parts.tenants, queries, reservations
-        self._publishing, self._replication, self._targets, self._removals = publishing, replication, targets, removals
+        self._events, self._replication, self._targets, self._removals = publishing, replication, targets, removals
         self._master_epoch = parts.master_epoch
 
     def plan(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
@@ -162,13 +162,13 @@ class BlockRemover:
             if are_kept and (row != NO_ROW or key in owner.pending):
                 removal.ops += self._removals.remember(owner, key, generation)
             self._plan_one(removal, owner, drops, key, row, force=force)
-        removal.raises_floors = self._removals.unwritten > unwritten
+        removal.raises_horizons = self._removals.unwritten > unwritten
         return removal
 
     def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Change]:
         """Apply a node's response to a Drop, before its own events; return catalog operations."""
         owner = self._tenants.asked(tenant)
-        ops: list[Change] = self._publishing.gone_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
+        ops: list[Change] = self._events.remove_holder_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
         for key, generation, flag in zip(keys, generations, flags, strict=True):
             if not flag:
                 ops += self._removals.refused(owner, key, generation)
@@ -183,13 +183,13 @@ class BlockRemover:
             if left:
                 owner.removing[key] = left
             if owner.targets:
-                self._targets.look_again(tenant, key)
+                self._targets.recheck(tenant, key)
 
     def _plan_one(self, removal: Removal, owner: Tenant, drops: "_Drops", key: bytes, row: int, *, force: bool) -> None:
         self._replication.cancel(owner, key)
         readable, dead = drops.holders(row)
         if dead:
-            removal.ops.extend(self._publishing.strip(owner, key, dead))
+            removal.ops.extend(self._events.strip(owner, key, dead))
             drops.forget_sets()
         asked = drops.generations(key, row, readable)
         if asked:

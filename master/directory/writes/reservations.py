@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvstore.master.directory.directory_parts import DirectoryParts
-from kvstore.master.directory.index.holders import HINTED, NAMED, NOBODY
+from kvstore.master.directory.index.holders import ABSENT, CONFIRMED, HINTED
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Reservation, Tenant
 from kvstore.master.directory.limits.quotas import TenantShare
@@ -152,12 +152,12 @@ class PutClaims:
         wanted: dict[bytes, int] = {}
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
-            standing = self._rows.sets.standing[self._rows.holders[row]]
+            presence = self._rows.sets.presence[self._rows.holders[row]]
             is_same = message.held and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
-            if standing == HINTED and not is_same and self._has_lost(owner, key, row, node_id):
-                standing = NOBODY
-            if standing:
-                statuses[at] = PRESENT if standing == NAMED else BUSY
+            if presence == HINTED and not is_same and self._has_lost(owner, key, row, node_id):
+                presence = ABSENT
+            if presence:
+                statuses[at] = PRESENT if presence == CONFIRMED else BUSY
                 if not message.held:
                     continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):

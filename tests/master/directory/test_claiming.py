@@ -20,7 +20,7 @@ from tests.master.blocks import TENANT, Event, Master, publish
 def claim(master: Master, node: NodeMember, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> ReserveReply:
     count = len(keys)
     message = CommitBlocks(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
-    grants = master.directory.claiming.claim(message, node_id=node.node_id, now_ns=master.now_ns)
+    grants = master.directory.claims.claim(message, node_id=node.node_id, now_ns=master.now_ns)
     master.directory.check_integrity()
     return grants
 

@@ -64,7 +64,7 @@ def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> No
 def test_a_tenant_that_has_nothing_any_more_is_forgotten() -> None:
     followed = FollowedRecords()
     followed.take([puts(b"a"), BlockDeletes("red", [b"a"])])
-    followed.tick()
+    followed.run_due()
     assert followed.tenants.get("red") is None
 
 
@@ -73,11 +73,11 @@ def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
     one, two = Description(bytes(100_000), b"x"), Description(b"[]", b"")
     followed.take([records.put_node("a", 1, 0), *records.put_description("a", one, Description()), records.put_node("b", 2, 0)])
     followed.take([*records.put_description("a", two, one), records.put_node("a", 1, 40), records.put_node("b", 2, 50)])
-    followed.take([records.delete_node("b"), records.put_strangers(60, 2)])
+    followed.take([records.delete_node("b"), records.put_unknown_nodes(60, 2)])
     assert list(followed.each(NodeRecord)) == [NodeRecord("a", 1, 40)]
     directory = stood_on(followed)
     (node,) = directory.members
-    assert (node.info.name, node.floor, node.description, node.is_live) == ("a", 40, two, False)
+    assert (node.info.name, node.removal_horizon, node.description, node.is_live) == ("a", 40, two, False)
     assert directory.register(NodeInfo("c", 1), [], 0)[0].node_id == 3, "no id is given twice"
 
 
@@ -165,8 +165,8 @@ def test_a_record_of_something_else_is_refused(op: Op) -> None:
 
 def test_a_deletion_of_what_is_not_ours_is_nothing() -> None:
     followed = FollowedRecords()
-    followed.take([records.put_strangers(5, 9), Op(b"z", None), Op(b"f", None)])
-    assert followed.strangers is not None
+    followed.take([records.put_unknown_nodes(5, 9), Op(b"z", None), Op(b"f", None)])
+    assert followed.unknown_nodes is not None
 
 
 def test_weights_and_their_namespaces_come_and_go() -> None:

@@ -28,7 +28,7 @@ def test_an_age_that_is_none_is_refused(age_s: float) -> None:
 
 
 def test_few_are_taken_of_a_node_and_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TOLD", 2)
+    monkeypatch.setattr(module, "MAX_REPORTED", 2)
     monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
     reads = LastReads()
     reads.take([NamespaceLastRead("red", name, 0.0) for name in "abc"], 0)

@@ -34,9 +34,9 @@ class Listed(DecodeMember):
 
     times = 0
 
-    def _arriving_s(self) -> list[float]:
+    def _compute_arrivals_s(self) -> list[float]:
         self.times += 1
-        return super()._arriving_s()
+        return super()._compute_arrivals_s()
 
 
 def test_a_decision_goes_through_the_promises_only_of_instances_where_they_have_changed() -> None:
@@ -105,7 +105,7 @@ def test_what_is_decided_is_as_if_every_request_were_gone_through_each_time(
         load = pool_load(members, decode_s=decode_s, input_tokens=10, now_ns=now_ns)
         now_s = now_ns / S
         begun_s = [now_s - decode_s / 2] * (2 * batch)
-        ends_s = sorted(at_s for member in members for at_s in member._arriving_s())
+        ends_s = sorted(at_s for member in members for at_s in member._compute_arrivals_s())
         plain = PoolLoad(now_s, 2, begun_s, ends_s, decode_s, load.context_tokens)
         at_s = now_s + ttft_s
         staying = 2 * batch * math.exp(-ttft_s / (decode_s or math.inf))

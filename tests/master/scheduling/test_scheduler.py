@@ -101,7 +101,7 @@ def test_where_the_way_between_two_nodes_is_slow_blocks_are_computed_or_come_fro
     for name in "bc":
         node = live.nodes[name]
         slow = pb.PeerRate(node_id=live.nodes["a"].node_id, bytes_per_s=1000.0, basis_bytes=1 << 20)
-        live.master.directory.measured(node.node_id, node.epoch, [slow], live.now_ns)
+        live.master.directory.set_rates(node.node_id, node.epoch, [slow], live.now_ns)
     reply = live.ask()
     assert (reply.transfer_from, reply.transfer_blocks) == ("", 0), "60 s or more, and computed in less than one"
     live.now_ns = 60 * S
@@ -282,7 +282,7 @@ def test_an_engine_without_a_node_computes_what_it_has_not_itself() -> None:
 
 def test_an_engine_that_is_silent_is_forgotten_with_its_cache(live: Scheduled) -> None:
     live.report(prefill("pc", node="c", engine_cache=engine_cache(90)))
-    assert sorted(live.scheduling.tick(5 * S)) == ["d", "pa", "pb", "pc"]
+    assert sorted(live.scheduling.run_due(5 * S)) == ["d", "pa", "pb", "pc"]
     assert live.scheduling.engine_caches.version("pc") == 0
 
 

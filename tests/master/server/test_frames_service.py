@@ -156,8 +156,8 @@ def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(
         header, _body = node.read()
         node.answer(header, Flags(b"\0\1"))
         assert asking.result() == b"\0\1"
-    leading = master.partitions[0].standing.leading()
-    pinned = master.reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    leader = master.partitions[0].role_manager.leader()
+    pinned = master.reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     header, _body = node.read()
     node.answer(header, Flags(b"\0\1"))
     assert pinned.result(TIMEOUT_S) == 1
@@ -245,17 +245,17 @@ def test_a_node_that_hangs_up_takes_its_blocks_along_until_it_is_back(places: Pl
     node.close()
     while ask(client, Exists([b"a"]), Flags).flags == b"\1":
         pass
-    again = NodeSide(places)
+    retry = NodeSide(places)
     assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
-    again.close()
+    retry.close()
 
 
 def test_a_second_connection_of_a_node_replaces_the_first(places: Places, client: Channel, node: NodeSide) -> None:
     node.publish(Event(b"a"))
-    again = NodeSide(places)
+    retry = NodeSide(places)
     assert node.sock.recv(1) == b""
     assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
-    again.close()
+    retry.close()
 
 
 def test_a_remove_is_answered_when_all_holders_have_dropped_it(places: Places, client: Channel) -> None:
@@ -355,14 +355,14 @@ def test_what_a_node_spills_is_ordered_as_a_guest_of_another_and_may_leave_once_
         assert one.registration.spill_at_share == 0.25
         one.sync(Event(b"a", 2), Event(b"b", 3))  # by its generation the first is kept by its source
         two.sync()
-        coldest = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
-        assert one.ask(coldest)[1] == Flags(b"\0\0").pack()
+        query_victims = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
+        assert one.ask(query_victims)[1] == Flags(b"\0\0").pack()
         header, body = two.read()
         order = CopyBlocks.unpack(body)
         assert (order.keys, order.source, order.guests) == ([b"a"], 1, 1)
         two.answer(header, Flags(b"\1"))
         assert two.ask(CopyResult(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
-        eventually(lambda: one.ask(coldest)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
+        eventually(lambda: one.ask(query_victims)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
         with places.stub() as stub:
             assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["spilled_blocks"] == 1
         one.close()
@@ -406,9 +406,9 @@ def test_copies_that_cannot_be_made_are_one_line_in_the_log(two: Two, caplog: py
 def test_a_node_is_told_of_all_that_it_is_to_seek_and_all_of_it_counts(two: Two) -> None:
     master = two.places.master
     assert master is not None
-    frames = master.partitions[0].standing.leading().frames
+    frames = master.partitions[0].role_manager.leader().frames
     for _ in range(2):
-        sought = master.reactor.call(lambda: frames.seek(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
+        sought = master.reactor.call(lambda: frames.prefetch(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
         header, body = two.two.read()
         assert (sought, header.type, PrefetchBlocks.unpack(body).keys) == (2, PrefetchBlocks.TYPE, [b"a", b"b"])
         two.two.answer(header, Ok())
@@ -541,11 +541,11 @@ def test_a_claim_whose_answer_fails_is_entered_and_its_node_begins_anew(
         message = CommitBlocks(node.registration.registration_epoch, TENANT, "ns", [b"a"], [100], [7], [b""])
         node.sock.sendall(frame(message, 1))
         assert node.sock.recv(1) == b""
-    again = NodeSide(places)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    again.publish(phase=PHASE_SYNC_END)
+    retry = NodeSide(places)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    retry.publish(phase=PHASE_SYNC_END)
     assert ask(client, Reserve([b"a"], [100]), ReserveReply).statuses == bytes([GRANTED]), "the node has named no such block"
-    again.close()
+    retry.close()
 
 
 def test_a_claim_that_would_go_to_another_node_is_to_be_asked_again(places: Places, client: Channel, node: NodeSide) -> None:
@@ -575,10 +575,10 @@ def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkey
         node, master = NodeSide(places), places.master
         assert master is not None
         node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))
-        leading = master.partitions[0].standing.leading()
+        leader = master.partitions[0].role_manager.leader()
 
         def pin_all(*, pinned: bool) -> "Future[int]":
-            return master.reactor.call(lambda: leading.pin_all("red", "ns", THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
+            return master.reactor.call(lambda: leader.pin_all("red", "ns", THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
 
         with pytest.raises(QuotaExceeded, match=r"exceed its quota of 4 \(pins\)"):
             pin_all(pinned=True).result(TIMEOUT_S)

@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_and_what_was_known_stays(places: Places, node
 def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, node: NodeSide) -> None:
     assert places.master is not None
     master = places.master
-    directory = master.partitions[0].standing.leading().directory
+    directory = master.partitions[0].role_manager.leader().directory
 
     def dead() -> None:
         directory.disconnected(node.registration.node_id, node.registration.registration_epoch, master.reactor.now_ns())
@@ -132,8 +132,8 @@ def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, no
 
 def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for_another_one(places: Places, node: NodeSide) -> None:
     assert places.master is not None
-    leading = places.master.partitions[0].standing.leading()
-    places.master.reactor.call(lambda: leading.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
+    leader = places.master.partitions[0].role_manager.leader()
+    places.master.reactor.call(lambda: leader.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable, match="cut off from its catalog, which another one may own by now: the lease ran out"):
         beat(node, of(node))
 
@@ -147,7 +147,7 @@ def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Pl
     with places.stub() as stub:
         eventually(lambda: stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "stopped", "its link breaks")
         assert list(stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].tiers) == [tier]
-    again = NodeSide(places, instance=2)
+    retry = NodeSide(places, instance=2)
     with places.stub() as stub:
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "syncing"
-    again.close()
+    retry.close()

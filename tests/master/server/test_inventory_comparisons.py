@@ -25,17 +25,17 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
         first = NodeSide(found)
         first.sync(*HELD)
         first.close()
-        eventually(lambda: not leading(found).linked_nodes(), "the link is gone")
+        eventually(lambda: not leader(found).connected_nodes(), "the link is gone")
         yield found
 
 
-def leading(places: Places) -> LeaderRole:
+def leader(places: Places) -> LeaderRole:
     assert places.master is not None
-    return places.master.partitions[0].standing.leading()
+    return places.master.partitions[0].role_manager.leader()
 
 
 def compared(places: Places) -> int:
-    return leading(places).frames.counters["compared"]
+    return leader(places).frames.counters["compared"]
 
 
 def made(node: NodeSide, *held: Event, runs_a_message: int = 1000) -> list[Digests]:
@@ -92,18 +92,18 @@ def test_who_leaves_while_his_inventory_is_compared_is_answered_no_more_and_the_
     gone = NodeSide(places)
     gone.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(gone, *HELD)
-    comparing = leading(places).frames.nodes._comparing
+    comparing = leader(places).frames.nodes._comparisons
     other = NodeSide(places, "two", 2)
     other.sync(*events(10, first=1000))
     other.close()
-    again = NodeSide(places, "two", 2)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    (second,) = made(again, *events(10, first=1000))
+    retry = NodeSide(places, "two", 2)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    (second,) = made(retry, *events(10, first=1000))
     send(gone, 5, message)
     gone.close()
-    assert Flags.unpack(again.ask(second)[1]).flags == b"\1"
-    eventually(lambda: not comparing._turns and not comparing._asked, "nothing is left to be compared")
-    again.close()
+    assert Flags.unpack(retry.ask(second)[1]).flags == b"\1"
+    eventually(lambda: not comparing._queue and not comparing._asked, "nothing is left to be compared")
+    retry.close()
 
 
 def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_compared(
@@ -128,8 +128,8 @@ def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places
         send(node, 5, message)
         assert node.sock.recv(1) == b""
     node.close()
-    eventually(lambda: not leading(places).linked_nodes(), "the link is gone")
-    again = NodeSide(places)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    assert Flags.unpack(again.ask(made(again, *HELD)[0])[1]).flags == b"\1" * 4
-    again.close()
+    eventually(lambda: not leader(places).connected_nodes(), "the link is gone")
+    retry = NodeSide(places)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    assert Flags.unpack(retry.ask(made(retry, *HELD)[0])[1]).flags == b"\1" * 4
+    retry.close()

@@ -100,7 +100,7 @@ def await_waiting(places: Places, count: int) -> None:
     assert master is not None
 
     def waiting() -> int:
-        return master.reactor.call(lambda: len(master.partitions[0].standing.leading()._arrivals._waiting), deadline_s=TIMEOUT_S)
+        return master.reactor.call(lambda: len(master.partitions[0].role_manager.leader()._recovery_barrier._waiting), deadline_s=TIMEOUT_S)
 
     eventually(lambda: waiting() == count, f"{count} questions that wait")
 
@@ -114,7 +114,7 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
     of_both = [Asking(places, Exists([b"a", b"c"]), Flags), Asking(places, Nodes(), NodeTable)]
     await_waiting(places, 5)
     one = come(places)
-    assert [question.result() for question in asked[:2]] == [Flags(b"\0\1"), Count(2)]
+    assert [request.result() for request in asked[:2]] == [Flags(b"\0\1"), Count(2)]
     assert list(asked[2].result().nodes) == [one.registration.node_id]
     await_waiting(places, 2)
     two = come(places, "two")
@@ -144,12 +144,12 @@ def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new
 @pytest.mark.parametrize(
     "question", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
 )
-def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Places, question: Message) -> None:
+def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Places, request: Message) -> None:
     """It would be told that the block is not there, and a pin would not be made."""
-    asked = Asking(places, question, Flags)
+    asked = Asking(places, request, Flags)
     await_waiting(places, 1)
     node = come(places)
-    if question != Pin([b"a", b"none"], pinned=0):  # the node is told
+    if request != Pin([b"a", b"none"], pinned=0):  # the node is told
         header = command(node)
         node.answer(header, Flags(b"\1"))
     assert asked.result() == Flags(b"\1\0")
@@ -159,9 +159,9 @@ def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Pl
 @pytest.mark.parametrize("action", ["pin_all", "remove_all"])
 def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(places: Places, action: str) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
     given = {"pinned": True} if action == "pin_all" else {}
-    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
+    done = reactor.call(lambda: getattr(leader, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
     nodes = []
     for name, count in (("one", 2), ("two", 1)):
         assert not done.done()
@@ -179,21 +179,21 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
     "question", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
 )
 def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(
-    places: Places, question: Message
+    places: Places, request: Message
 ) -> None:
     """Registered nodes count as holders, so that what only reads is answered."""
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
     with places.stub() as stub:
         stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
-    asked = Asking(places, question, Flags)
+    asked = Asking(places, request, Flags)
     await_waiting(places, 1)
-    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leader._recovery_barrier.run_due(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert asked.answer is None
     node = come(places)
-    if not isinstance(question, Replicate):
+    if not isinstance(request, Replicate):
         header = command(node)
         node.answer(header, Flags(b"\1"))
         assert asked.result() == Flags(b"\1\0")
@@ -206,13 +206,13 @@ def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_
 
 def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
+    done = reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     two = come(places, "two")
     with places.stub() as stub:
         registration = stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
-    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
-    assert leading._arrivals.awaited == {registration.node_id}
+    reactor.call(lambda: leader._recovery_barrier.run_due(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert leader._recovery_barrier.awaited == {registration.node_id}
     assert not done.done()
     one = come(places)
     for node, count in ((one, 2), (two, 1)):
@@ -224,12 +224,12 @@ def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_lin
 
 def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
-    reactor.call(lambda: leading.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
+    done = reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leader.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable):
         done.result(TIMEOUT_S)
-    assert leading._arrivals._actions == []
+    assert leader._recovery_barrier._actions == []
 
 
 def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(places: Places) -> None:
@@ -249,7 +249,7 @@ def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(p
 def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an error that nobody expects, too; it is no answer to the node that came."""
     assert places.master is not None
-    directory = places.master.partitions[0].standing.leading().directory
+    directory = places.master.partitions[0].role_manager.leader().directory
     monkeypatch.setattr(directory.queries, "match_prefix", lambda tenant, keys: 1 // 0)
     sock = places.client().detach()
     sock.settimeout(TIMEOUT_S)
@@ -324,17 +324,17 @@ def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, catalog: dict[
 def test_an_owner_that_is_no_longer_sends_who_would_wait_to_the_next_one_until_the_time_is_over(places: Places) -> None:
     master, client = places.master, places.client()
     assert master is not None
-    arrivals = master.partitions[0].standing.leading()._arrivals
+    recovery_barrier = master.partitions[0].role_manager.leader()._recovery_barrier
 
-    def tell(until_ns: int) -> None:
-        arrivals._until_ns = until_ns
+    def send(until_ns: int) -> None:
+        recovery_barrier._until_ns = until_ns
 
-    master.reactor.call(lambda: arrivals.end("another owns it"), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: recovery_barrier.end("another owns it"), deadline_s=TIMEOUT_S)
     assert ask(client, Exists([b"none"]), Flags) == Flags(b"\0")
     with pytest.raises(Unavailable):
         ask(client, Exists([b"a"]), Flags)
     client.close()
-    master.reactor.call(lambda: tell(0), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: send(0), deadline_s=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
     client.close()

@@ -144,12 +144,12 @@ def test_a_token_that_is_gone_is_revoked_at_nodes_and_again_when_they_come_back(
     assert isinstance(revoke, RevokeCredentials)
     assert (revoke.tenant, list(revoke.credentials)) == ("red", [red.credential])
     node.close()
-    again = Node(places)
-    again.sock.sendall(frame(publish(again.registration.registration_epoch, [], PHASE_SYNC_BEGIN)))
-    told = read_word(again, RevokeCredentials)
+    retry = Node(places)
+    retry.sock.sendall(frame(publish(retry.registration.registration_epoch, [], PHASE_SYNC_BEGIN)))
+    told = read_word(retry, RevokeCredentials)
     assert isinstance(told, RevokeCredentials)
     assert list(told.credentials) == [red.credential] != [blue.credential]
-    again.close()
+    retry.close()
 
 
 def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(places: Places, node: Node, folder: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
     assert master is not None
 
     def untold() -> set[int]:
-        tickets = master.partitions[0].standing.leading().frames.tickets
+        tickets = master.partitions[0].role_manager.leader().frames.tickets
         assert tickets is not None
         return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
 
@@ -188,10 +188,10 @@ def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node
     node.close()
 
     def forget() -> None:
-        master.partitions[0].standing.leading().forget("one", THIS_MASTER)
+        master.partitions[0].role_manager.leader().forget("one", THIS_MASTER)
 
     eventually(lambda: not node_table(places.listen, "red", TENANTS["red"]).names, "the master knows that it is gone")
     master.reactor.call(forget, deadline_s=TIMEOUT_S)
-    tickets = master.partitions[0].standing.leading().frames.tickets
+    tickets = master.partitions[0].role_manager.leader().frames.tickets
     assert tickets is not None
     assert master.reactor.call(lambda: tickets._issuer.due(2**62), deadline_s=TIMEOUT_S) == []

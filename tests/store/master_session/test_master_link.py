@@ -156,7 +156,7 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
 def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
-        heat, reactor = places.master.partitions[0].standing.leading().directory.heat, places.master.reactor
+        heat, reactor = places.master.partitions[0].role_manager.leader().directory.block_heat, places.master.reactor
         link.start()
         sock, _ = linked.get(timeout=10)
 
@@ -165,7 +165,7 @@ def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(
 
         with sock:
             assert told() == {}
-            reactor.call(lambda: heat.want(reactor.now_ns()), deadline_s=10)
+            reactor.call(lambda: heat.request_reports(reactor.now_ns()), deadline_s=10)
             until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
 
 

@@ -18,7 +18,7 @@ def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: 
         (tmp_path / name).mkdir()
     with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
         assert right.master is not None
-        leading = right.master.partitions[0].standing.leading()
+        leading = right.master.partitions[0].role_manager.leader()
         leading.frames.reachable = replace(leading.frames.reachable, host_id=socket_id(other.unix), unix=other.unix)
         with a_link(right.listen) as (link, linked):
             link.start()

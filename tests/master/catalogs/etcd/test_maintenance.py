@@ -12,7 +12,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import follower as following
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
-from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, trouble_of
+from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, problem_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.master.catalogs.interface import Candidate, Op
 from kvstore.testing.transfer.waiting import eventually
@@ -253,6 +253,6 @@ def status(**fields: Any) -> Any:
     ],
 )
 def test_the_worst_that_is_wrong_is_told(found: Any, alarms: set[int], said: str | None) -> None:
-    told = trouble_of(found, alarms, MaintenanceLimits(quota_bytes=100))
+    told = problem_of(found, alarms, MaintenanceLimits(quota_bytes=100))
     assert (said is None) == (told is None)
     assert said is None or said in str(told)

@@ -1,11 +1,11 @@
 """Promises of holders.py."""
 
 from kvstore.master.directory.index.holders import (
+    ABSENT,
+    CONFIRMED,
     HINT,
     HINTED,
     MAX_REPLICAS,
-    NAMED,
-    NOBODY,
     HolderSets,
 )
 
@@ -48,12 +48,12 @@ def test_of_more_nodes_than_an_answer_names_all_are_known() -> None:
 def test_a_set_is_named_while_a_live_node_of_it_is_no_hint() -> None:
     sets = HolderSets()
     both, hint = sets.enter(((1, 2), (2, 4 | HINT))), sets.enter(((2, 2 | HINT),))
-    for live, standing in (((), (NOBODY, NOBODY)), ((1,), (NAMED, NOBODY)), ((2,), (HINTED, HINTED)), ((1, 2), (NAMED, HINTED))):
+    for live, presence in (((), (ABSENT, ABSENT)), ((1,), (CONFIRMED, ABSENT)), ((2,), (HINTED, HINTED)), ((1, 2), (CONFIRMED, HINTED))):
         sets.set_live(live)
-        assert (sets.standing[both], sets.standing[hint]) == standing
+        assert (sets.presence[both], sets.presence[hint]) == presence
         sets.check_integrity([both, hint])
     sets.rewrite(2, lambda state: state & ~HINT)
-    assert (sets.standing[0], sets.standing[hint]) == (NOBODY, NAMED)
+    assert (sets.presence[0], sets.presence[hint]) == (ABSENT, CONFIRMED)
 
 
 def test_a_rewrite_changes_all_rows_of_a_node_at_once() -> None:

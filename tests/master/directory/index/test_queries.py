@@ -1,7 +1,7 @@
 """Promises of queries.py, asked of a directory with nodes."""
 
-from kvstore.master.directory.index.holders import HINTED, NAMED, NOBODY
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.holders import ABSENT, CONFIRMED, HINTED
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_SYNC, PHASE_SYNC_BEGIN
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
@@ -19,8 +19,8 @@ def test_a_block_is_hinted_until_its_nodes_inventory_has_named_it_and_counts_as_
     master, node = one_node(b"a", b"b")
     master.publish(node, phase=PHASE_SYNC_BEGIN)
     master.publish(node, Event(b"b"), phase=PHASE_SYNC)
-    for keys in ([b"a", b"b", b"c"], [b"a", b"b", b"c"] * FEW):
-        assert master.directory.queries.standing(TENANT, keys) == bytes([HINTED, NAMED, NOBODY]) * (len(keys) // 3)
+    for keys in ([b"a", b"b", b"c"], [b"a", b"b", b"c"] * SMALL_BATCH):
+        assert master.directory.queries.presence(TENANT, keys) == bytes([HINTED, CONFIRMED, ABSENT]) * (len(keys) // 3)
         assert master.directory.queries.exists(TENANT, keys) == b"\1\1\0" * (len(keys) // 3)
 
 
@@ -83,7 +83,7 @@ def test_a_listing_ends_when_its_tenant_does() -> None:
     slices = master.directory.queries.list_keys(TENANT, slice_rows=2)
     next(slices)
     master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
-    master.directory.tick(0)
+    master.directory.run_due(0)
     assert list(slices) == []
 
 
@@ -107,10 +107,10 @@ def test_held_keys_are_those_that_match_whether_their_nodes_live_or_not() -> Non
 
 
 def test_many_keys_are_told_of_as_few_are() -> None:
-    keys = [b"key %d" % number for number in range(2 * FEW)]
+    keys = [b"key %d" % number for number in range(2 * SMALL_BATCH)]
     master, _ = one_node(*keys[::2])
-    assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * FEW)
-    assert master.directory.queries.exists("blue", keys) == bytes(2 * FEW)
+    assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * SMALL_BATCH)
+    assert master.directory.queries.exists("blue", keys) == bytes(2 * SMALL_BATCH)
 
 
 def test_rows_are_those_of_the_keys_in_their_order_and_none_for_a_key_that_is_nowhere() -> None:

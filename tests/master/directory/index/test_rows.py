@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -52,7 +52,7 @@ def test_a_row_gives_back_what_was_put_in() -> None:
     rows.check_integrity()
 
 
-@pytest.mark.parametrize("more", [0, FEW])
+@pytest.mark.parametrize("more", [0, SMALL_BATCH])
 @pytest.mark.parametrize("freed", [0, 2, 5, 9, 30])
 def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int, more: int) -> None:
     at_once, each = table(), table()
@@ -209,7 +209,7 @@ class AgainstModel(RuleBasedStateMachine):
 TestAgainstModel = AgainstModel.TestCase
 
 
-@pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, FEW)])
+@pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, SMALL_BATCH)])
 def test_a_parent_of_another_partition_has_a_row_for_its_childrens_sake(at_once: bool, more: int) -> None:
     rows, red = table()
     rows.is_elsewhere = lambda key: key.startswith(b"far")

@@ -6,10 +6,10 @@ from kvstore.master.directory.membership.members import Membership, NodeInfo
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     Description,
-    GuestsRecord,
     NodeRecord,
+    UnknownNodesRecord,
     put_node,
-    put_strangers,
+    put_unknown_nodes,
 )
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
@@ -167,20 +167,20 @@ def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() ->
     for node_id, died_ns in ((1, 5), (2, 3), (3, 4)):
         node, _ = nodes.register(NodeInfo(f"n{node_id}", 1), (), 0)
         nodes.disconnected(node_id, node.epoch, died_ns)
-        assert len(nodes.surplus()) == node_id - 1
-    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"]
+        assert len(nodes.excess_dead()) == node_id - 1
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2", "n3"]
 
 
 def test_a_node_that_was_only_read_of_is_surplus_once_it_had_its_time_to_come() -> None:
     nodes = members()
     for node_id in (1, 2, 3):
         nodes.remember(NodeRecord(f"n{node_id}", node_id), 5)
-    assert (nodes.write_off(24, 20), nodes.surplus()) == ([], []), "an owner has just taken over: they may all be about to register"
+    assert (nodes.write_off(24, 20), nodes.excess_dead()) == ([], []), "an owner has just taken over: they may all be about to register"
     here, _ = nodes.register(NodeInfo("n1", 1), (), 24)
     nodes.write_off(25, 20)
-    assert [node.info.name for node in nodes.surplus()] == ["n2"]
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2"]
     nodes.disconnected(1, here.epoch, 26)
-    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"], "those that died first"
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2", "n3"], "those that died first"
 
 
 def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
@@ -205,25 +205,25 @@ def test_floors_rise_for_whoever_may_have_missed_a_removal_and_fall_when_it_is_s
     here, _ = nodes.register(NodeInfo("here", 1), (), 0)
     here.state = ALIVE
     nodes.remember(NodeRecord("away", 2), 0)
-    assert nodes.raise_floors(7) == [put_strangers(7, 2), put_node("away", 2, 7)]
+    assert nodes.raise_horizons(7) == [put_unknown_nodes(7, 2), put_node("away", 2, 7)]
     away, _ = nodes.register(NodeInfo("away", 1), (), 0)
-    assert (here.floor, away.floor) == (0, 7)
-    assert nodes.clear_floors() == []
+    assert (here.removal_horizon, away.removal_horizon) == (0, 7)
+    assert nodes.clear_horizons() == []
     away.state, away.owed = ALIVE, 1
-    assert nodes.clear_floors() == [], "it has not dropped all yet"
+    assert nodes.clear_horizons() == [], "it has not dropped all yet"
     away.owed = 0
-    assert nodes.clear_floors() == [put_node("away", 2, 0)]
-    assert (away.floor, nodes.clear_floors()) == (0, [])
+    assert nodes.clear_horizons() == [put_node("away", 2, 0)]
+    assert (away.removal_horizon, nodes.clear_horizons()) == (0, [])
 
 
 def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     nodes = members()
     nodes.remember(NodeRecord("known", 3, 5), 0)
-    nodes.remember_strangers(GuestsRecord(9, 6))
-    assert nodes.register(NodeInfo("known", 1), (), 0)[0].floor == 5
+    nodes.load_unknown_nodes(UnknownNodesRecord(9, 6))
+    assert nodes.register(NodeInfo("known", 1), (), 0)[0].removal_horizon == 5
     stranger, _ = nodes.register(NodeInfo("stranger", 1), (), 0)
-    assert (stranger.node_id, stranger.floor) == (7, 9)
-    nodes.remember_strangers(GuestsRecord(9, 2))
+    assert (stranger.node_id, stranger.removal_horizon) == (7, 9)
+    nodes.load_unknown_nodes(UnknownNodesRecord(9, 2))
     nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
 

@@ -5,7 +5,7 @@ import pytest
 from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.copies import FULL_SHARE, REFUSED_NS, CopyLimits, CopyOrder
-from kvstore.master.directory.placement.drains import LOOK_NS, DrainProgress, NodeDrains
+from kvstore.master.directory.placement.drains import COUNT_INTERVAL_NS, DrainProgress, NodeDrains
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, CommitBlocks
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.message import GRANTED
@@ -22,20 +22,20 @@ class Cluster(Copying):
         super().__init__(DirectoryLimits(pace=pace or CopyLimits()))
 
     @property
-    def draining(self) -> NodeDrains:
-        return self.master.directory.draining
+    def drains(self) -> NodeDrains:
+        return self.master.directory.drains
 
     def drain(self, name: str = "one", to: str = "peers") -> None:
-        self.master.commit(self.draining.begin(name, to))
+        self.master.commit(self.drains.begin(name, to))
 
-    def step(self, passed_ns: int = LOOK_NS) -> list[CopyOrder]:
-        return self.ordered(passed_ns, self.draining.step)
+    def step(self, passed_ns: int = COUNT_INTERVAL_NS) -> list[CopyOrder]:
+        return self.ordered(passed_ns, self.drains.step)
 
     def beat(self, node: NodeMember, **counters: int) -> None:
         self.master.directory.heartbeat(node.node_id, node.epoch, node.tiers, CLOSED | counters, self.master.now_ns)
 
     def progress(self, node: NodeMember | None = None) -> DrainProgress:
-        found = self.draining.progress(node or self.one)
+        found = self.drains.progress(node or self.one)
         assert isinstance(found, DrainProgress)
         return found
 
@@ -49,27 +49,27 @@ def cluster() -> Cluster:
 
 
 def test_nobody_is_drained_unless_it_is_said(cluster: Cluster) -> None:
-    assert cluster.draining.progress(cluster.one) is None
+    assert cluster.drains.progress(cluster.one) is None
     assert cluster.step() == []
-    assert cluster.draining.to_tell() == []
+    assert cluster.drains.unacknowledged() == []
     with pytest.raises(InvalidArgument, match="there is no node 'two'; there are: one"):
         cluster.drain("two")
     with pytest.raises(InvalidArgument, match="'tape' is not a destination"):
         cluster.drain(to="tape")
-    assert cluster.draining.cancel("one") == []
+    assert cluster.drains.cancel("one") == []
     with pytest.raises(InvalidArgument, match="there are: none"):
-        Master().directory.draining.cancel("one")
+        Master().directory.drains.cancel("one")
 
 
 def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_cancelled_or_the_node_forgotten(cluster: Cluster) -> None:
     cluster.drain()
-    assert cluster.draining.begin("one", "peers") == [], "it is so already"
+    assert cluster.drains.begin("one", "peers") == [], "it is so already"
     cluster.drain(to="nvme")
     restarted = cluster.master.restart()
     node = restarted.register("one")
-    assert (node.drain, restarted.directory.draining.to_tell()) == ("nvme", [(node, DRAIN_SAVE)])
-    restarted.commit(restarted.directory.draining.cancel("one"))
-    assert (node.drain, restarted.directory.draining.to_tell()) == ("", [])
+    assert (node.drain, restarted.directory.drains.unacknowledged()) == ("nvme", [(node, DRAIN_SAVE)])
+    restarted.commit(restarted.directory.drains.cancel("one"))
+    assert (node.drain, restarted.directory.drains.unacknowledged()) == ("", [])
     assert restarted.restart().register("one").drain == ""
     die(cluster.master, cluster.one)
     cluster.master.forget("one")
@@ -84,7 +84,7 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
     granted = directory.reserve(TENANT, [b"x"], [10], local_node=1, now_ns=cluster.master.now_ns)
     assert list(granted.nodes) == [two.node_id]
     claim = CommitBlocks(cluster.one.epoch, TENANT, "", [b"y"], [10], [7], [b""])
-    granted = directory.claiming.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
+    granted = directory.claims.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
     assert (list(granted.nodes), list(granted.statuses)) == ([1], [GRANTED])
     with pytest.raises(Unavailable, match="takes no blocks"):
         directory.replication.plan(TENANT, [b"x"], node_id=1, source_node_id=two.node_id, now_ns=0)
@@ -94,13 +94,13 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
 
 
 def test_a_node_is_told_until_it_has_answered_and_again_after_each_registration(cluster: Cluster) -> None:
-    cluster.draining.told(1, 1, DRAIN_CLOSED)  # of a drain that is over
+    cluster.drains.acknowledged(1, 1, DRAIN_CLOSED)  # of a drain that is over
     cluster.drain()
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_CLOSED)]
-    cluster.draining.told(1, cluster.one.epoch, DRAIN_CLOSED)
-    assert cluster.draining.to_tell() == []
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_CLOSED)]
+    cluster.drains.acknowledged(1, cluster.one.epoch, DRAIN_CLOSED)
+    assert cluster.drains.unacknowledged() == []
     cluster.master.register("one", 1, ROOM)
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_CLOSED)]
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_CLOSED)]
 
 
 # --- copies ---
@@ -156,14 +156,14 @@ def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster)
 def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Cluster) -> None:
     two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=840))
     cluster.drain()
-    cluster.draining.told(1, cluster.one.epoch, DRAIN_CLOSED)
+    cluster.drains.acknowledged(1, cluster.one.epoch, DRAIN_CLOSED)
     [order] = cluster.step()
     assert (order.node_id, len(order.keys)) == (two.node_id, 1)
     cluster.arrive(order)
     two.tiers = (tier_of(capacity_bytes=1000, used_bytes=940),)
     cluster.step()
     cluster.step()
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_SAVE)]
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_SAVE)]
     cluster.beat(cluster.one)
     cluster.step()
     assert cluster.progress() == DrainProgress("peers", False, 2, 0, 0, True)
@@ -195,7 +195,7 @@ def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(clus
     cluster.master.publish(cluster.one, Event(b"d", 4))
     assert [order.keys for order in cluster.step()] == [[b"d"]]
     cluster.master.remove(b"d")
-    cluster.master.directory.tick(cluster.master.now_ns)  # the tenant is gone with its last block
+    cluster.master.directory.run_due(cluster.master.now_ns)  # the tenant is gone with its last block
     assert cluster.step() == []
 
 

@@ -27,13 +27,13 @@ class Cluster(Copying):
 
     def read(self, node: NodeMember | None = None, /, **far_reads_per_s: float) -> None:
         """What a node tells: as often as that these are read from other hosts, and far more often in all."""
-        heat, node = self.master.directory.heat, node or self.one
-        heat.want(self.master.now_ns)
-        heat.ask(node.node_id, 1, self.master.now_ns)
+        block_heat, node = self.master.directory.block_heat, node or self.one
+        block_heat.request_reports(self.master.now_ns)
+        block_heat.blocks_to_report(node.node_id, 1, self.master.now_ns)
         rates = list(far_reads_per_s.values())
         keys = [key.encode() for key in far_reads_per_s]
         report = pb.HotBlocks(tenant=TENANT, keys=keys, reads_per_s=[100 * HOT] * len(rates), far_reads_per_s=rates)
-        heat.take(node.node_id, [report], self.master.now_ns)
+        block_heat.take(node.node_id, [report], self.master.now_ns)
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
         return self.ordered(passed_ns, self.hot_copies.step)
@@ -48,10 +48,10 @@ class Cluster(Copying):
         while orders := self.round():
             self.arrive(*orders)
 
-    def may_leave(self, *nodes: NodeMember) -> list[bool]:
+    def may_evict(self, *nodes: NodeMember) -> list[bool]:
         """Whether the block a is the first to leave, at each node."""
-        last_copies = self.master.directory.last_copies
-        return [last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
+        last_replicas = self.master.directory.last_replicas
+        return [last_replicas.may_evict(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def test_nothing_is_asked_nor_copied_where_the_operator_does_not_want_it() -> No
     assert off.round() == []
     asked = Cluster(copies=0).master.directory
     asked.hot_copies.step(0)
-    assert asked.heat.ask(1, 1, 0) == 0
+    assert asked.block_heat.blocks_to_report(1, 1, 0) == 0
     on = Cluster().master.directory
     on.hot_copies.step(0)
-    assert on.heat.ask(1, 1, 0) > 0
+    assert on.block_heat.blocks_to_report(1, 1, 0) > 0
 
 
 def test_it_gets_a_copy_for_each_so_many_reads_at_all_nodes_one_after_another_and_no_more_than_the_limit() -> None:
@@ -106,7 +106,7 @@ def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
     two, three = cluster.node("two", "y", Event(b"a", 1)), cluster.node("three", "z")
     cluster.read(a=HOT)
     assert cluster.step() == []
-    cluster.master.commit(cluster.master.directory.draining.begin("two", "peers"))
+    cluster.master.commit(cluster.master.directory.drains.begin("two", "peers"))
     assert [order.node_id for order in cluster.round()] == [three.node_id], "one that is to be stopped does not"
     assert two.drain
 
@@ -114,7 +114,7 @@ def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
 def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -> None:
     cluster.node("full", "y", tier=FULL)
     cluster.node("drained", "z")
-    cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
+    cluster.master.commit(cluster.master.directory.drains.begin("drained", "peers"))
     die(cluster.master, cluster.node("dead", "w"))
     cluster.read(a=HOT)
     assert cluster.step() == []
@@ -162,21 +162,21 @@ def test_chains_go_to_different_nodes() -> None:
 def test_as_long_as_it_is_hot_its_copies_stay_and_when_it_has_cooled_they_leave_first(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.spread(a=HOT)
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
     cluster.read(a=0.5 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, False], "not as soon as it falls below what made it hot"
+    assert cluster.may_evict(cluster.one, two) == [False, False], "not as soon as it falls below what made it hot"
     cluster.read(a=0.4 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, True], "whatever its generation says"
+    assert cluster.may_evict(cluster.one, two) == [False, True], "whatever its generation says"
     assert cluster.hot_copies.hot_blocks == 0
     assert cluster.holders() == [1, 2], "nobody deletes it"
     cluster.read(a=0.9 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, True]
+    assert cluster.may_evict(cluster.one, two) == [False, True]
     cluster.read(a=HOT)
     assert cluster.round() == []
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
 
 
 def test_of_several_copies_one_after_another_loses_its_protection() -> None:
@@ -186,11 +186,11 @@ def test_of_several_copies_one_after_another_loses_its_protection() -> None:
     assert len(cluster.holders()) == 3
     cluster.read(a=0.9 * HOT)
     cluster.round()
-    assert sorted(cluster.may_leave(cluster.one, two, three)) == [False, False, True]
-    assert not cluster.may_leave(cluster.one)[0]
+    assert sorted(cluster.may_evict(cluster.one, two, three)) == [False, False, True]
+    assert not cluster.may_evict(cluster.one)[0]
     cluster.read(a=0.0)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two, three) == [False, True, True]
+    assert cluster.may_evict(cluster.one, two, three) == [False, True, True]
 
 
 def test_a_block_with_replicas_keeps_as_many_when_it_has_cooled(cluster: Cluster) -> None:
@@ -199,7 +199,7 @@ def test_a_block_with_replicas_keeps_as_many_when_it_has_cooled(cluster: Cluster
     cluster.master.commit(cluster.master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
     cluster.read(a=0.0)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
 
 
 def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_begins_anew(cluster: Cluster) -> None:
@@ -215,7 +215,7 @@ def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_b
     cluster.round()
     assert cluster.hot_copies._hot[TENANT, b"b"].made_at == set()
     cluster.master.remove(*KEYS)
-    cluster.master.directory.tick(cluster.master.now_ns)
+    cluster.master.directory.run_due(cluster.master.now_ns)
     cluster.round()
     assert cluster.hot_copies._hot == {}, "of a tenant that is gone, too"
 

@@ -26,8 +26,8 @@ class Cluster(Copying):
         self.master.commit(asked.ops)
         return list(asked.flags)
 
-    def step(self, passed_ns: int = 0, *, is_tick: bool = True) -> list[CopyOrder]:
-        return self.ordered(passed_ns, partial(self.master.directory.targets.step, is_tick=is_tick))
+    def step(self, passed_ns: int = 0, *, is_periodic: bool = True) -> list[CopyOrder]:
+        return self.ordered(passed_ns, partial(self.master.directory.targets.step, is_periodic=is_periodic))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_drained_node_counts_no_more_and_is_copied_from(cluster: Cluster) -> N
     orders = cluster.step()
     cluster.arrive(*orders)
     third = ({two.node_id, three.node_id} - {order.node_id for order in orders}).pop()
-    cluster.master.directory.draining.begin("one", "peers")
+    cluster.master.directory.drains.begin("one", "peers")
     [order] = cluster.step()
     assert (order.node_id, order.keys) == (third, KEYS)
 
@@ -180,8 +180,8 @@ def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> Non
     assert [order.keys for order in cluster.step()] == [[b"c"]], "another block of the key has none"
     die(cluster.master, cluster.one)
     cluster.master.now_ns += 1000 * S
-    cluster.master.directory.tick(cluster.master.now_ns)
-    cluster.master.sweep()
+    cluster.master.directory.run_due(cluster.master.now_ns)
+    cluster.master.delete_unheld()
     assert not any(key[:1] == b"t" for key in cluster.master.catalog)
     assert cluster.step() == []
 
@@ -225,10 +225,10 @@ def test_a_request_for_replicas_looks_at_none_that_found_no_room_and_at_no_other
     assert cluster.step() == []
     two.tiers = (ROOM,)
     cluster.ask(2, b"c")
-    [order] = cluster.step(PAUSE_NS, is_tick=False)
+    [order] = cluster.step(PAUSE_NS, is_periodic=False)
     assert order.keys == [b"c"]
     cluster.node("three", "z")
-    assert cluster.step(is_tick=False) == []
+    assert cluster.step(is_periodic=False) == []
     assert sorted(key for order in cluster.step() for key in order.keys) == [b"a", b"b"]
 
 

@@ -145,7 +145,7 @@ def test_the_orders_of_a_node_end_with_its_registration(pair: Pair, end: str) ->
         pair.master.now_ns = int(directory._timing.node_ttl_s * S)
         for node in (pair.source, pair.target):
             directory.heartbeat(node.node_id, node.epoch, (), {}, pair.master.now_ns)
-        assert directory.tick(pair.master.now_ns) == [third]
+        assert directory.run_due(pair.master.now_ns) == [third]
     assert len(pair.copying) == 3
     assert pair.report() == [1, 1, 1]
 
@@ -180,7 +180,7 @@ def test_an_order_ends_with_its_time(pair: Pair) -> None:
     pair.master.now_ns += 1
     for node in (pair.source, pair.target):
         pair.master.directory.heartbeat(node.node_id, node.epoch, (), {}, pair.master.now_ns)
-    assert not pair.master.directory.tick(pair.master.now_ns)
+    assert not pair.master.directory.run_due(pair.master.now_ns)
     assert len(pair.copying) == 1
     assert pair.report(b"a", b"b") == [0, 1]
 

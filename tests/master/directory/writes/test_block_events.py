@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory.bounds import DirectoryLimits
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.placement import commands
 from kvstore.master.directory.writes import block_events as publishing
 from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, PublishPlan
@@ -184,7 +184,7 @@ def test_a_commit_that_became_durable_after_its_node_was_forgotten_is_void() -> 
     node = master.register("a")
     made = plan(master, node.epoch, Event(b"k"))
     master.directory.disconnected(node.node_id, node.epoch, 0)
-    master.directory.tick(100 * S)
+    master.directory.run_due(100 * S)
     durable(master, made)
     assert not blocks(master)
 
@@ -200,7 +200,7 @@ def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
     master.publish(node, phase=PHASE_SYNC_END)
     assert node.state == "alive"
     assert master.exists(b"kept", b"lost", b"streamed", b"new") == [1, 0, 1, 1]
-    master.sweep()
+    master.delete_unheld()
     assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
 
 
@@ -329,7 +329,7 @@ def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> N
     master.remove(b"elsewhere")
     master.publish(other, Event(b"elsewhere", 3))
     node = master.register("a", instance=2)
-    node.floor = 5
+    node.removal_horizon = 5
     had = [Event(key, 3, tiers=NVME) for key in (b"listed", b"elsewhere", b"replaced", b"unknown")]
     commands = master.sync(node, *had, Event(b"new", 6))
     assert commands == [(node.node_id, DeleteBlocks(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
@@ -345,7 +345,7 @@ def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_
     node.owed = other.owed = 1
     master.remove(*(b"%d" % number for number in range(4)))
     generations = list(granted.generations)
-    assert node.floor >= max(generations), "it is not settled: it may have what is removed"
+    assert node.removal_horizon >= max(generations), "it is not settled: it may have what is removed"
     [drop] = master.publish(other, Event(b"late", generations[1]))
     assert drop == (other.node_id, DeleteBlocks(1, TENANT, [b"late"], [generations[1]], force=1))
     assert master.publish(node, Event(b"new", generations[0])) == []
@@ -355,18 +355,18 @@ def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_
 def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_registers_again() -> None:
     master = Master()
     node = master.register("a")
-    node.floor = 5
+    node.removal_horizon = 5
     plans = [master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(key, 5)])) for key in (b"k", b"l")]
     assert node.owed == 2
-    master.directory.paid(plans[0])
+    master.directory.drops_acknowledged(plans[0])
     assert node.owed == 1
     node = master.register("a")
     assert node.owed == 0, "its inventory names it again"
-    master.directory.paid(plans[1])
+    master.directory.drops_acknowledged(plans[1])
     assert node.owed == 0
     master.directory.disconnected(node.node_id, node.epoch, 0)
     master.forget("a")
-    master.directory.paid(plans[1])
+    master.directory.drops_acknowledged(plans[1])
 
 
 KEYS = st.integers(0, 9).map(lambda number: b"%d" % number)
@@ -456,7 +456,7 @@ class Publisher:
 def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
     together, one_by_one = Publisher(), Publisher()
     for what, number, events in actions:
-        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "FEW", 0):
+        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "SMALL_BATCH", 0):
             first = together.act(what, number, events)
         assert first == one_by_one.act(what, number, events)
 
@@ -480,7 +480,7 @@ def many(count: int = MIN_NEW, **options: object) -> list[Event]:
 
 
 def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
-    keys = [b"%03d" % number for number in range(2 * FEW)]
+    keys = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
     master, node = one_node(*keys)
     other = master.register("b")
     master.publish(other, *(Event(key) for key in keys[:3]))

@@ -3,16 +3,16 @@
 import pytest
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, CopyResult
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, publish
 
-KEYS = [b"%03d" % number for number in range(2 * FEW)]
+KEYS = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
 
 
 def recorded(master: Master) -> list[bytes]:
-    assert master.directory.recording.count() == sum(isinstance(record, BlockPuts) for record in master.catalog.values())
+    assert master.directory.record_policy.count() == sum(isinstance(record, BlockPuts) for record in master.catalog.values())
     return sorted(record.keys[0] for record in master.catalog.values() if isinstance(record, BlockPuts))
 
 
@@ -85,7 +85,7 @@ def test_what_only_forgotten_nodes_had_has_no_record() -> None:
     master.publish(node, Event(b"k", tiers=NVME), Event(b"dram"))
     die(master, node)
     master.forget("a")
-    master.sweep()
+    master.delete_unheld()
     assert not recorded(master)
 
 

@@ -80,9 +80,9 @@ class MasterMetrics:
 
     def of_owner(self, owned: Sequence[LeaderRole]) -> Readings:
         """Return the readings that only owners have, over the partitions that this master owns, at least one."""
-        counters = self._frames.of(leading.frames.counters for leading in owned)
-        scheduled = self._scheduling.of(leading.scheduling.counters for leading in owned)
-        counts = [leading.directory.counts() for leading in owned]
+        counters = self._frames.of(leader.frames.counters for leader in owned)
+        scheduled = self._scheduling.of(leader.scheduling.counters for leader in owned)
+        counts = [leader.directory.counts() for leader in owned]
         members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # the same in all partitions
         states = Counter(member.state for member in members)
         return {
@@ -105,7 +105,7 @@ class MasterMetrics:
             "kvstore_master_spilled_bytes": counters["spilled_bytes"],
             "kvstore_master_hot_copies": counters["hot_copies"],
             "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
-            "kvstore_master_hot_blocks": sum(leading.frames.counters["hot_blocks"] for leading in owned),
+            "kvstore_master_hot_blocks": sum(leader.frames.counters["hot_blocks"] for leader in owned),
             "kvstore_master_instances": len(owned[0].scheduling.instances.each()),
             "kvstore_master_scheduled": scheduled["scheduled"],
             "kvstore_master_schedule_rejections": {

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvstore.master.measures import LifetimeCounters
+from kvstore.master.metrics import LifetimeCounters
 
 
 def test_sums_of_what_is_owned_and_was_never_fall() -> None:
