@@ -32,7 +32,7 @@ TENANT: Final = "red"
 
 
 def tier_of(name: str = "dram", capacity_bytes: int = 1 << 30, used_bytes: int = 0, health: str = "ok") -> pb.TierStatus:
-    """A tier as a node tells of it."""
+    """A tier as a node reports it."""
     return pb.TierStatus(name=name, capacity_bytes=capacity_bytes, used_bytes=used_bytes, health=health)
 
 

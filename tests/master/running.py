@@ -38,7 +38,7 @@ MASTER: Final = ("tests.tuned_daemon", "kvstore-master")
 
 @dataclass(slots=True)
 class Places:
-    """Where a master is reached."""
+    """Addresses of a running master."""
 
     listen: str
     unix: str
@@ -48,7 +48,7 @@ class Places:
     pid: int = 0
     role: str = ""
     master: Master | None = None
-    """The master itself, where it is of this process: for what nobody asks over a socket."""
+    """The master itself, if it is in this process: for state without a network interface."""
 
     @property
     def epoch(self) -> int:
@@ -68,7 +68,7 @@ class Places:
         return master.reactor.call(order, deadline_s=TIMEOUT_S)
 
     def reserved_bytes(self, node_id: int) -> int:
-        """What the master takes for written at the node since its last heartbeat."""
+        """Bytes that the master has reserved at the node since its last heartbeat."""
         master = self.master
         assert master is not None
         node = master.partitions[0].role_manager.leader().directory.members.get(node_id)
@@ -79,7 +79,7 @@ class Places:
         return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
 
     def client_welcome(self) -> Welcome:
-        """What it answers to a client's Hello."""
+        """Its response to a client's Hello."""
         client = self.client()
         client.close()
         return client.welcome
@@ -128,7 +128,7 @@ class MasterProcess:
         return Places(**facts)
 
     def next_line(self) -> dict[str, Any]:
-        """What it says next on standard output; the test's own timeout ends the wait."""
+        """Its next line on standard output; the test's own timeout ends the wait."""
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

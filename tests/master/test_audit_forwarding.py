@@ -1,4 +1,4 @@
-"""Promises of audit_trail.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
+"""Tests of audit_trail.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
 
 import threading
 from collections.abc import Iterator, Sequence

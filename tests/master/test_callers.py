@@ -1,4 +1,4 @@
-"""Promises of callers.py, over real gRPC. Each method by each credential: tests/security/test_matrix.py."""
+"""Tests of callers.py, over real gRPC. Each method by each credential: tests/security/test_matrix.py."""
 
 import contextlib
 import threading
@@ -46,7 +46,7 @@ def refusal(call: Any, request: Any, tenant: str = "", token: str = "") -> tuple
     return refused.value.code(), refused.value.details() or ""
 
 
-def test_who_shows_nothing_or_something_wrong_is_told_what_a_call_needs(places: Places) -> None:
+def test_missing_or_wrong_credential_error_names_the_need(places: Places) -> None:
     with places.stub() as stub:
         assert refusal(stub.Drain, pb.DrainRequest()) == (
             UNAUTHENTICATED,
@@ -134,7 +134,7 @@ def _many(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
     yield _one(request, context)
 
 
-def test_calls_of_a_trace_have_spans_that_name_an_error_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_call_has_a_span_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RPCS", {"/test.Service/AskOne": OPEN, "/test.Service/AskMany": OPEN})
     parent, ended = TraceParent(7, 11), list[tuple[str, TraceParent, str]]()
     methods = {"AskOne": grpc.unary_unary_rpc_method_handler(_one), "AskMany": grpc.unary_stream_rpc_method_handler(_many)}
@@ -199,9 +199,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("method", "shown"), SILENT)
-def test_calls_that_say_nothing_more_keep_neither_nodes_nor_others_from_being_served(
-    method: str, shown: tuple[str, str], tmp_path: Path
-) -> None:
+def test_stalled_calls_leave_threads_for_others(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path, tokens=tokens_file(tmp_path), control_threads=THREADS, hello_timeout_s=3600.0) as places,
         grpc.insecure_channel(places.control) as channel,
@@ -214,7 +212,7 @@ def test_calls_that_say_nothing_more_keep_neither_nodes_nor_others_from_being_se
 
 
 @pytest.mark.parametrize(("method", "shown"), SILENT)
-def test_calls_that_say_nothing_more_end_after_the_time_that_a_message_has(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
+def test_stalled_calls_end_at_the_message_timeout(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path, tokens=tokens_file(tmp_path), control_threads=THREADS, hello_timeout_s=0.2) as places,
         grpc.insecure_channel(places.control) as channel,
@@ -224,7 +222,7 @@ def test_calls_that_say_nothing_more_end_after_the_time_that_a_message_has(metho
             assert call.code() in (grpc.StatusCode.CANCELLED, UNAUTHENTICATED), "whoever is a stranger there is told at once"
 
 
-def test_a_call_without_a_message_and_one_whose_service_fails_are_told_so(
+def test_empty_call_and_failed_service_get_a_status(
     places: Places, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(identity: object, reply: pb.StatusReply) -> pb.StatusReply:

@@ -1,4 +1,4 @@
-"""Promises of console_source.py: what a master's own console is told of the cluster, and does. Of real clusters:
+"""Tests of console_source.py: the cluster as a master's console shows it, and its actions. On real clusters:
 tests/system/test_consoles.py."""
 
 import uuid
@@ -49,7 +49,7 @@ def owners(places: Places) -> set[str]:
 
 
 def lead_to(source: MasterConsoleSource, contact: MasterContact) -> None:
-    """All fellows that it knows are asked there from now on."""
+    """Calls to all known peer masters go there from now on."""
     known = {address: PeerMaster(peer_master.name, contact) for address, peer_master in source._peer_masters.known().items()}
     source._peer_masters.known = lambda: known
 
@@ -124,7 +124,7 @@ def audited(source: MasterConsoleSource) -> list[pb.AuditEntry]:
     return [entry for entry in source.audit(0) if entry.actor == BY.name]
 
 
-def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_waits_for_an_election(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
         role_manager = source._role_managers[0]
@@ -147,7 +147,7 @@ def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path
 
 
 class ChangingHands:
-    """What a master knows of a partition's owner, look by look ("" for nobody), and its calls, which the owner of before refuses."""
+    """A partition's owner at each look-up ("" for none), and the calls, which the former owner refuses."""
 
     def __init__(self, source: MasterConsoleSource, *owners: str) -> None:
         self._owners = list(owners)
@@ -172,7 +172,7 @@ class ChangingHands:
         return pb.PinNamespaceReply(blocks=3)
 
 
-def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: Path) -> None:
+def test_action_at_a_former_owner_goes_to_the_next(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
         for between in ((), ("",), ("", "", "")):
@@ -191,7 +191,7 @@ def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: 
         )
 
 
-def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair: tuple[Places, Places]) -> None:
+def test_silent_master_is_named_and_its_last_status_kept(pair: tuple[Places, Places]) -> None:
     second = next(places for places in pair if places.master is not None and places.master.partitions[0].role_manager.role != "owner")
     first = next(places for places in pair if places is not second)
     source = watched(second)

@@ -1,4 +1,4 @@
-"""Promises of peer_masters.py, with real masters: how one is asked by another."""
+"""Tests of peer_masters.py, with real masters: how one is asked by another."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +67,7 @@ def test_who_is_not_known_is_not_asked(known: dict[str, PeerMaster]) -> None:
         status(asked)
 
 
-def test_one_that_does_not_answer_ends_the_question_by_its_deadline_and_one_that_is_back_is_asked_again(tmp_path: Path) -> None:
+def test_unresponsive_master_ends_calls_at_the_deadline(tmp_path: Path) -> None:
     with black_hole() as (host, port), peer_masters({"m:1": PeerMaster("m", MasterContact(f"{host}:{port}", "key"))}) as asked:
         with pytest.raises((Unavailable, DeadlineExceeded)):
             status(asked, timeout_s=SHORT_S)

@@ -1,5 +1,5 @@
-"""Promises of periodic_tasks.py: masters side by side come to an even share of the partitions, and what operators set holds at all of
-them."""
+"""Tests of periodic_tasks.py: several masters reach even shares of the partitions, and operators' settings apply at
+all of them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ def test_who_has_more_than_its_share_gives_it_up(pair: list[Places]) -> None:
     assert owned(pair[0]) | owned(pair[1]) == {0, 1}
 
 
-def test_what_operators_set_holds_at_masters_of_other_partitions_too(pair: list[Places]) -> None:
+def test_operator_quotas_apply_at_other_partitions(pair: list[Places]) -> None:
     eventually(lambda: sorted(map(len, map(owned, pair))) == [1, 1], "each owns one")
     [first] = [places for places in pair if 0 in owned(places)]
     [other] = [places for places in pair if 1 in owned(places)]

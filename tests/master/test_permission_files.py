@@ -1,4 +1,4 @@
-"""Promises of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
+"""Tests of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def is_open(client: Channel) -> bool:
         return False
 
 
-def test_a_token_that_is_gone_from_the_file_ends_its_sessions_and_no_others(tmp_path: Path, places: Places) -> None:
+def test_removed_token_ends_its_sessions_only(tmp_path: Path, places: Places) -> None:
     tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     eventually(lambda: opens(places, "other", "blue"), "the new tenant is let in")
     red, blue = places.client("red", "secret"), places.client("blue", "other")
@@ -75,7 +75,7 @@ def test_a_token_ends_its_sessions_at_its_time(tmp_path: Path) -> None:
         red.close()
 
 
-def test_a_node_whose_join_token_is_gone_is_hung_up_on_and_does_not_come_back(tmp_path: Path, places: Places) -> None:
+def test_node_with_removed_join_token_is_disconnected(tmp_path: Path, places: Places) -> None:
     node = NodeSide(places, token=JOIN)
     Path(tokens_file(tmp_path)).write_text((tmp_path / "tokens.toml").read_text().replace(JOIN, "another"))
     node.sock.settimeout(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Promises of sessions.py, of a real master; by the command line: tests/cli/test_operations.py."""
+"""Tests of sessions.py, of a real master; by the command line: tests/cli/test_operations.py."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def listed(places: Places) -> list[pb.SessionStatus]:
 
 
 def test_peers_are_listed_with_their_requests_and_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that has not introduced itself is nobody's."""
+    """A connection before its Hello is not listed."""
     monkeypatch.setattr(sessions, "MAX_TABLE", 1)
     with master_in_thread(tmp_path) as places:
         client, local, node = places.client("red"), unix_client(places), NodeSide(places)

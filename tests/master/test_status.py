@@ -1,4 +1,4 @@
-"""Promises of status.py: a master tells what it is now, and why it is not fit to serve."""
+"""Tests of status.py: a master's current state, and the reasons that it is not ready."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -69,7 +69,7 @@ def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, 
         server.thaw()
 
 
-def test_certificates_and_tokens_that_end_within_a_fortnight_are_told(tmp_path: Path) -> None:
+def test_status_lists_credentials_that_expire_soon(tmp_path: Path) -> None:
     """To operators; and all that end, in metrics."""
     at = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
     days = {"soon": "2100-01-08", "late": "2100-03-01"}

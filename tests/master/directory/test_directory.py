@@ -1,4 +1,4 @@
-"""Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
+"""Tests of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, av
 # Reserve
 
 
-def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes() -> None:
+def test_reserve_reports_granted_present_and_busy() -> None:
     master, node = one_node(b"there")
     first = reserve(master, b"new", b"there", b"new")
     assert first.statuses == bytes([GRANTED, PRESENT, BUSY])
@@ -55,8 +55,8 @@ def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes(
     assert reserve(master, b"pending").statuses == bytes([BUSY])
 
 
-def test_a_block_is_not_told_to_be_there_while_no_inventory_has_named_it() -> None:
-    """Who puts it relies on that; the node may have lost it while its link was broken."""
+def test_unconfirmed_block_is_not_present() -> None:
+    """A writer relies on PRESENT; the node may have lost the block while it was disconnected."""
     master, node = one_node(b"lost", b"kept")
     master.publish(node, phase=PHASE_SYNC_BEGIN)
     assert reserve(master, b"lost", b"kept", b"new").statuses == bytes([BUSY, BUSY, GRANTED])
@@ -67,7 +67,7 @@ def test_a_block_is_not_told_to_be_there_while_no_inventory_has_named_it() -> No
     assert reserve(master, b"lost", b"kept").statuses == bytes([GRANTED, PRESENT])
 
 
-def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
+def test_reservation_ends_by_cancel_expiry_or_node_death() -> None:
     master, node = one_node()
     grants = reserve(master, b"a")
     master.directory.cancel(TENANT, [b"a"], [grants.generations[0] + 1])
@@ -82,7 +82,7 @@ def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
     assert list(reserve(master, b"a").nodes) == [other.node_id]
 
 
-def test_generations_grow_over_restarts_of_the_master_even_if_its_clock_goes_back() -> None:
+def test_generations_grow_when_the_clock_goes_back() -> None:
     master, node = one_node()
     master.publish(node, Event(b"k", 1 << 60))
     again = master.restart()
@@ -123,7 +123,7 @@ def test_a_reserve_that_cannot_be_met_reserves_nothing() -> None:
 # Nodes
 
 
-def test_what_a_node_measured_counts_for_its_time_and_replaces_what_it_said_before() -> None:
+def test_measured_rates_are_replaced_and_expire() -> None:
     master, node = one_node()
     ttl_ns = int(DirectoryTiming().measured_rate_ttl_s * S)
     master.directory.set_rates(1, node.epoch, [pb.PeerRate(node_id=7, bytes_per_s=5.0)], 0)
@@ -138,7 +138,7 @@ def test_what_a_node_measured_counts_for_its_time_and_replaces_what_it_said_befo
     assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}, "a refused report changes nothing"
 
 
-def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
+def test_dead_nodes_blocks_return_with_it() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
     assert master.exists(b"a") == [0]
@@ -146,7 +146,7 @@ def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
     assert master.exists(b"a", b"b") == [1, 0]
 
 
-def test_a_silent_node_dies_and_is_forgotten_and_its_rows_are_swept_in_slices() -> None:
+def test_silent_nodes_rows_are_deleted_in_slices() -> None:
     master, node = one_node(*(bytes([n]) for n in range(10)))
     keeper = master.register("b")
     assert master.directory.run_due(9 * S) == []
@@ -163,7 +163,7 @@ def test_a_silent_node_dies_and_is_forgotten_and_its_rows_are_swept_in_slices() 
     assert master.directory.counts().blocks == 0
 
 
-def test_a_node_back_before_the_sweep_keeps_what_its_inventory_names() -> None:
+def test_returning_node_keeps_blocks_before_the_scan() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
     master.directory.run_due(100 * S)
@@ -177,7 +177,7 @@ def test_a_node_back_before_the_sweep_keeps_what_its_inventory_names() -> None:
 # The catalog
 
 
-def test_the_catalog_keeps_the_parent_that_a_node_tells_of_and_a_block_does_without_it() -> None:
+def test_catalog_keeps_the_reported_parent() -> None:
     master, node = one_node(b"p")
     master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
     master.publish(node, Event(b"p", 1, EVENT_GONE))
@@ -200,10 +200,10 @@ def test_a_catalog_of_something_else_is_refused() -> None:
         Master(1, {b"zoo": b""})
 
 
-# What leaves
+# Evictions
 
 
-def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_master_restarts_first() -> None:
+def test_forgotten_nodes_blocks_are_deleted_after_a_restart() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
     master.forget("a")
@@ -213,7 +213,7 @@ def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_mas
     assert not [key for key in master.catalog if key.startswith(b"b")]
 
 
-def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_others_after_a_restart_too() -> None:
+def test_parent_cycles_are_deleted_like_other_blocks() -> None:
     links = {b"1": b"2", b"2": b"3", b"3": b"1", b"own": b"own"}
     master = Master()
     master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
@@ -243,13 +243,13 @@ LIMITS = DirectoryLimits(kept_removals=1, timing=DirectoryTiming(slow_start_s=0)
 
 
 class Store:
-    """What a node really has: key to (generation, tier mask), and which of it was acknowledged under its registration."""
+    """The node's real blocks: key to (generation, tier mask), and which were acknowledged under its registration."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, tuple[int, int]] = {}
         self.acknowledged: set[bytes] = set()
         self.writes: dict[bytes, int] = {}
-        """How often each key was written: tells two writes of one generation apart."""
+        """Number of writes of each key: distinguishes two writes of one generation."""
         self.instance = 1
         self.node: NodeMember | None = None
         self.is_synced = False
@@ -262,11 +262,10 @@ class Store:
 
 
 class AgainstNodes(RuleBasedStateMachine):
-    """What the directory shows of a node that has told its inventory is what that node has, and all that was acknowledged is shown.
+    """The directory lists exactly the blocks of a node after its inventory, and all acknowledged ones.
 
-    Batches for the catalog wait in a queue and become durable one by one; a killed master loses the queue and nothing else. `recorded`:
-    which blocks have records.
-    """
+    Batches for the catalog are queued and become durable one by one; a killed master loses the queue and nothing
+    else. `recorded` is the record policy."""
 
     recorded = ALL
 
@@ -350,7 +349,7 @@ class AgainstNodes(RuleBasedStateMachine):
             self._durable()
 
     def later(self, ops: Sequence[Change]) -> None:
-        """For the catalog; nobody waits."""
+        """For the catalog; no request waits for it."""
         self.queue.append((ops, lambda: None))
 
     def _published(self, name: str, plan: PublishPlan, commits: list[tuple[bytes, int]]) -> None:
@@ -538,7 +537,7 @@ def test_a_put_that_only_drained_nodes_could_take_is_told_so() -> None:
     assert list(reserve(master, b"a").nodes) == [node.node_id]
 
 
-def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_is_used() -> None:
+def test_generations_are_allowed_ahead() -> None:
     master = Master()
     [first] = master.directory.grants_ahead()
     master.commit([first])
@@ -549,7 +548,7 @@ def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_i
     assert later.directory.register(NodeInfo("a", 1, tcp="a:1"), (tier_of(),), 0)[0].epoch > record.generation
 
 
-def test_what_a_hosts_nics_carried_is_kept_as_told_last_and_bounded() -> None:
+def test_nic_counters_are_the_last_report_and_bounded() -> None:
     master, node = one_node()
     links = [pb.LinkFlow(device="eth0", in_bytes=5)]
     master.directory.set_links(node.node_id, node.epoch, links)
@@ -577,7 +576,7 @@ def test_what_tenants_have_of_the_master_is_told_by_tenant() -> None:
     assert master.directory.grants_by_tenant() == {TENANT: (1, 2)}
 
 
-def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_known_when_its_node_registered() -> None:
+def test_comparison_requires_a_current_inventory() -> None:
     master = Master()
     node = master.register("a")
     master.sync(node, Event(b"k", 5))
@@ -592,7 +591,7 @@ def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_kno
     assert found.flags() == [b"\0"]
 
 
-def test_that_a_node_was_stopped_comes_from_the_catalog_and_goes_with_its_return() -> None:
+def test_stopped_state_comes_from_the_catalog() -> None:
     master = Master()
     node = master.register("a")
     master.commit(master.directory.stopping(node.node_id, node.epoch))

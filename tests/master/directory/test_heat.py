@@ -1,4 +1,4 @@
-"""Promises of reads.py: nodes are asked while somebody wants to know, each in its turn, and what they tell is checked and grows old."""
+"""Tests of reads.py: reports are requested in turn while they are wanted, are checked, and expire."""
 
 from math import nan
 
@@ -23,7 +23,7 @@ def hot(tenant: str = "red", **reads_per_s: float) -> pb.HotBlocks:
     return pb.HotBlocks(tenant=tenant, keys=[key.encode() for key in reads_per_s], reads_per_s=list(reads_per_s.values()))
 
 
-def test_nodes_are_asked_while_somebody_wants_to_know_and_each_once_in_a_while() -> None:
+def test_nodes_are_asked_while_reports_are_wanted() -> None:
     block_heat = BlockHeat()
     assert block_heat.blocks_to_report(1, 1, S) == 0
     block_heat.request_reports(S)
@@ -41,7 +41,7 @@ def test_the_more_nodes_the_fewer_blocks_of_each(live: int, blocks: int) -> None
     assert block_heat.blocks_to_report(1, live, 0) == blocks
 
 
-def test_reads_at_several_nodes_add_up_by_tenant_until_they_are_old() -> None:
+def test_reads_of_nodes_add_up_until_they_expire() -> None:
     block_heat = BlockHeat()
     block_heat.request_reports(0)
     for node_id in (1, 2, 3):
@@ -56,7 +56,7 @@ def test_reads_at_several_nodes_add_up_by_tenant_until_they_are_old() -> None:
     assert block_heat.of("red", 4 * S)[b"a"] == 5.0, "a node that begins to count has nothing to tell"
 
 
-def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_not_kept() -> None:
+def test_reports_are_dropped_when_not_wanted() -> None:
     block_heat = BlockHeat()
     block_heat.take(1, [hot(a=1.0)], 0)
     block_heat.request_reports(0)
@@ -68,7 +68,7 @@ def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_no
     assert block_heat.of("red", 0) == {}
 
 
-def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks() -> None:
+def test_reports_of_gone_nodes_are_dropped() -> None:
     block_heat = BlockHeat()
     for node_id in range(1, 100):
         now_ns = node_id * int(REPORT_TTL_S * S)
@@ -100,7 +100,7 @@ def test_what_cannot_have_been_counted_is_refused(report: pb.HotBlocks, says: st
     assert block_heat.of("red", 0) == {}
 
 
-def test_reads_from_other_hosts_are_gone_through_as_they_were_told_and_not_once_they_are_old() -> None:
+def test_far_reads_is_a_snapshot_without_expired_reports() -> None:
     block_heat = BlockHeat()
     block_heat.request_reports(0)
     for node_id in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Promises of last_reads.py."""
+"""Tests of last_reads.py."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Promises of records.py."""
+"""Tests of records.py."""
 
 import itertools
 

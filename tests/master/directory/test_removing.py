@@ -1,4 +1,4 @@
-"""Promises of removals.py, held by a directory with nodes."""
+"""Tests of removals.py, held by a directory with nodes."""
 
 from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.index.key_index import SMALL_BATCH
@@ -8,7 +8,7 @@ from kvstore.protocol.catalog_messages import DeleteBlocks, SetPinned
 from tests.master.blocks import NVME, TENANT, Event, Master, die, one_node, publish
 
 
-def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
+def test_removal_takes_effect_with_the_holders_responses() -> None:
     master, _ = one_node(b"a", b"b")
     removal = master.directory.removing.plan(TENANT, [b"a", b"none"], force=False)
     assert list(removal.flags) == [1, 0]
@@ -49,7 +49,7 @@ def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
     master.directory.check_integrity()
 
 
-def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> None:
+def test_removed_block_does_not_return_with_its_node() -> None:
     master, node = one_node(b"a", b"kept")
     other = master.register("b")
     master.sync(other)
@@ -93,7 +93,7 @@ def absent_holder(limits: DirectoryLimits) -> tuple[Master, NodeMember]:
     return master, node
 
 
-def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_and_every_removal_is_done() -> None:
+def test_many_removals_hold_while_a_node_is_unreachable() -> None:
     master, node = absent_holder(DirectoryLimits(kept_removals=3))
     for number in range(9):
         assert master.remove(b"a%d" % number) == [1]
@@ -112,7 +112,7 @@ def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_a
     assert master.exists(b"a0") == [1], "put again: nothing stands against it any more"
 
 
-def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart_of_the_master_too() -> None:
+def test_removal_holds_for_forgotten_nodes_after_a_restart() -> None:
     master, _node = absent_holder(DirectoryLimits())
     assert master.remove(b"a0") == [1]
     master.forget("a")

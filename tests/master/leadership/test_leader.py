@@ -1,4 +1,4 @@
-"""Promises of leader.py that need no master around it: what its end does. The rest is held by the tests of its services."""
+"""Tests of leader.py that need no master around it: what its end does. The rest is held by the tests of its services."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     reactor.close()
 
 
-def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> None:
+def test_forget_completes_when_durable() -> None:
     reactor, catalog = Reactor(), Held()
     leader = make_leader(reactor, catalog)
     reply = leader.register(NodeInfo("a", 1), [], LastMaster("", 0), NO_DESCRIPTION)
@@ -59,7 +59,7 @@ def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> No
     reactor.close()
 
 
-def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused() -> None:
+def test_node_of_a_later_owner_is_refused() -> None:
     reactor, catalog = Reactor(), Held()
     leader = make_leader(reactor, catalog)
     with pytest.raises(StaleEpoch, match="epoch 5"):
@@ -68,7 +68,7 @@ def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused()
     reactor.close()
 
 
-def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> None:
+def test_other_partitions_use_the_assigned_node_ids() -> None:
     reactor, catalog = Reactor(), Held()
     first, other = make_leader(reactor, catalog), make_leader(reactor, catalog, partition=1)
 

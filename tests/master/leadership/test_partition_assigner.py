@@ -1,4 +1,4 @@
-"""Promises of partition_assigner.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
+"""Tests of partition_assigner.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def test_shares_are_even_and_all_partitions_are_somebodys(live_masters: frozense
 
 
 @given(SOME, st.integers(0, 63))
-def test_the_order_of_a_partition_does_not_depend_on_who_else_lives(live_masters: frozenset[str], partition: int) -> None:
+def test_order_is_independent_of_other_masters(live_masters: frozenset[str], partition: int) -> None:
     assert order(live_masters, partition) == [master for master in order(MASTERS, partition) if master in live_masters]
 
 
@@ -50,7 +50,7 @@ class Turned:
         return self.sharing.give_up(self.live_masters, set(range(4)) if owned is None else owned, now_ns)
 
 
-def test_what_is_anothers_share_is_given_up_one_at_a_time_once_who_lives_is_settled() -> None:
+def test_others_share_is_given_up_one_at_a_time_when_settled() -> None:
     turned = Turned()
     assert turned.give_up(0) is None
     assert turned.give_up(SETTLE_NS - 1) is None
@@ -85,7 +85,7 @@ def test_what_comes_back_is_kept_for_longer_each_time() -> None:
     assert turned.give_up(now_ns + MAX_PAUSE_NS, {given}) == given
 
 
-def test_a_partition_that_has_become_its_own_share_is_given_up_at_once_when_it_is_anothers_again() -> None:
+def test_regained_share_is_given_up_at_once_when_lost_again() -> None:
     turned = Turned()
     turned.give_up(0)
     given = turned.give_up(SETTLE_NS)
@@ -106,7 +106,7 @@ def test_who_is_not_known_to_live_gives_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_a_partition_without_an_owner_is_taken_in_its_order_by_whose_share_it_is_first(count: int) -> None:
+def test_unowned_partition_is_taken_in_its_order(count: int) -> None:
     live_masters = frozenset(MASTERS[:count])
     for partition, owner in enumerate(shares(live_masters, 4)):
         waits = {master: PartitionAssigner(master, 4, PATIENCE).wait_s(live_masters, partition) for master in live_masters}
@@ -120,7 +120,7 @@ def test_where_who_lives_is_not_known_nobody_waits() -> None:
     assert all(PartitionAssigner(MASTERS[0], 4, PATIENCE).wait_s(frozenset(MASTERS[1:3]), partition) == 0 for partition in range(4))
 
 
-def test_what_was_taken_a_moment_ago_stays_until_the_end_of_the_one_who_had_it_is_known() -> None:
+def test_recently_taken_partition_is_kept() -> None:
     """Its former owner counts as alive still: who lives is looked at now and then."""
     turned = Turned()
     turned.give_up(0, turned.mine)

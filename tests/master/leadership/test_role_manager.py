@@ -1,4 +1,4 @@
-"""Promises of role_manager.py: from following to owning and back, without sockets or a shared catalog."""
+"""Tests of role_manager.py: from following to owning and back, without sockets or a shared catalog."""
 
 import gc
 import weakref
@@ -38,7 +38,7 @@ class Stage:
         self.roles: list[tuple[MasterRole, CatalogOwner | None]] = []
         self.linked = 2
         self.catalog: MemoryCatalog | None = None
-        """Another one than is at hand."""
+        """Another catalog."""
         self.role_manager = RoleManager(
             "me:7440", self._lead, on_change=lambda: self.roles.append((self.role_manager.role, self.role_manager.owner))
         )
@@ -98,7 +98,7 @@ def test_who_is_elected_stands_on_what_it_has_followed(stage: Stage) -> None:
     role_manager.close(OVER)
 
 
-def test_who_is_deposed_answers_questions_until_it_hears_of_the_catalog(stage: Stage) -> None:
+def test_deposed_owner_serves_reads_until_the_catalog_returns(stage: Stage) -> None:
     role_manager = stage.role_manager
     role_manager.begin()
     role_manager.elected(9)
@@ -169,7 +169,7 @@ def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
     assert stage.roles == []
 
 
-def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_that_are_named(stage: Stage) -> None:
+def test_follower_queries_records_with_given_live_nodes(stage: Stage) -> None:
     role_manager = stage.role_manager
     role_manager.begin()
     role_manager.take([BLOCK, put_quota("red", {"pins": 5})])
@@ -186,7 +186,7 @@ def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_th
     role_manager.close(OVER)
 
 
-def test_limits_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: Stage) -> None:
+def test_quotas_hold_during_a_new_listing(stage: Stage) -> None:
     role_manager = stage.role_manager
     role_manager.begin()
     role_manager.take([put_quota("red", {"pins": 5})])

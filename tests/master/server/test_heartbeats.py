@@ -1,4 +1,4 @@
-"""Promises of heartbeats.py: what a node tells of itself, over its link."""
+"""Tests of heartbeats.py: nodes' reports over their connections."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(node_id=registration.node_id, registration_epoch=registration.registration_epoch, **told)  # type: ignore[arg-type]
 
 
-def test_what_a_node_tells_is_shown_and_it_hears_what_it_is_to_know(places: Places, node: NodeSide) -> None:
+def test_heartbeat_updates_status_and_returns_news(places: Places, node: NodeSide) -> None:
     tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
     rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
     told = {"tiers": [tier], "counters": {"gets": 7}, "rates": [rate], "links": [pb.LinkFlow(device="eth0", in_bytes=5)]}
@@ -100,9 +100,7 @@ def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeS
     ("said", "kind"),
     [(b"\xff", ProtocolError), (pb.HeartbeatRequest(node_id=1, registration_epoch=1).SerializeToString(), StaleEpoch)],
 )
-def test_what_cannot_be_read_or_is_of_another_registration_is_refused_and_the_node_lives_on(
-    node: NodeSide, said: bytes, kind: type[KVStoreError]
-) -> None:
+def test_invalid_heartbeat_is_refused_and_the_node_lives(node: NodeSide, said: bytes, kind: type[KVStoreError]) -> None:
     with pytest.raises(kind):
         said_raw(node, said)
     beat(node, of(node))
@@ -130,7 +128,7 @@ def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, no
         beat(node, of(node))
 
 
-def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for_another_one(places: Places, node: NodeSide) -> None:
+def test_cut_off_master_refuses_heartbeats(places: Places, node: NodeSide) -> None:
     assert places.master is not None
     leader = places.master.partitions[0].role_manager.leader()
     places.master.reactor.call(lambda: leader.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
@@ -138,8 +136,8 @@ def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for
         beat(node, of(node))
 
 
-def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Places, node: NodeSide) -> None:
-    """What it told last stays."""
+def test_stopping_node_is_stopped_when_it_disconnects(places: Places, node: NodeSide) -> None:
+    """Its last report stays."""
     tier = pb.TierStatus(name="dram", capacity_bytes=100)
     beat(node, of(node, tiers=[tier]))
     beat(node, of(node, stopped=True))

@@ -1,4 +1,5 @@
-"""Promises of comparing.py: a node whose link broke hears which of its runs the master knows; who leaves meanwhile delays nobody."""
+"""Tests of inventory_comparisons.py: a reconnected node learns which of its runs the master knows; disconnects delay
+no other node."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ def send(node: NodeSide, request_id: int, message: Digests) -> None:
     node.sock.sendall(pack_header(Digests.TYPE, request_id, len(body), 0, 10_000) + body)
 
 
-def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_right(places: Places) -> None:
+def test_returning_node_sends_only_differences(places: Places) -> None:
     node = NodeSide(places)
     assert node.registration.known_blocks == 100
     node.publish(phase=PHASE_SYNC_BEGIN)
@@ -71,7 +72,7 @@ def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_rig
     node.close()
 
 
-def test_digests_outside_an_inventory_or_of_too_many_runs_are_refused_and_the_next_are_compared(places: Places) -> None:
+def test_invalid_digests_are_refused_and_later_ones_compared(places: Places) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     good = made(node, *HELD)[0]
@@ -88,7 +89,7 @@ def test_digests_outside_an_inventory_or_of_too_many_runs_are_refused_and_the_ne
     node.close()
 
 
-def test_who_leaves_while_his_inventory_is_compared_is_answered_no_more_and_the_next_is(places: Places) -> None:
+def test_disconnected_nodes_comparison_is_dropped(places: Places) -> None:
     gone = NodeSide(places)
     gone.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(gone, *HELD)
@@ -106,9 +107,7 @@ def test_who_leaves_while_his_inventory_is_compared_is_answered_no_more_and_the_
     retry.close()
 
 
-def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_compared(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_comparison_causes_a_full_resync(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)
@@ -119,7 +118,7 @@ def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_com
     node.close()
 
 
-def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_response_disconnects_the_node(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)

@@ -1,4 +1,5 @@
-"""Promises of partition_router.py, on real sockets: a session is served by whoever serves its partition, for as long as he does."""
+"""Tests of partition_router.py, on real sockets: a session is served by its partition's handler while that is
+current."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ def met(places: Places, partition: int = 0) -> Channel:
     return Channel.open(address, Hello(ROLE_CLIENT, "red"), Deadline(TIMEOUT_S))
 
 
-def test_each_partition_has_an_owner_of_its_own_and_any_connection_says_how_many_there_are(places: Places) -> None:
+def test_partitions_have_own_owners_over_any_connection(places: Places) -> None:
     assert places.master is not None
     epochs = [partition.role_manager.leader().epoch for partition in places.master.partitions]
     for partition, epoch in enumerate(epochs):
@@ -49,7 +50,7 @@ def test_values_go_to_no_partition(places: Places) -> None:
     channel.close()
 
 
-def test_who_is_known_to_one_that_is_deposed_is_hung_up_on_and_others_are_not(places: Places) -> None:
+def test_deposed_owners_sessions_are_closed(places: Places) -> None:
     master = places.master
     assert master is not None
     channels = [met(places, partition) for partition in range(3)]

@@ -1,4 +1,4 @@
-"""Promises of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
+"""Tests of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
 
 import contextlib
 import uuid
@@ -44,7 +44,7 @@ def test_all_know_who_lives_and_who_has_ended_is_gone_at_once(member: MakeMember
     eventually(lambda: first.live_masters == {"a:1"}, "the one that has ended is gone")
 
 
-def test_the_others_are_known_with_how_they_are_asked_and_one_of_a_release_before_without(member: MakeMember) -> None:
+def test_members_have_the_contacts_of_other_masters(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
     expected = {"b:1": PeerMaster("name", MasterContact("control of b:1", "key of b:1"))}
     eventually(lambda: first.peer_masters == expected, "the first knows the second, and not itself")

@@ -1,4 +1,4 @@
-"""Promises of holders.py."""
+"""Tests of holders.py."""
 
 from kvstore.master.directory.index.holders import (
     ABSENT,
@@ -95,7 +95,7 @@ def test_an_equal_set_that_lost_its_name_is_rewritten_too() -> None:
     sets.check_integrity([named, unnamed])
 
 
-def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() -> None:
+def test_only_at_returns_sets_without_other_holders() -> None:
     sets = HolderSets()
     sets.set_live([1, 2, 3])
     first, both, other = sets.enter(((1, 2),), 5), sets.enter(((1, 2), (2, 2))), sets.enter(((1, 2), (3, 2)))

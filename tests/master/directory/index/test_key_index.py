@@ -1,4 +1,4 @@
-"""Promises of key_index.py; a state machine holds it against a dictionary."""
+"""Tests of key_index.py; a state machine holds it against a dictionary."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Promises of pins.py, held by a directory with nodes."""
+"""Tests of pins.py, held by a directory with nodes."""
 
 import random
 
@@ -19,7 +19,7 @@ def pin_for(master: Master, *keys: bytes, ttl_s: float) -> PinResult:
 
 
 def after(master: Master, seconds: float) -> PinResult:
-    """What ends by then."""
+    """Pins that end by then."""
     master.now_ns += int(seconds * S)
     ended = master.directory.pins.expire(master.now_ns)
     master.commit(ended.ops)
@@ -32,7 +32,7 @@ def pins_of(master: Master) -> list[bytes]:
     return sorted(key[5:] for key in master.catalog if key.startswith(b"p"))
 
 
-def test_a_pin_holds_what_is_there_and_its_node_is_told_of_that_and_of_its_end() -> None:
+def test_pin_is_sent_to_nodes_and_ends() -> None:
     master, _ = one_node(b"a")
     for pinned in (True, False):
         pin_result = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=pinned)
@@ -40,7 +40,7 @@ def test_a_pin_holds_what_is_there_and_its_node_is_told_of_that_and_of_its_end()
         assert (len(pin_result.ops), master.directory.counts().pinned) == (1, int(pinned))
 
 
-def test_what_leaves_while_its_pin_is_on_its_way_is_not_said_to_be_there() -> None:
+def test_block_evicted_during_its_pin_is_reported_absent() -> None:
     keys = [b"a", b"b", b"c", b"d", b"none"]
     master, node = one_node(*keys[:4])
     pin_result = master.directory.pins.pin(TENANT, keys, pinned=True)
@@ -92,7 +92,7 @@ def test_a_pin_is_never_shortened() -> None:
     assert pins_of(master) == [b"good"]
 
 
-def test_a_pin_for_good_takes_the_end_from_one_that_had_one_and_unpin_ends_both() -> None:
+def test_permanent_pin_replaces_one_with_an_end() -> None:
     master, _ = one_node(b"a", b"b")
     pin_for(master, b"a", b"b", ttl_s=1)
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
@@ -114,7 +114,7 @@ def test_an_end_outlives_the_master() -> None:
     assert pins_of(again) == [b"c"]
 
 
-def test_a_pin_of_a_block_that_is_gone_or_removed_does_not_end_again() -> None:
+def test_pin_of_a_removed_block_does_not_end_twice() -> None:
     master, _ = one_node(b"a")
     pin_for(master, b"a", ttl_s=1)
     assert master.remove(b"a", force=True) == [1]
@@ -137,7 +137,7 @@ def test_so_many_pins_end_at_a_time() -> None:
     assert [len(after(master, 1).ops), len(after(master, 0).ops), len(after(master, 0).ops)] == [MAX_ENDED, 10, 0]
 
 
-def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:
+def test_pins_over_quota_are_refused_as_a_whole() -> None:
     master = Master(quota=Quota(pins=2))
     master.sync(master.register("a"), *(Event(key) for key in (b"a", b"b", b"c")))
     pins = master.directory.pins

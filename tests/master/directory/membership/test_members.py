@@ -1,4 +1,4 @@
-"""Promises of members.py."""
+"""Tests of members.py."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_nodes_host_is_where_others_reach_it() -> None:
     assert node.host == "[::1]"
 
 
-def test_a_second_live_process_of_a_name_is_refused_and_a_dead_ones_heir_is_not() -> None:
+def test_second_live_process_of_a_name_is_refused() -> None:
     nodes = members()
     nodes.register(NodeInfo("a", 1, tcp="host:1"), (), 0)
     with pytest.raises(InvalidArgument, match="a live node already has the name 'a', at host:1"):
@@ -56,7 +56,7 @@ def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
         members().register(NodeInfo(name, 1), (), 0)
 
 
-def test_what_a_node_says_of_itself_is_kept_and_each_change_has_a_higher_revision() -> None:
+def test_description_is_kept_and_raises_the_revision() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(b"topology", b"transfer"))
     first = node.revision
@@ -138,7 +138,7 @@ def test_a_long_dead_node_is_written_off_once_a_death() -> None:
     assert nodes.get(1) is node
 
 
-def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() -> None:
+def test_free_bytes_counts_healthy_tiers_less_reservations() -> None:
     nodes = members()
     tiers = (
         pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=30, quarantined_bytes=10, health="ok"),
@@ -152,7 +152,7 @@ def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() ->
     assert (node.free_bytes, node.largest_bytes, node.counters) == (0, 0, {"gets": 3})
 
 
-def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
+def test_new_node_over_the_limit_is_refused() -> None:
     nodes = members()
     for name in ("a", "b"):
         nodes.register(NodeInfo(name, 1), (), 0)
@@ -162,7 +162,7 @@ def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
     assert nodes.register(NodeInfo("a", 1), (), 0)[0].node_id == 1
 
 
-def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() -> None:
+def test_excess_dead_nodes_are_those_that_died_first() -> None:
     nodes = members()
     for node_id, died_ns in ((1, 5), (2, 3), (3, 4)):
         node, _ = nodes.register(NodeInfo(f"n{node_id}", 1), (), 0)
@@ -171,7 +171,7 @@ def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() ->
     assert [node.info.name for node in nodes.excess_dead()] == ["n2", "n3"]
 
 
-def test_a_node_that_was_only_read_of_is_surplus_once_it_had_its_time_to_come() -> None:
+def test_node_from_the_catalog_is_excess_after_its_time() -> None:
     nodes = members()
     for node_id in (1, 2, 3):
         nodes.remember(NodeRecord(f"n{node_id}", node_id), 5)
@@ -200,7 +200,7 @@ def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
     assert (again.node_id, is_new) == (2, True), "records of blocks may still name the former id"
 
 
-def test_floors_rise_for_whoever_may_have_missed_a_removal_and_fall_when_it_is_settled() -> None:
+def test_horizons_rise_for_unsettled_nodes_and_clear() -> None:
     nodes = members()
     here, _ = nodes.register(NodeInfo("here", 1), (), 0)
     here.state = ALIVE
@@ -228,7 +228,7 @@ def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
 
 
-def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_again() -> None:
+def test_closed_node_takes_no_blocks_until_it_registers() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     nodes.heartbeat(node.node_id, node.epoch, (), {"closed": 1}, 1)
@@ -238,7 +238,7 @@ def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_a
     assert node.takes_blocks
 
 
-def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_kept() -> None:
+def test_tenant_use_is_the_last_report_and_bounded() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     uses = [pb.TenantUse(tenant=f"tenant-{number}") for number in range(MAX_TENANT_USES + 1)]
@@ -248,13 +248,13 @@ def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_
     assert (node.tenants, node.heartbeat_ns) == (uses[:-1], 5)
 
 
-def test_a_node_may_come_with_the_id_that_it_was_given_elsewhere_and_later_ids_are_above_it() -> None:
+def test_assigned_node_id_raises_later_ids() -> None:
     nodes = members()
     assert nodes.register(NodeInfo("a", 1), (), 0, node_id=7)[0].node_id == 7
     assert nodes.register(NodeInfo("b", 2), (), 0)[0].node_id == 8
 
 
-def test_node_that_announced_its_end_has_stopped_and_is_as_absent_as_a_dead_one() -> None:
+def test_announced_end_makes_a_node_stopped() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     assert nodes.stopping(1, node.epoch) is node

@@ -1,4 +1,4 @@
-"""Promises of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
+"""Tests of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_nobody_is_drained_unless_it_is_said(cluster: Cluster) -> None:
         Master().directory.drains.cancel("one")
 
 
-def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_cancelled_or_the_node_forgotten(cluster: Cluster) -> None:
+def test_drain_survives_restarts_until_cancelled_or_forgotten(cluster: Cluster) -> None:
     cluster.drain()
     assert cluster.drains.begin("one", "peers") == [], "it is so already"
     cluster.drain(to="nvme")
@@ -77,7 +77,7 @@ def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_ca
     assert cluster.master.restart().register("one").drain == ""
 
 
-def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_already_taken(cluster: Cluster) -> None:
+def test_drained_node_gets_no_new_blocks(cluster: Cluster) -> None:
     directory = cluster.master.directory
     two = cluster.node("two", "two")
     cluster.drain()
@@ -93,7 +93,7 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
         directory.reserve(TENANT, [b"z"], [10], now_ns=cluster.master.now_ns)
 
 
-def test_a_node_is_told_until_it_has_answered_and_again_after_each_registration(cluster: Cluster) -> None:
+def test_drain_command_is_repeated_until_acknowledged(cluster: Cluster) -> None:
     cluster.drains.acknowledged(1, 1, DRAIN_CLOSED)  # of a drain that is over
     cluster.drain()
     assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_CLOSED)]
@@ -106,7 +106,7 @@ def test_a_node_is_told_until_it_has_answered_and_again_after_each_registration(
 # --- copies ---
 
 
-def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_the_node_has_said_all(cluster: Cluster) -> None:
+def test_sole_blocks_are_copied_once_until_the_drain_is_done(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"b", 2))
     cluster.drain()
     [order] = cluster.step()
@@ -129,7 +129,7 @@ def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_th
     assert cluster.progress().is_done
 
 
-def test_no_more_is_on_its_way_than_the_pace_and_the_walk_goes_on_from_there() -> None:
+def test_copies_under_way_are_limited() -> None:
     for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=2)):
         cluster = Cluster(pace)
         cluster.node("two", "two")
@@ -153,7 +153,7 @@ def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster)
     assert {(order.node_id, len(order.keys)) for order in cluster.step()} == {(two.node_id, 2), (three.node_id, 1)}
 
 
-def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Cluster) -> None:
+def test_blocks_without_free_space_are_saved_and_stay(cluster: Cluster) -> None:
     two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=840))
     cluster.drain()
     cluster.drains.acknowledged(1, cluster.one.epoch, DRAIN_CLOSED)
@@ -187,7 +187,7 @@ def test_a_node_that_takes_no_copies_counts_as_full_for_a_while(cluster: Cluster
     assert cluster.step() == [], "it is to be stopped itself: nobody is left"
 
 
-def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(cluster: Cluster) -> None:
+def test_removed_copy_does_not_count_against_the_receiver(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain()
     assert len(cluster.step()) == 1
@@ -199,7 +199,7 @@ def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(clus
     assert cluster.step() == []
 
 
-def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(cluster: Cluster) -> None:
+def test_drain_to_nvme_copies_nothing(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain(to="nvme")
     cluster.beat(cluster.one)
@@ -212,7 +212,7 @@ def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(clus
     assert cluster.progress() == DrainProgress("nvme", True, 0, 3, 0, False)
 
 
-def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster: Cluster) -> None:
+def test_blocks_of_two_drained_nodes_go_to_a_third(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"a", 1))
     cluster.drain()
     cluster.drain("two")
@@ -224,7 +224,7 @@ def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster
     assert {order.node_id for order in ordered} == {three.node_id}
 
 
-def test_a_node_that_ends_by_a_signal_is_no_place_for_copies_nor_a_reason_not_to_make_them(cluster: Cluster) -> None:
+def test_stopping_node_neither_gets_copies_nor_counts(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"a", 1))
     cluster.beat(two)
     cluster.drain()
@@ -242,7 +242,7 @@ def test_nothing_is_copied_from_what_only_the_catalog_tells_of(cluster: Cluster)
     assert cluster.progress().left_blocks == 3
 
 
-def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Cluster) -> None:
+def test_drained_node_is_counted_again_after_its_return(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain()
     cluster.step()
@@ -251,7 +251,7 @@ def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Clust
     assert cluster.progress() == DrainProgress("peers", False, 0, 0, 3, False), "the orders stand until their nodes have reported"
 
 
-def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_before_it_has_said(cluster: Cluster) -> None:
+def test_block_hinted_elsewhere_is_left_and_not_copied(cluster: Cluster) -> None:
     two = cluster.node("two", "two", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
     cluster.drain()
     cluster.beat(cluster.one)
@@ -275,7 +275,7 @@ def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None
     assert cluster.progress() == DrainProgress("nvme", False, 3, 0, 0, False)
 
 
-def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster: Cluster) -> None:
+def test_copy_to_a_dead_node_goes_to_another_at_once(cluster: Cluster) -> None:
     two = cluster.node("two", "two")
     cluster.drain()
     assert [order.node_id for order in cluster.step()] == [two.node_id]

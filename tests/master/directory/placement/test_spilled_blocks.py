@@ -1,4 +1,4 @@
-"""Promises of spilled_blocks.py: what a node without room offers goes to one that has some, which then keeps it."""
+"""Tests of spilled_blocks.py: what a node without room offers goes to one that has some, which then keeps it."""
 
 import pytest
 
@@ -25,7 +25,7 @@ class Cluster(Copying):
         return self.master.directory.last_replicas.may_evict(node.node_id, node.epoch, TENANT, KEYS)
 
     def offer(self, *keys: bytes, node: NodeMember | None = None) -> None:
-        """What the master does with a Coldest."""
+        """Handle a QueryVictims as the master does."""
         node = node or self.one
         spill = bytes(key in (keys or KEYS) for key in KEYS)
         self.master.directory.spiller.offered(node.node_id, TENANT, KEYS, spill, self.may_evict(node))
@@ -63,7 +63,7 @@ def test_a_guests_node_keeps_it_and_its_source_may_let_it_go(cluster: Cluster) -
     assert cluster.step() == [], "it is elsewhere"
 
 
-def test_what_a_node_offers_is_half_of_what_receivers_keep_free_and_nothing_by_default(cluster: Cluster) -> None:
+def test_spill_share_is_half_of_the_receivers_free_share(cluster: Cluster) -> None:
     assert cluster.master.directory.spiller.at_share == FREE_SHARE / 2
     off = Cluster(free_share=0.0)
     off.node("two", "y")
@@ -77,7 +77,7 @@ def test_only_what_is_offered_is_copied(cluster: Cluster) -> None:
     assert [order.keys for order in cluster.step()] == [[b"b"]]
 
 
-def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offered_again(cluster: Cluster) -> None:
+def test_receivers_keep_their_free_share(cluster: Cluster) -> None:
     cluster.node("two", "y", tier=tier_of(capacity_bytes=100_000, used_bytes=50_000 - 2 * SIZE))
     cluster.offer()
     [order] = cluster.step()
@@ -91,7 +91,7 @@ def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offe
     assert [order.keys for order in cluster.step()] == [[b"c"]]
 
 
-def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+def test_spill_prefers_another_host(cluster: Cluster) -> None:
     near = cluster.node("near", "x", tier=tier_of(capacity_bytes=10_000_000))
     cluster.offer(b"a")
     assert [order.node_id for order in cluster.step()] == [near.node_id]
@@ -107,7 +107,7 @@ def test_nodes_that_take_no_blocks_get_none(cluster: Cluster) -> None:
     assert cluster.step() == []
 
 
-def test_what_did_not_arrive_is_no_guest_and_its_node_full_for_a_while(cluster: Cluster) -> None:
+def test_failed_spill_marks_the_receiver_full(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.offer(b"a")
     [order] = cluster.step()
@@ -147,7 +147,7 @@ def test_what_has_changed_since_it_was_offered_is_left_alone(cluster: Cluster) -
     assert cluster.step() == []
 
 
-def test_a_tenant_that_is_gone_with_its_blocks_has_nothing_to_spill(cluster: Cluster) -> None:
+def test_gone_tenant_has_nothing_to_spill(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.spill(b"a")
     cluster.offer(b"b")
@@ -171,7 +171,7 @@ def test_a_node_that_is_forgotten_has_no_guests(cluster: Cluster) -> None:
     assert cluster.master.directory.spiller.spilled_blocks == 0
 
 
-def test_blocks_with_a_replica_target_are_spilled_beside_their_replicas(cluster: Cluster) -> None:
+def test_spilled_block_goes_beside_its_replicas(cluster: Cluster) -> None:
     cluster.node("two", "y", Event(b"a", 1))
     three = cluster.node("three", "z")
     cluster.master.commit(cluster.master.directory.targets.ask(TENANT, [b"a"], 2).ops)
@@ -180,7 +180,7 @@ def test_blocks_with_a_replica_target_are_spilled_beside_their_replicas(cluster:
     assert cluster.may_evict(three)[0] == 0
 
 
-def test_guests_are_known_while_their_source_has_them_and_no_more_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilled_blocks_are_known_while_at_their_source(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_GUESTS", 2)
     two = cluster.node("two", "y")
     cluster.spill()

@@ -1,4 +1,4 @@
-"""Promises of removals.py: what is removed while a node is away does not come back with it, however much is removed meanwhile."""
+"""Tests of removals.py: what is removed while a node is away does not come back with it, however much is removed meanwhile."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def cluster(*states: str) -> tuple[Tenants, RemovedKeys, list[NodeMember]]:
     return tenants, RemovedKeys(tenants, members, limit=2), nodes
 
 
-def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> None:
+def test_removal_is_kept_until_all_inventories() -> None:
     tenants, removals, nodes = cluster(ALIVE, "dead", "syncing")
     red = tenants.of("red")
     assert removals.remember(red, b"a", 7) == [records.removed(red.prefix, b"a", 7)]
@@ -36,7 +36,7 @@ def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> 
     removals.check_integrity()
 
 
-def test_beyond_the_limit_the_nodes_that_are_away_must_drop_what_they_have() -> None:
+def test_beyond_the_limit_horizons_replace_tombstones() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red, blue = tenants.of("red"), tenants.of("blue")
     assert removals.remember(red, b"a", 1)
@@ -51,7 +51,7 @@ def test_beyond_the_limit_the_nodes_that_are_away_must_drop_what_they_have() -> 
     removals.check_integrity()
 
 
-def test_a_node_that_fell_away_while_the_floors_were_written_keeps_all_removals_needed() -> None:
+def test_node_lost_during_horizon_write_keeps_its_tombstones() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red = tenants.of("red")
     for generation, key in enumerate((b"a", b"b", b"c"), 1):
@@ -63,7 +63,7 @@ def test_a_node_that_fell_away_while_the_floors_were_written_keeps_all_removals_
     assert len(removals.horizons_written()) == 2
 
 
-def test_removals_are_kept_until_it_is_durable_that_the_last_node_away_is_forgotten() -> None:
+def test_removals_are_kept_until_the_forget_is_durable() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red = tenants.of("red")
     removals.remember(red, b"a", 1)
