@@ -142,14 +142,14 @@ def test_put_waits_for_existing_blocks_only(places: Places) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
+    "sent", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
 )
-def test_block_action_waits_for_its_node(places: Places, request: Message) -> None:
+def test_block_action_waits_for_its_node(places: Places, sent: Message) -> None:
     """Otherwise the block would be reported as absent, and not pinned."""
-    asked = Asking(places, request, Flags)
+    asked = Asking(places, sent, Flags)
     await_waiting(places, 1)
     node = come(places)
-    if request != Pin([b"a", b"none"], pinned=0):  # the node gets a command
+    if sent != Pin([b"a", b"none"], pinned=0):  # the node gets a command
         header = command(node)
         node.answer(header, Flags(b"\1"))
     assert asked.result() == Flags(b"\1\0")
@@ -176,9 +176,9 @@ def test_namespace_action_waits_for_all_nodes(places: Places, action: str) -> No
 
 
 @pytest.mark.parametrize(
-    "question", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
+    "sent", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
 )
-def test_block_action_waits_for_the_nodes_connection(places: Places, request: Message) -> None:
+def test_block_action_waits_for_the_nodes_connection(places: Places, sent: Message) -> None:
     """Registered nodes count as holders, so that what only reads is answered."""
     assert places.master is not None
     reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
@@ -186,12 +186,12 @@ def test_block_action_waits_for_the_nodes_connection(places: Places, request: Me
         stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
-    asked = Asking(places, request, Flags)
+    asked = Asking(places, sent, Flags)
     await_waiting(places, 1)
     reactor.call(lambda: leader._recovery_barrier.run_due(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert asked.answer is None
     node = come(places)
-    if not isinstance(request, Replicate):
+    if not isinstance(sent, Replicate):
         header = command(node)
         node.answer(header, Flags(b"\1"))
         assert asked.result() == Flags(b"\1\0")
