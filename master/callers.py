@@ -60,7 +60,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self.executor = CallExecutor(settings.control_threads)
         self.message_timeout_s = settings.hello_timeout_s
         """For each message of a request stream."""
-        self.on_known: Callable[[str], None] = lambda _peer: None
+        self.on_authenticated: Callable[[str], None] = lambda _peer: None
         """Called with the peer's address for each authenticated call; set before the first call."""
 
     def identify(self, context: grpc.ServicerContext) -> Identity:
@@ -71,12 +71,12 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         key = master_key(context.invocation_metadata())
         if key is not None:
             return self._identify_master(key, peer)
-        shown = from_metadata(context.invocation_metadata()) or ("", "")
-        certificate = of_caller(peer, shown[0])
-        if shown == ("", "") and not self._authenticator.lets_everybody_in:
+        credential = from_metadata(context.invocation_metadata()) or ("", "")
+        certificate = of_caller(peer, credential[0])
+        if credential == ("", "") and not self._authenticator.lets_everybody_in:
             return certificate or STRANGER
-        is_operators = shown[0] == "" != shown[1]  # an operator's token has no tenant: the certificate's tenant does not apply
-        return both(self._authenticator.identify(*shown, None if is_operators else certificate), certificate)
+        is_operators = credential[0] == "" != credential[1]  # an operator's token has no tenant: the certificate's tenant does not apply
+        return both(self._authenticator.identify(*credential, None if is_operators else certificate), certificate)
 
     def tokens(self) -> frozenset[Identity]:
         """Identities of the accepted tokens."""
@@ -140,7 +140,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         try:
             identity = self.identify(context)
             if identity.kind is not IdentityKind.STRANGER:
-                self.on_known(context.peer())
+                self.on_authenticated(context.peer())
             return identity
         except Unauthorized as error:
             raise Unauthorized(f"{error}; {wanted(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
@@ -199,13 +199,13 @@ class _Call:
 
     def _serve(self) -> None:
         handler, context = self._handler, self._context
-        asked: Any = self._asked()
+        received: Any = self._messages()
         if not handler.request_streaming:
-            asked = next(asked)
+            received = next(received)
         self._callers.check(self._rule, self._method, context)
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        with self._observed():
-            answers = serve(asked, context)
+        with self._measured():
+            answers = serve(received, context)
             for answer in answers if handler.response_streaming else (answers,):
                 with self._executor.waiting_for(context, SEND_TIMEOUT_S):
                     self._send(answer)
@@ -213,7 +213,7 @@ class _Call:
                     return
 
     @contextmanager
-    def _observed(self) -> Iterator[None]:
+    def _measured(self) -> Iterator[None]:
         """Measure the service's time, and record a span if the call belongs to a trace."""
         callers, handler, name = self._callers, self._handler, in_words(self._method.rpartition("/")[2])
         parent, span = parent_in(self._context.invocation_metadata()), None
@@ -232,7 +232,7 @@ class _Call:
             if span is not None:
                 span.end(error)
 
-    def _asked(self) -> Iterator[Any]:
+    def _messages(self) -> Iterator[Any]:
         """Yield the request messages."""
         while True:
             with self._executor.waiting_for(self._context, self._callers.message_timeout_s):

@@ -88,8 +88,8 @@ class ControlService(ControlServicer):
         """For actions on all blocks of a namespace."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        said = request
-        info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.takes_traces)
+        body = request
+        info = NodeInfo(body.name, body.instance, body.version, body.host_id, body.unix, body.tcp, body.http, body.takes_traces)
         description = Description(request.topology, request.transfer)
         seen = LastMaster(request.seen_catalog, request.seen_master_epoch)
 
@@ -331,15 +331,15 @@ class ControlServer:
             raise ConfigError(f"cannot listen on {address} for the control plane: its port is in use or its host is another's") from None
         most = min(settings.max_strangers, max(1, settings.max_connections // 2))
         self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
-        callers.on_known = self._unauthenticated.authenticated
+        callers.on_authenticated = self._unauthenticated.authenticated
         self._is_over = threading.Event()
-        self._connection_checker = threading.Thread(target=self._look, name="control-connections", daemon=True)
+        self._connection_checker = threading.Thread(target=self._check_connections, name="control-connections", daemon=True)
 
     def start(self) -> None:
         self._server.start()
         self._connection_checker.start()
 
-    def _look(self) -> None:
+    def _check_connections(self) -> None:
         """Limit unauthenticated connections; in a thread of its own, since checking many takes a while."""
         while not self._is_over.wait(CONNECTIONS_CHECK_S):
             try:

@@ -271,16 +271,16 @@ class Master:
         self._router = PartitionRouter(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
-            ask, told = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
+            ask, status = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
             add_signals(
                 self.http,
                 MASTER,
-                lambda: ask(told.readings),
+                lambda: ask(status.readings),
                 alive=lambda: ask(lambda: None),
-                unready=lambda: ask(told.unready),
+                unready=lambda: ask(status.unready),
                 level_changed=self._level_changed,
             )
-            add_segments(self.http, lambda: ask(told.nodes))
+            add_segments(self.http, lambda: ask(status.nodes))
             watched = MasterConsoleSource(self._parts, self._status, self._peer_masters, address=self._me.address)
             self._watch = ClusterWatcher(watched, ConsoleSettings(), rest_s=watched.rest_s)
             self.http.later(self._add_console)

@@ -50,9 +50,9 @@ class PeerMasters:
         if peer_master is None or not peer_master.contact.control:
             raise Unavailable("the catalog has no contact of this master: it has stopped, or its entry is damaged")
         call: Any = getattr(self._stub(peer_master.contact.control), method)
-        shown = ((MASTER_KEY, peer_master.contact.key), *on_behalf_of(actor), *as_metadata(partition))
+        metadata = ((MASTER_KEY, peer_master.contact.key), *on_behalf_of(actor), *as_metadata(partition))
         is_stream = isinstance(call, grpc.UnaryStreamMultiCallable)
-        under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=shown)
+        under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=metadata)
 
         def answer() -> Any:
             try:

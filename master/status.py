@@ -82,10 +82,10 @@ class MasterStatus:
         return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
-        told, health = role_in(partition), self._health(partition)
+        state, health = role_in(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
-        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is MasterRole.CUT_OFF else []
-        reasons += [] if told.owner else [f"no master owns {which}the catalog, as far as this one knows"]
+        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if state.role is MasterRole.CUT_OFF else []
+        reasons += [] if state.owner else [f"no master owns {which}the catalog, as far as this one knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
     def _health(self, partition: Partition) -> str:
@@ -94,7 +94,7 @@ class MasterStatus:
 
     def readings(self) -> Readings:
         """Return its current metrics."""
-        told = self._metrics.read(
+        readings = self._metrics.read(
             self.name,
             [partition.catalog.written for partition in self.partitions],
             epoch=max(role_in(partition).epoch for partition in self.partitions),
@@ -104,11 +104,11 @@ class MasterStatus:
             records=sum(partition.role_manager.records() for partition in self.partitions),
             trace_spans=spans_told(self._tracing),
         )
-        told["kvstore_master_audit_entries"] = self._trail.counts()
-        told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
-        told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
+        readings["kvstore_master_audit_entries"] = self._trail.counts()
+        readings["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
+        readings["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
         owned = [partition.role_manager.leader() for partition in self.partitions if partition.role_manager.role is MasterRole.OWNER]
-        return {**told, **self._metrics.of_owner(owned)} if owned else told
+        return {**readings, **self._metrics.of_owner(owned)} if owned else readings
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
         """Seconds until tokens expire, by kind and name; the first of several with one name."""

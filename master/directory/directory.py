@@ -167,7 +167,7 @@ class Directory:
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
         self._events.registered(node, same_process=same_process)
-        self.replication.left(node.node_id)
+        self.replication.end_orders_of_node(node.node_id)
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.removal_horizon)] if is_new else []
@@ -239,7 +239,7 @@ class Directory:
         as dead now."""
         has_died = self.members.disconnected(node_id, epoch, now_ns)
         if has_died:
-            self.replication.left(node_id)
+            self.replication.end_orders_of_node(node_id)
             self._set_live()
         return has_died
 
@@ -250,7 +250,7 @@ class Directory:
         self.replication.expire(now_ns)
         silent = self.members.expire(now_ns)
         for node in silent:
-            self.replication.left(node.node_id)
+            self.replication.end_orders_of_node(node.node_id)
         if silent:
             self._set_live()
         for node in self.members.write_off(now_ns, _ns(self._timing.forget_node_s)):
@@ -294,7 +294,7 @@ class Directory:
         many reservations) or QuotaExceeded (too many of the tenant); nothing was reserved then."""
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         statuses = bytearray(self.queries.presence(tenant, keys).translate(_MAY_PUT))
         wanted: dict[bytes, int] = {}
         live = self._rows.sets.live_nodes
@@ -318,7 +318,7 @@ class Directory:
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
         """End these reservations; those of other generations stay."""
         for key, generation in zip(keys, generations, strict=True):
-            self._reservations.end(self._tenants.asked(tenant), key, generation)
+            self._reservations.end(self._tenants.lookup(tenant), key, generation)
 
     def plan_publish(self, node_id: int, message: Publish) -> PublishPlan:
         """See BlockEventWriter.plan. Commit the plan's operations to the catalog, then call `apply` with the plan."""
@@ -369,7 +369,7 @@ class Directory:
     def _delete_row(self, row: int) -> list[Change]:
         key = self._rows.keys[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
-        self.record_policy.leaves(tenant, key)
+        self.record_policy.before_removal(tenant, key)
         self._rows.remove(row)
         ops = self.record_policy.ops(tenant, key)
         return ops if tenant.targets.pop(key, None) is None else [*ops, records.delete_target(tenant.prefix, key)]

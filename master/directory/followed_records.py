@@ -94,7 +94,7 @@ class FollowedRecords:
         return records.join_description(tuple(self._parts.get(name, {}).values()))
 
     def _delete_blocks(self, change: BlockDeletes) -> None:
-        rows = self.tenants.asked(change.tenant).rows
+        rows = self.tenants.lookup(change.tenant).rows
         for key in change.keys:
             row = rows.get(key)
             if row != NO_ROW:
@@ -130,7 +130,7 @@ class FollowedRecords:
         kind = records.KINDS.get(key[:1])
         if kind in (PinRecord, TargetRecord, RemovedRecord):
             tenant, block = records.block_of(key)
-            owner = self.tenants.asked(tenant)
+            owner = self.tenants.lookup(tenant)
             (owner.pins if kind is PinRecord else owner.targets if kind is TargetRecord else owner.removed).pop(block, None)
         elif kind is DescriptionPart:
             name = records.described_by(key)

@@ -24,7 +24,7 @@ REPORT_S: Final = 10.0
 """Interval of reports: two may be lost."""
 RECORD_S: Final = 600.0
 """Interval at which the last use of a version in use is stored."""
-LOOK_S: Final = 60.0
+SCAN_S: Final = 60.0
 """Interval at which long unused versions are searched."""
 FORGET_S: Final = 30 * 86_400.0
 """An unused version is forgotten after this; its blocks are evicted like others from then on."""
@@ -104,7 +104,7 @@ class WeightsTable:
         self.rows: dict[WeightsVersion, VersionRow] = {}
         self.namespaces: dict[tuple[str, bytes], KnownNamespace] = {}
         """By tenant and id."""
-        self._look_ns = now_ns
+        self._scan_ns = now_ns
         """Next search for long unused versions."""
         self._engines: dict[tuple[str, str], _Engine] = {}
         self._retired: set[WeightsVersion] = set()
@@ -172,8 +172,8 @@ class WeightsTable:
         over = [place for place, engine in self._engines.items() if engine.until_ns <= now_ns]
         ops = [op for place in over for op in self._end_use(place[1], self._engines.pop(place).keys)]
         forgotten: list[WeightsVersion] = []
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + int(LOOK_S * 1e9)
+        if now_ns >= self._scan_ns:
+            self._scan_ns = now_ns + int(SCAN_S * 1e9)
             oldest_ms = self._ms(now_ns) - int(FORGET_S * 1000)
             forgotten = [key for key, row in self.rows.items() if not row.users and row.used_ms < oldest_ms]
         ops += [op for key in forgotten for op in self._forget(key)]

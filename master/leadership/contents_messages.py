@@ -165,8 +165,8 @@ def _reads(
         directory.block_heat.request_reports(now_ns())
         return directory.block_heat.of(tenant, now_ns())
 
-    told = in_loop(hot)
-    keys, rates = list(told), np.fromiter(told.values(), np.float64, len(told))
+    reads_by_key = in_loop(hot)
+    keys, rates = list(reads_by_key), np.fromiter(reads_by_key.values(), np.float64, len(reads_by_key))
     reads: Reads = np.zeros(count)
     ends = [*begins[1:], count]
     for begin in range(0, len(keys), SLICE_KEYS):

@@ -199,10 +199,10 @@ class ClusterScheduler:
     def _place(self, request: ScheduleRequest, pool: _Pool, now_ns: int) -> Decision | Rejection:
         """Dispatch the request, subject to admission control."""
         lets_all_in = isinstance(self._admission, AdmitAll)
-        asked = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
-        outcome = self._dispatch(asked, pool, range(len(pool.prefill)), now_ns)
+        tried = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
+        outcome = self._dispatch(tried, pool, range(len(pool.prefill)), now_ns)
         if isinstance(outcome, Decision):
-            outcome = self._possible(outcome, asked, pool, now_ns)
+            outcome = self._possible(outcome, tried, pool, now_ns)
         if lets_all_in or isinstance(outcome, Rejection):
             return outcome
         decode_s = self._decode_duration.seconds

@@ -40,7 +40,7 @@ from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity, IdentityKind
 
-Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
+KeyRequest = TypeVar("KeyRequest", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
 SLICE_ROWS: Final = 4096
 """Rows read in one time slice, a millisecond; also blocks removed or replicated in one."""
@@ -100,8 +100,8 @@ class ClientFrames:
         self,
         session: Session,
         header: FrameHeader,
-        message: Asked,
-        ask: Callable[[Session, FrameHeader, Asked], None],
+        message: KeyRequest,
+        ask: Callable[[Session, FrameHeader, KeyRequest], None],
         *,
         needs_connection: bool = False,
     ) -> bool:
@@ -195,13 +195,13 @@ class ClientFrames:
     def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pin_result: PinResult, *, pinned: bool) -> None:
         tenant = _tenant(session)
 
-        def told(answers: Answers) -> None:
+        def on_answers(answers: Answers) -> None:
             flags = self._held(tenant, message.keys, pin_result, answers) if pinned else pin_result.flags
             self._audit_keys(session, "pin" if pinned else "unpin", flags)
             session.reply(header.request_id, Flags(flags))
 
         def durable() -> None:
-            self._command(session.span(header.request_id), pin_result.commands, told)
+            self._command(session.span(header.request_id), pin_result.commands, on_answers)
 
         self._committer.commit(pin_result.ops, durable)
 
@@ -290,11 +290,11 @@ class ClientFrames:
                 then(error)
                 return
 
-            def told(answers: Answers) -> None:
+            def on_answers(answers: Answers) -> None:
                 done(self._held(tenant, keys, pin_result, answers).count(1) if pinned else len(keys) - unpinned)
 
             def durable() -> None:
-                self._connections.command(pin_result.commands, told)
+                self._connections.command(pin_result.commands, on_answers)
 
             self._committer.commit(pin_result.ops, durable)
 
@@ -311,7 +311,7 @@ class ClientFrames:
         """Remove blocks, and call `then` with 1 for each key that existed and is gone."""
         removal = self._directory.removing.plan(tenant, keys, force=force)
 
-        def told(answers: Answers) -> None:
+        def on_answers(answers: Answers) -> None:
             unknown: set[bytes] = set()  # a node without a response may still have them, even if unreachable now
             for node_id, command, flags in answers:
                 assert isinstance(command, DeleteBlocks)
@@ -326,7 +326,7 @@ class ClientFrames:
         def durable() -> None:
             if removal.raises_horizons:
                 self._committer.commit(self._directory.horizons_written())
-            self._command(span, removal.commands, told)
+            self._command(span, removal.commands, on_answers)
 
         self._committer.commit(removal.ops, durable)
 

@@ -51,7 +51,7 @@ from kvstore.security.identity import STRANGER
 from kvstore.security.permissions import MASTER_FRAMES, allowed, check_complete, refusal, wanted
 from kvstore.security.tls.subjects import of_client, of_node
 
-NOTHING_SHOWN: Final = (
+NO_CREDENTIAL: Final = (
     "no token was sent, and a Unix socket has no certificate: use the master's HOST:PORT with a certificate, or set a token"
 )
 UNAUTHENTICATED_FRAMES: Final = allowed(MASTER_FRAMES, STRANGER)
@@ -213,7 +213,7 @@ class FramesService:
         elif message.role == ROLE_CLIENT:
             node_id = 0
             if session.is_local and not (message.token or self._authenticator.lets_everybody_in):
-                raise Unauthorized(NOTHING_SHOWN)
+                raise Unauthorized(NO_CREDENTIAL)
             identity = self._authenticator.identify(
                 message.tenant, message.token, of_client(session.certified, message.tenant, message.token)
             )

@@ -92,7 +92,7 @@ class NodeFrames:
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
             self._tickets.on_inventory_begin(peer.node_id)
         self._counters["published"] += len(message.keys)
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
             self._recovery_barrier.node_connected(peer.node_id)
@@ -118,7 +118,7 @@ class NodeFrames:
         """Reserve and publish in one. Responds when the granted blocks are durable and visible."""
         peer = _node(session, "claim")
         node = self._directory.members.check(peer.node_id, message.epoch)
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         if not message.held:
             _check_sizes(message.sizes)
             if max(message.sizes, default=0) > node.dram_bytes:  # the node cannot hold such a block
@@ -163,18 +163,18 @@ class NodeFrames:
         ordered = sum(len(order.keys) for order in orders)
         self._counters["copies_ordered"] += ordered
 
-        def told(answers: Answers) -> None:
+        def on_answers(answers: Answers) -> None:
             for _node_id, order, flags in answers:
                 assert isinstance(order, CopyBlocks)
                 self._directory.replication.answered(node_id, order, flags)
 
-        self._connections.order([(node_id, order) for order in orders], told)
+        self._connections.order([(node_id, order) for order in orders], on_answers)
         return ordered
 
     def copied(self, session: Session, header: FrameHeader, message: CopyResult) -> None:
         """Responds at once: the catalog has these blocks already; the new holder is committed later."""
         peer = _node(session, "report copies")
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         entered = self._directory.replication.enter(peer.node_id, message)
         self._counters["copies_entered"] += sum(entered.flags)
         session.reply(header.request_id, Flags(bytes(entered.flags)))
@@ -193,12 +193,12 @@ class NodeFrames:
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
         """Responds at once."""
-        peer, said = _node(session, "send heartbeats"), parse(message.said)
-        if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
-            what = f"node {said.node_id} under registration {said.registration_epoch}"
+        peer, report = _node(session, "send heartbeats"), parse(message.said)
+        if (report.node_id, report.registration_epoch) != (peer.node_id, peer.epoch):
+            what = f"node {report.node_id} under registration {report.registration_epoch}"
             raise StaleEpoch(f"a heartbeat of {what} was sent over the connection of node {peer.node_id} under registration {peer.epoch}")
-        heard = self._heartbeats.take(said, session.reactor.now_ns())
-        session.reply(header.request_id, HeartbeatResponse(heard.SerializeToString()))
+        reply = self._heartbeats.take(report, session.reactor.now_ns())
+        session.reply(header.request_id, HeartbeatResponse(reply.SerializeToString()))
 
     def request_copy(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
         """Responds at once; see `replicate`."""
@@ -220,11 +220,11 @@ class NodeFrames:
         before."""
         plan = self._directory.plan_publish(node_id, message)
 
-        def told(answers: Answers) -> None:
+        def on_answers(answers: Answers) -> None:
             if all(flags is not None for _node_id, _command, flags in answers):  # else they stay owed until it registers again
                 self._directory.drops_acknowledged(plan)
 
-        self._connections.command(plan.commands, told)
+        self._connections.command(plan.commands, on_answers)
 
         def durable() -> None:
             if is_answered_first:
@@ -255,7 +255,7 @@ def _node(session: Session, purpose: str) -> NodePeer:
     return peer
 
 
-def _tell(session: Session, header: FrameHeader, message: Publish | CommitBlocks | CopyResult) -> None:
+def _trace_blocks(session: Session, header: FrameHeader, message: Publish | CommitBlocks | CopyResult) -> None:
     """Add the number of blocks to the request's span, if it is traced."""
     span = session.span(header.request_id)
     if span is not None:

@@ -89,10 +89,10 @@ class TicketService:
         """Send revocations. A node that does not acknowledge them is disconnected: it registers again, and gets them
         then."""
 
-        def told(is_done: bool) -> None:
+        def on_reply(is_done: bool) -> None:
             if is_done:
                 self._issuer.knows(node_id, tenant, credentials)
             else:
                 self._connections.disconnect(node_id, "it did not acknowledge a revocation")
 
-        self._connections.notify(node_id, RevokeCredentials(self._master_epoch, tenant, credentials), Count, told)
+        self._connections.notify(node_id, RevokeCredentials(self._master_epoch, tenant, credentials), Count, on_reply)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, end_of, owner_of, with_key
+from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, end_of, lease_with_key, owner_of
 from kvstore.master.catalogs.etcd.watch import CompactedError, EtcdWatch, WatchEvents
 from kvstore.master.catalogs.etcd.writer import Ownership
 from kvstore.master.catalogs.interface import CatalogOwner, Change, Follower, Op
@@ -56,9 +56,9 @@ class EtcdFollower:
         self._catalog = catalog
         self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.timing.lease_ttl_s, catalog.timing.request_timeout_s
         self._stopped = threading.Event()
-        self._over = threading.Event()
+        self._ended = threading.Event()
         """Set when this master's ownership ends, or the catalog closes."""
-        self._why_over = StaleEpoch("this master does not own the catalog")
+        self._end_reason = StaleEpoch("this master does not own the catalog")
         self._lease: EtcdLease | None = None
         self._history: EtcdLease | None = None
         """Lease of the key `listing`, while it exists."""
@@ -73,18 +73,18 @@ class EtcdFollower:
 
     def end(self, why: StaleEpoch) -> None:
         """End the ownership of this master."""
-        self._why_over = why
-        self._over.set()
+        self._end_reason = why
+        self._ended.set()
 
     def stop(self) -> None:
         """Give up the ownership, if held, and notify the follower no more."""
         self._stopped.set()
-        self._over.set()
+        self._ended.set()
         if self._watch is not None:
             self._watch.cancel()
         self._thread.join(GRACE_S)
         self._give_up()
-        self._let_history_go()
+        self._release_history()
 
     def _run(self) -> None:
         backoff = self._catalog.backoff()
@@ -97,7 +97,7 @@ class EtcdFollower:
                 self._follow(revision)
             except CompactedError as error:  # a long listing fails again and again unless its history is kept
                 self._note(str(error))
-                self._have_history_kept()
+                self._keep_history()
                 continue
             except Exception as error:
                 if self._stopped.is_set():
@@ -106,16 +106,16 @@ class EtcdFollower:
                 if isinstance(error, Corrupt):
                     self._follower.deposed(error)
                 self._stopped.wait(backoff.next_s())
-            self._let_history_go()
+            self._release_history()
 
-    def _have_history_kept(self) -> None:
+    def _keep_history(self) -> None:
         """Keep etcd's history from now on, if etcd accepts the key. A full etcd does not, and is listed all the
         same."""
-        self._let_history_go()
+        self._release_history()
         with contextlib.suppress(Exception):
-            self._history = with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+            self._history = lease_with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
-    def _let_history_go(self) -> None:
+    def _release_history(self) -> None:
         lease, self._history = self._history, None
         if lease is not None:
             lease.close()
@@ -172,8 +172,8 @@ class EtcdFollower:
                     self._note(None)
                     backoff.reset()
                     if not events.events:
-                        self._let_history_go()  # the watch has caught up
-                    if (ownership := self._happened(events)) is not None:
+                        self._release_history()  # the watch has caught up
+                    if (ownership := self._apply_events(events)) is not None:
                         self._watch.cancel()
                         self._own(ownership)
                         return
@@ -186,7 +186,7 @@ class EtcdFollower:
                     self._note(str(error))
                     self._stopped.wait(backoff.next_s())
 
-    def _happened(self, events: WatchEvents) -> Ownership | None:
+    def _apply_events(self, events: WatchEvents) -> Ownership | None:
         """Pass the events to the follower; return the ownership if they elect this master."""
         before, elected = self._owner, None
         for event in events.events:
@@ -226,9 +226,9 @@ class EtcdFollower:
         wait_s = self._catalog.wait_s()
         if wait_s and self._stopped.wait(wait_s):
             return
-        self._over.clear()
+        self._ended.clear()
         if self._stopped.is_set():
-            self._over.set()  # `stop` may have set it just before
+            self._ended.set()  # `stop` may have set it just before
         lease = self._lease = EtcdLease(self._leasing, self._lease_ttl_s, on_lost=self.end)
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.CREATE, key=self._key.key, create_revision=0)
@@ -249,17 +249,17 @@ class EtcdFollower:
 
     def _own(self, ownership: Ownership) -> None:
         """Hold the ownership until it ends."""
-        if not self._over.is_set():
+        if not self._ended.is_set():
             LOG.info("catalog: this master owns it, in epoch %d", ownership.epoch)
             self._catalog.admit(ownership)
             self._follower.elected(ownership.epoch)
-            self._let_history_go()
-            self._over.wait()
+            self._release_history()
+            self._ended.wait()
             if self._stopped.is_set():
                 return
-            self._catalog.refuse(self._why_over)
-            LOG.warning("catalog: this master owns it no longer: %s", self._why_over)
-            self._follower.deposed(self._why_over)
+            self._catalog.refuse(self._end_reason)
+            LOG.warning("catalog: this master owns it no longer: %s", self._end_reason)
+            self._follower.deposed(self._end_reason)
         self._give_up()
 
     def _note(self, problem: str | None) -> None:

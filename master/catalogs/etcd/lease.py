@@ -73,7 +73,7 @@ class EtcdLease:
         self.lease_id = int(granted.ID)
         self._ttl_s = float(min(ttl_s, granted.TTL))
         self._valid_until_s = sent_s + self._ttl_s
-        self._thread = threading.Thread(target=self._keep, name="catalog-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_ended, name="catalog-lease", daemon=True)
         self._thread.start()
 
     @property
@@ -90,7 +90,7 @@ class EtcdLease:
         if first:
             self._revoke()
 
-    def _keep(self) -> None:
+    def _renew_until_ended(self) -> None:
         problem, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
         while not self._ended.wait(max(0.0, min(wait_s, self._valid_until_s - self._clock()))):
             sent_s = self._clock()
@@ -126,7 +126,7 @@ class EtcdLease:
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
 
 
-def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> EtcdLease:
+def lease_with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> EtcdLease:
     """Return a lease with `key` under it, which exists as long as the lease. Raises CatalogUnavailable, ConfigError."""
     lease = EtcdLease(channel, ttl_s, on_lost=lambda _why: None)
     request = rpc_pb2.TxnRequest()

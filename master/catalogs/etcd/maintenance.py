@@ -23,7 +23,7 @@ LOG = logging.getLogger("kvstore.master")
 
 CHECK_INTERVAL_S: Final = 2.0
 """Interval of status checks; the compaction interval, if that is shorter."""
-CROWDED_SHARE: Final = 0.5
+COMPACTION_SHARE: Final = 0.5
 """Share of the quota in use from which history is compacted at each check, up to the revision of the check before.
 Commits at full speed could fill a quota of 2 GiB within two intervals of a minute.
 
@@ -93,7 +93,7 @@ class EtcdMaintenance:
         interval_s = min(CHECK_INTERVAL_S, self._bounds.compact_interval_s or CHECK_INTERVAL_S)
         while True:
             try:
-                self._look()
+                self._check()
             except Exception as error:  # also gRPC's, when a thread cannot be started
                 self._note(self._outage() or str(typed(error)))
             if self._stopped.wait(interval_s):
@@ -106,7 +106,7 @@ class EtcdMaintenance:
             LOG.debug("etcd's members were not asked: %s", error)
         return self.outage
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
         self.size_bytes = int(status.dbSize)
         self.outage = ""
@@ -120,17 +120,17 @@ class EtcdMaintenance:
         if not self._bounds.compact_interval_s:
             return
         share = status.dbSizeInUse / self._bounds.quota_bytes
-        heeds_listings = share < self._bounds.warning_share
+        keeps_listings = share < self._bounds.warning_share
         if time.monotonic() >= self._compact_at_s:
             self._compact_at_s = time.monotonic() + self._bounds.compact_interval_s
             up_to, self._compact_to = self._compact_to, revision
-            self._compact(up_to, heeds_listings=heeds_listings)
-        if share >= CROWDED_SHARE:
-            self._compact(seen, heeds_listings=heeds_listings)
+            self._compact(up_to, keeps_listings=keeps_listings)
+        if share >= COMPACTION_SHARE:
+            self._compact(seen, keeps_listings=keeps_listings)
 
-    def _compact(self, up_to: int, *, heeds_listings: bool) -> None:
+    def _compact(self, up_to: int, *, keeps_listings: bool) -> None:
         if up_to and self._is_owner():
-            if heeds_listings:
+            if keeps_listings:
                 request = rpc_pb2.RangeRequest(key=self._listings, range_end=end_of(self._listings), keys_only=True)
                 found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
                 up_to = min([up_to, *(listing.mod_revision for listing in found)])

@@ -14,12 +14,12 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, with_key
+from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, lease_with_key
 from kvstore.master.catalogs.group_commit import Backoff
 from kvstore.master.catalogs.interface import NO_PEERS, Candidate, MasterContact, PeerMaster
 from kvstore.protocol.errors import typed
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Interval at which the live masters are read."""
 
 log = logging.getLogger("kvstore.master")
@@ -59,17 +59,17 @@ class EtcdMembers:
             self._lease.close()
 
     def _run(self) -> None:
-        backoff, failures = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S), 0
+        backoff, failures = Backoff(first_s=POLL_S, longest_s=4 * POLL_S), 0
         while not self._stopped.is_set():
             try:
                 if self._lease is None or not self._lease.is_valid:
-                    self._enter()
-                told = self._look()
-                self.live_masters = frozenset(told)
-                self.peer_masters = {address: peer_master for address, peer_master in told.items() if address != self._me.address}
+                    self._register()
+                found_masters = self._read_members()
+                self.live_masters = frozenset(found_masters)
+                self.peer_masters = {address: peer_master for address, peer_master in found_masters.items() if address != self._me.address}
                 self.health, failures = None, 0
                 backoff.reset()
-                self._stopped.wait(LOOK_S)
+                self._stopped.wait(POLL_S)
             except Exception as error:  # also gRPC's, when a thread cannot be started
                 self.live_masters = frozenset()  # `peer_masters` stays: an address and key hold as long as their master lives
                 failures += 1
@@ -80,14 +80,14 @@ class EtcdMembers:
                     self.health = problem
                 self._stopped.wait(backoff.next_s())
 
-    def _enter(self) -> None:
+    def _register(self) -> None:
         if self._lease is not None:
             self._lease.close()
             self._lease = None
         key, fields = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
-        self._lease = with_key(self._channel, key, fields.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+        self._lease = lease_with_key(self._channel, key, fields.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
-    def _look(self) -> dict[str, PeerMaster]:
+    def _read_members(self) -> dict[str, PeerMaster]:
         request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))
         found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
         return {record.key.removeprefix(self._prefix).decode(errors="replace"): _parse_peer(record.value) for record in found}

@@ -114,9 +114,9 @@ class DigestComparison:
         np.add.at(self._sums, runs, numbers(self._seed, *columns))
 
     def _decide(self) -> None:
-        told = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
+        counts = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
         sums = np.concatenate([as_numbers(message.sums) for message in self._messages])
-        self._equal = (self._counted == told) & (self._sums == sums)
+        self._equal = (self._counted == counts) & (self._sums == sums)
 
     def _confirm(self, begin: int) -> list[Change]:
         rows, runs = self._hinted(begin)
@@ -124,7 +124,7 @@ class DigestComparison:
         rows, runs = rows[is_same], runs[is_same]
         if not len(rows):
             return []
-        self._rows.hold_all(rows, self._node_id, self._tiers[runs])
+        self._rows.set_tiers(rows, self._node_id, self._tiers[runs])
         self.blocks += len(rows)
         if self._record_policy.is_all:
             return []

@@ -164,7 +164,7 @@ class DirectoryQueries:
     def _of_sets(self, tenant: str, keys: Sequence[bytes], column: bytearray) -> bytes:
         """Return the value of `column` for each key's holder set."""
         if len(keys) <= SMALL_BATCH:
-            index, holders = self._tenants.asked(tenant).rows, self._rows.holders
+            index, holders = self._tenants.lookup(tenant).rows, self._rows.holders
             return bytes([column[holders[index.get(key)]] for key in keys])
         held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]
         return np.frombuffer(column, np.uint8)[held].tobytes()
@@ -227,4 +227,4 @@ class DirectoryQueries:
             begin = end
 
     def _find(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
-        return self._tenants.asked(tenant).rows.find(keys)
+        return self._tenants.lookup(tenant).rows.find(keys)

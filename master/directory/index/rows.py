@@ -260,27 +260,27 @@ class Rows:
         namespace_index = self.namespaces.enter(version.namespace)
         self.namespaces.leave(self.namespace_indexes[row])
         self.namespace_indexes[row] = namespace_index
-        self.hold(row, pairs)
+        self.set_holders(row, pairs)
 
-    def hold(self, row: int, pairs: Pairs) -> None:
+    def set_holders(self, row: int, pairs: Pairs) -> None:
         """Set the holders of the row's block."""
         index = self.sets.enter(pairs)
         self.sets.leave(self.holders[row])
         self.holders[row] = index
 
-    def hold_known(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> Bools:
+    def confirm_held(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> Bools:
         """Set the node's tiers for those rows, all different, that list it as a holder in the version of
         `version_columns` (sizes, checksums, generations). Return which these are; others, and NO_ROW, are unchanged."""
         is_known: Bools = rows != NO_ROW
-        for wide, told in zip((self.sizes, self.checksums, self.generations), version_columns, strict=True):
-            is_known &= np.frombuffer(wide, np.uint64)[rows] == np.array(told, np.uint64)
+        for wide, reported in zip((self.sizes, self.checksums, self.generations), version_columns, strict=True):
+            is_known &= np.frombuffer(wide, np.uint64)[rows] == np.array(reported, np.uint64)
         holders = np.frombuffer(self.holders, np.uint32)[rows]
         others = [index for index in np.unique(holders[is_known]).tolist() if not has_holder(self.sets[index], node_id)]
         is_known &= ~np.isin(holders, others)
-        self.hold_all(rows[is_known], node_id, np.frombuffer(tiers, np.uint8)[is_known])
+        self.set_tiers(rows[is_known], node_id, np.frombuffer(tiers, np.uint8)[is_known])
         return is_known
 
-    def hold_all(self, rows: Found, node_id: int, tiers: Tiers) -> None:
+    def set_tiers(self, rows: Found, node_id: int, tiers: Tiers) -> None:
         """Set the node's tiers for these rows, all different, which list it as a holder."""
         holders = np.frombuffer(self.holders, np.uint32)
         changes = holders[rows].astype(np.uint64) << 8 | tiers
@@ -293,7 +293,7 @@ class Rows:
 
     def remove(self, row: int) -> None:
         """Remove the row's block. Frees the row, and every ancestor that only waited for it."""
-        self.hold(row, ())
+        self.set_holders(row, ())
         self.recorded[row] = 0
         while row != NO_ROW and not self.holders[row] and not self.children[row]:
             parent = self.parents[row]

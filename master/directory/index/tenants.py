@@ -146,7 +146,7 @@ class Tenants:
         """None for a tenant without state."""
         return self._by_name.get(name)
 
-    def asked(self, name: str) -> Tenant:
+    def lookup(self, name: str) -> Tenant:
         """Return the tenant, or an empty one that must only be read: a lookup creates none."""
         return self._by_name.get(name) or _NO_TENANT
 

@@ -73,9 +73,9 @@ class Pins:
             if pinned and flag:
                 self._set(owner, key, FOR_GOOD)
                 pin_result.ops.extend((records.pin(owner.prefix, key), *self._record_policy.settle(owner, key)))
-                self._tell(pin_result, owner, key, pinned=True)
+                self._command(pin_result, owner, key, pinned=True)
             elif not pinned and key in owner.pins:
-                self._let_go(pin_result, owner, key)
+                self._unpin(pin_result, owner, key)
         return pin_result
 
     def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> PinResult:
@@ -88,7 +88,7 @@ class Pins:
             if flag and owner.pins.get(key, 0) < until_ns:
                 self._set(owner, key, until_ns)
                 pin_result.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._record_policy.settle(owner, key)))
-                self._tell(pin_result, owner, key, pinned=True)
+                self._command(pin_result, owner, key, pinned=True)
         return pin_result
 
     def held(
@@ -97,26 +97,26 @@ class Pins:
         """Return the final flags of a pin of `keys`, once it is durable and the nodes have responded. `answers` has,
         for each node, its keys and flags (1: it has the block); None for a node that will learn of the pin when it
         registers. Blocks that were evicted meanwhile are not there, and their pins end."""
-        pins = self._tenants.asked(tenant).pins
+        pins = self._tenants.lookup(tenant).pins
         gone, there = set[bytes](), set[bytes]()
-        for told, flags in answers:
-            for key, flag in zip(told, flags or b"\1" * len(told), strict=True):
+        for sent_keys, flags in answers:
+            for key, flag in zip(sent_keys, flags or b"\1" * len(sent_keys), strict=True):
                 (there if flag else gone).add(key)
         gone -= there
         return bytes(flag and key in pins and key not in gone for key, flag in zip(keys, pin_result.flags, strict=True))
 
     def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
         """Return how many different keys have no pin."""
-        return len(set(keys).difference(self._tenants.asked(tenant).pins))
+        return len(set(keys).difference(self._tenants.lookup(tenant).pins))
 
     def expire(self, now_ns: int) -> PinResult:
         """End pins whose time is over, at most MAX_ENDED; further ones at the next call."""
         pin_result = PinResult(b"", [], NodeCommands(self._master_epoch))
         while self._ends and self._ends[0][0] <= now_ns and len(pin_result.ops) < MAX_ENDED:
             until_ns, tenant, key = heapq.heappop(self._ends)
-            owner = self._tenants.asked(tenant)
+            owner = self._tenants.lookup(tenant)
             if owner.pins.get(key) == until_ns:
-                self._let_go(pin_result, owner, key)
+                self._unpin(pin_result, owner, key)
         return pin_result
 
     def check_integrity(self) -> None:
@@ -130,13 +130,13 @@ class Pins:
         share = self._share_of(tenant, PINS)
         if share is None:
             return
-        pins = self._tenants.asked(tenant).pins
+        pins = self._tenants.lookup(tenant).pins
         more = {key for key, flag in zip(keys, pin_result.flags, strict=True) if flag and key not in pins}
         if more and len(pins) + len(more) > share.now:
             raise share.exceeded(tenant, PINS, used=len(pins), more=len(more))
 
     def _owner(self, tenant: str, pin_result: PinResult) -> Tenant:
-        return self._tenants.of(tenant) if 1 in pin_result.flags else self._tenants.asked(tenant)
+        return self._tenants.of(tenant) if 1 in pin_result.flags else self._tenants.lookup(tenant)
 
     def _set(self, owner: Tenant, key: bytes, until_ns: int) -> None:
         owner.pins[key] = until_ns
@@ -148,14 +148,14 @@ class Pins:
             heapq.heapify(self._ends)
             self._max_ends = 2 * len(self._ends) + SPARE_ENDS
 
-    def _let_go(self, pin_result: PinResult, owner: Tenant, key: bytes) -> None:
+    def _unpin(self, pin_result: PinResult, owner: Tenant, key: bytes) -> None:
         del owner.pins[key]
         pin_result.ops.extend((records.unpin(owner.prefix, key), *self._record_policy.settle(owner, key)))
-        self._tell(pin_result, owner, key, pinned=False)
+        self._command(pin_result, owner, key, pinned=False)
 
-    def _tell(self, pin_result: PinResult, owner: Tenant, key: bytes, *, pinned: bool) -> None:
+    def _command(self, pin_result: PinResult, owner: Tenant, key: bytes, *, pinned: bool) -> None:
         for node_id in self._rows.readable_at(owner, key):
-            pin_result.commands.hold(node_id, owner, key, pinned=pinned)
+            pin_result.commands.set_pinned(node_id, owner, key, pinned=pinned)
 
 
 def _ends_of(tenant: Tenant) -> list[tuple[int, str, bytes]]:

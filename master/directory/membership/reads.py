@@ -74,7 +74,7 @@ class _NodeReads:
     requested_ns: int
     reported_ns: int = 0
     blocks: "dict[str, dict[bytes, float]] | None" = None
-    far: list[tuple[str, bytes, float]] = field(default_factory=list)
+    remote: list[tuple[str, bytes, float]] = field(default_factory=list)
 
 
 class BlockHeat:
@@ -121,7 +121,7 @@ class BlockHeat:
         node = self._nodes.get(node_id)
         if node is not None and blocks:
             node.blocks, node.reported_ns = blocks, now_ns
-            node.far = [
+            node.remote = [
                 (report.tenant, key, far_reads_per_s)
                 for report in reports
                 for key, far_reads_per_s in zip(report.keys, report.far_reads_per_s, strict=False)  # empty from older releases
@@ -138,8 +138,8 @@ class BlockHeat:
                 found[key] = found.get(key, 0.0) + reads_per_s
         return found
 
-    def far_reads(self, now_ns: int) -> Iterator[tuple[str, bytes, float]]:
+    def remote_reads(self, now_ns: int) -> Iterator[tuple[str, bytes, float]]:
         """Iterate over (tenant, key, reads a second by other hosts than the node's) of each node's report. A
         snapshot: later reports do not change it."""
-        told = [node.far for node in self._nodes.values() if now_ns - node.reported_ns <= REPORT_TTL_S * NS_PER_S]
-        return itertools.chain.from_iterable(told)
+        reports = [node.remote for node in self._nodes.values() if now_ns - node.reported_ns <= REPORT_TTL_S * NS_PER_S]
+        return itertools.chain.from_iterable(reports)

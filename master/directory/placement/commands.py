@@ -22,12 +22,12 @@ class NodeCommands:
         keys.append(key)
         generations.append(generation)
 
-    def hold(self, node_id: int, tenant: Tenant, key: bytes, *, pinned: bool) -> None:
+    def set_pinned(self, node_id: int, tenant: Tenant, key: bytes, *, pinned: bool) -> None:
         """`node_id` shall pin the block, or unpin it."""
-        self.hold_all(node_id, tenant, (key,), pinned=pinned)
+        self.set_pinned_all(node_id, tenant, (key,), pinned=pinned)
 
-    def hold_all(self, node_id: int, tenant: Tenant, keys: Iterable[bytes], *, pinned: bool) -> None:
-        """As `hold`, for each key."""
+    def set_pinned_all(self, node_id: int, tenant: Tenant, keys: Iterable[bytes], *, pinned: bool) -> None:
+        """As `set_pinned`, for each key."""
         self._holds.setdefault((node_id, tenant.name, int(pinned)), []).extend(keys)
 
     def messages(self) -> list[tuple[int, DeleteBlocks | SetPinned]]:

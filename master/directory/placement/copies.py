@@ -47,7 +47,7 @@ class _Copy(NamedTuple):
     size_bytes: int
 
 
-_Where = tuple[str, bytes, int]
+_CopyId = tuple[str, bytes, int]
 """Tenant, key and receiving node."""
 
 
@@ -64,16 +64,16 @@ class CopyBatcher:
         self._full_share = full_share
         self._room: dict[int, int] | None = None
         self._now_ns = 0
-        self._copies: dict[_Where, _Copy] = {}
+        self._copies: dict[_CopyId, _Copy] = {}
         self._bytes = 0
         self._full_until_ns: dict[int, int] = {}
         self._orders: dict[tuple[str, int, int], list[bytes]] = {}
 
     def begin(self, now_ns: int) -> list[tuple[str, bytes]]:
         """Drop copies that have arrived or failed; return their tenants and keys."""
-        over = [where for where in self._copies if not self._replication.is_under_way(*where)]
-        for where in over:
-            self._end(where, now_ns)
+        over = [copy_id for copy_id in self._copies if not self._replication.is_under_way(*copy_id)]
+        for copy_id in over:
+            self._end(copy_id, now_ns)
         self._room, self._now_ns = None, now_ns
         return [(tenant, key) for tenant, key, _node_id in over]
 
@@ -114,10 +114,10 @@ class CopyBatcher:
         """Return the number of blocks under way from that node."""
         return sum(copy.source_node_id == node_id for copy in self._copies.values())
 
-    def _end(self, where: _Where, now_ns: int) -> None:
+    def _end(self, copy_id: _CopyId, now_ns: int) -> None:
         """A node that did not take a block that still exists counts as full for now."""
-        self._bytes -= self._copies.pop(where).size_bytes
-        tenant, key, node_id = where
+        self._bytes -= self._copies.pop(copy_id).size_bytes
+        tenant, key, node_id = copy_id
         owner = self._tenants.get(tenant)
         holders: Sequence[int] = self._rows.readable_at(owner, key) if owner is not None else ()
         if holders and node_id not in holders:

@@ -69,7 +69,7 @@ class NodeDrains:
         self._drains: dict[int, _Drain] = {}
         self._wanted: dict[int, int] = {}
         """Holder sets that are only at stopping nodes, to rows."""
-        self._look_ns = 0
+        self._count_ns = 0
         self._row = 0
         self._target = 0
         """Receiver of the last block."""
@@ -87,7 +87,7 @@ class NodeDrains:
             return []
         self._members.set_drain(name, to)
         self._drains.pop(node.node_id, None)
-        self._look_ns = 0
+        self._count_ns = 0
         return [records.put_drain(name, to)]
 
     def cancel(self, name: str) -> list[Op]:
@@ -139,12 +139,12 @@ class NodeDrains:
             del self._drains[node_id]
         if not going:
             return []
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + COUNT_INTERVAL_NS
-            self._look(going)
+        if now_ns >= self._count_ns:
+            self._count_ns = now_ns + COUNT_INTERVAL_NS
+            self._count_left(going)
         return self._order(going) if self._wanted else []
 
-    def _look(self, going: dict[int, NodeMember]) -> None:
+    def _count_left(self, going: dict[int, NodeMember]) -> None:
         """Count the blocks that only stopping nodes hold, also those stopped by a signal. Blocks with hints at other
         nodes count as left, but are not copied yet: those nodes have just registered, and are about to confirm them."""
         sets = self._rows.sets

@@ -51,7 +51,7 @@ RETRY_NS: Final = 30_000_000_000
 """Delay before a block is copied again after a failed copy: its tenant's quota there is used up, or its node has no
 free space."""
 
-_Where = tuple[str, bytes]
+_BlockId = tuple[str, bytes]
 """Tenant and key."""
 
 
@@ -100,8 +100,8 @@ class HotCopies:
         if not self.is_on:
             return []
         self._block_heat.request_reports(now_ns)
-        for where in self._batcher.begin(now_ns):
-            self._ended(where, now_ns)
+        for block_id in self._batcher.begin(now_ns):
+            self._ended(block_id, now_ns)
         self._now_ns, self._chosen = now_ns, 0
         if self._round is None and now_ns >= self._round_ns:
             self._round, self._round_ns = self._round_parts(now_ns), now_ns + ROUND_NS
@@ -121,10 +121,10 @@ class HotCopies:
         assert self.hot_blocks == sum(block.count > 0 for block in self._hot.values())
         assert self._under_way.keys() <= self._hot.keys()
 
-    def _ended(self, where: _Where, now_ns: int) -> None:
+    def _ended(self, block_id: _BlockId, now_ns: int) -> None:
         """A copy has arrived, or failed."""
-        node_id, block = self._under_way.pop(where), self._hot[where]
-        node, row = self._members.get(node_id), self._row(where)
+        node_id, block = self._under_way.pop(block_id), self._hot[block_id]
+        node, row = self._members.get(node_id), self._row(block_id)
         if node is None or node_id not in dict(self._rows.pairs(row)):
             block.not_before_ns = now_ns + RETRY_NS
             return
@@ -138,59 +138,59 @@ class HotCopies:
         """Run a round, in parts; yields the cost of each."""
         self._accepting = {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
         self._share = shares(self._accepting.values())
-        rates: dict[_Where, float] = {}
-        for tenant, key, reads_per_s in self._block_heat.far_reads(now_ns):
+        rates: dict[_BlockId, float] = {}
+        for tenant, key, reads_per_s in self._block_heat.remote_reads(now_ns):
             rates[tenant, key] = rates.get((tenant, key), 0.0) + reads_per_s
             yield 1
-        for where in list(self._hot):
-            self._cool(where, rates.get(where, 0.0))
+        for block_id in list(self._hot):
+            self._cool(block_id, rates.get(block_id, 0.0))
             yield COST_OF_COOL
-        hot = list[tuple[float, _Where]]()
-        for where, rate in rates.items():
+        hot = list[tuple[float, _BlockId]]()
+        for block_id, rate in rates.items():
             if rate >= self._spread.reads_per_s:
-                heapq.heappush(hot, (-rate, where))
+                heapq.heappush(hot, (-rate, block_id))
             yield 1
         while hot:  # the hottest first, and so parents before their children
-            rate, where = heapq.heappop(hot)
-            yield COST_OF_WARM + self._warm(where, -rate)
+            rate, block_id = heapq.heappop(hot)
+            yield COST_OF_WARM + self._warm(block_id, -rate)
 
-    def _cool(self, where: _Where, rate: float) -> None:
+    def _cool(self, block_id: _BlockId, rate: float) -> None:
         """Lower the block's count to its reads, and drop it when it has neither heat nor copies."""
-        block, row = self._hot[where], self._row(where)
+        block, row = self._hot[block_id], self._row(block_id)
         is_there = self._rows.generations[row] == block.generation
         self._count(block, min(block.count, int(2 * rate / self._spread.reads_per_s)) if is_there else 0)
         block.made_at &= dict(self._rows.pairs(row)).keys() if is_there else set()
-        if not block.count and not block.made_at and where not in self._under_way:
-            del self._hot[where]
+        if not block.count and not block.made_at and block_id not in self._under_way:
+            del self._hot[block_id]
 
-    def _warm(self, where: _Where, rate: float) -> int:
+    def _warm(self, block_id: _BlockId, rate: float) -> int:
         """Order a copy of a hot block if it lacks one. Return the cost besides the check."""
-        row = self._row(where)
+        row = self._row(block_id)
         pairs, generation = self._rows.pairs(row), self._rows.generations[row]
         sources = [node_id for node_id, state in pairs if not state & HINT and node_id in self._rows.sets.live_nodes]
-        block = self._hot.get(where)
+        block = self._hot.get(block_id)
         if block is None and sources and len(self._hot) < MAX_HOT:
-            block = self._hot[where] = HotBlock(generation)
+            block = self._hot[block_id] = HotBlock(generation)
         if block is None or not sources or block.generation != generation:
             return 0  # a new version: the block is dropped in the next round
         self._count(block, max(block.count, min(self._spread.copies, int(rate / self._spread.reads_per_s))))
-        if self._batcher.is_busy or self._now_ns < block.not_before_ns or self._replication.is_ordered(*where):
+        if self._batcher.is_busy or self._now_ns < block.not_before_ns or self._replication.is_ordered(*block_id):
             return 0
         if sum(node_id in self._accepting for node_id in sources) > block.count:
             return 0
-        node_id = self._choose({node_id for node_id, _state in pairs}, self._near(where[0], row), self._rows.sizes[row])
+        node_id = self._choose({node_id for node_id, _state in pairs}, self._near(block_id[0], row), self._rows.sizes[row])
         if node_id:
-            self._chosen = self._under_way[where] = node_id
-            self._batcher.add(*where, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
+            self._chosen = self._under_way[block_id] = node_id
+            self._batcher.add(*block_id, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
         return COST_OF_CHOICE + len(self._accepting)
 
     def _count(self, block: HotBlock, count: int) -> None:
         self.hot_blocks += (count > 0) - (block.count > 0)
         block.count = count
 
-    def _row(self, where: _Where) -> int:
-        owner = self._tenants.get(where[0])
-        return owner.rows.get(where[1], NO_ROW) if owner is not None else NO_ROW
+    def _row(self, block_id: _BlockId) -> int:
+        owner = self._tenants.get(block_id[0])
+        return owner.rows.get(block_id[1], NO_ROW) if owner is not None else NO_ROW
 
     def _near(self, tenant: str, row: int) -> Set[int]:
         """Nodes with hot copies of its parent."""

@@ -28,7 +28,7 @@ class LastReplicas:
     def may_evict(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
         """Return a flag a key, 1 if other nodes, live and staying, hold and keep it. Raises StaleEpoch."""
         self._members.check(node_id, epoch)
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         stay = {node.node_id for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
         flags = bytearray()
         for key in keys:

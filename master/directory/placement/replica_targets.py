@@ -24,7 +24,7 @@ PAUSE_NS: Final = 1_000_000_000
 NO_ROOM_COST: Final = 2 * CHECK_COST
 """Additional cost of a block without room: it is checked repeatedly while the caches are full."""
 
-_Where = tuple[str, bytes]
+_BlockId = tuple[str, bytes]
 """Tenant and key."""
 
 
@@ -43,17 +43,17 @@ class ReplicaTargets:
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self._batcher = CopyBatcher(parts, replication, pace)
         self._patience_ns = patience_ns
-        self._due: OrderedDict[_Where, None] = OrderedDict()
+        self._due: OrderedDict[_BlockId, None] = OrderedDict()
         """Blocks to be checked next."""
-        self._no_room: OrderedDict[_Where, int] = OrderedDict()
+        self._no_room: OrderedDict[_BlockId, int] = OrderedDict()
         """Blocks that found no room, and when they are checked again, if no others are due."""
-        self._walk: Iterator[_Where] = iter(())
+        self._walk: Iterator[_BlockId] = iter(())
         """Walk over all targets."""
         self._seen: frozenset[tuple[int, int, str]] = frozenset()
         """Counted nodes at the begin of the walk, with registrations and states."""
         self._last: frozenset[int] = frozenset()
         """Receivers of the last block: chains stay together, and holder sets stay few."""
-        self._ordered: set[_Where] = set()
+        self._ordered: set[_BlockId] = set()
         """Blocks with copies ordered in this step."""
 
     def ask(self, tenant: str, keys: Sequence[bytes], count: int) -> TargetResult:
@@ -61,7 +61,7 @@ class ReplicaTargets:
         Raises InvalidArgument for a count out of range."""
         if not 1 <= count <= MAX_REPLICAS:
             raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {count}")
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         accepting = self._accepting()
         flags, ops = bytearray(), list[Change]()
         there: dict[int, int] = {}  # by holder set: the number of confirmed, staying holders
@@ -84,7 +84,7 @@ class ReplicaTargets:
 
     def recheck(self, tenant: str, key: bytes) -> None:
         """Check the block again: it may have lost replicas other than by eviction."""
-        if key in self._tenants.asked(tenant).targets:
+        if key in self._tenants.lookup(tenant).targets:
             self._due[tenant, key] = None
 
     def step(self, now_ns: int, *, is_periodic: bool = True) -> list[CopyOrder]:
@@ -103,30 +103,30 @@ class ReplicaTargets:
         self._ordered.clear()
         cost = 0
         while cost + receivers.checked < batcher.pace.rows and not batcher.is_busy:
-            where = self._next(now_ns) if self._due or is_periodic else None
-            if where is None:
+            block_id = self._next(now_ns) if self._due or is_periodic else None
+            if block_id is None:
                 break
             cost += CHECK_COST
-            if where in self._ordered:
+            if block_id in self._ordered:
                 continue
-            self._no_room.pop(where, None)
-            if not self._check_block(where, accepting, counted, receivers):
-                self._no_room[where] = now_ns + PAUSE_NS
+            self._no_room.pop(block_id, None)
+            if not self._check_block(block_id, accepting, counted, receivers):
+                self._no_room[block_id] = now_ns + PAUSE_NS
                 cost += NO_ROOM_COST
         return batcher.take_orders()
 
-    def _next(self, now_ns: int) -> _Where | None:
+    def _next(self, now_ns: int) -> _BlockId | None:
         if self._due:
             return self._due.popitem(last=False)[0]
-        where = next(self._walk, None)
-        if where is None and self._no_room and next(iter(self._no_room.values())) <= now_ns:
+        block_id = next(self._walk, None)
+        if block_id is None and self._no_room and next(iter(self._no_room.values())) <= now_ns:
             return self._no_room.popitem(last=False)[0]
-        return where
+        return block_id
 
     def _accepting(self) -> dict[int, NodeMember]:
         return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
 
-    def _all(self) -> Iterator[_Where]:
+    def _all(self) -> Iterator[_BlockId]:
         """Yield all targets, by tenant."""
         for tenant in list(self._tenants):
             for key in list(tenant.targets):
@@ -137,11 +137,11 @@ class ReplicaTargets:
         return node.takes_blocks or (not node.is_live and now_ns < node.changed_ns + self._patience_ns)
 
     def _check_block(
-        self, where: _Where, accepting: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers
+        self, block_id: _BlockId, accepting: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers
     ) -> bool:
         """Order the missing copies of a block. Return False if no node has room for one."""
-        name, key = where
-        owner = self._tenants.asked(name)
+        name, key = block_id
+        owner = self._tenants.lookup(name)
         row = owner.rows.get(key)
         pairs = self._rows.pairs(row)
         sources = [node_id for node_id, state in pairs if not state & HINT and node_id in self._rows.sets.live_nodes]
@@ -165,5 +165,5 @@ class ReplicaTargets:
             self._batcher.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
         if chosen:
             self._last = frozenset(chosen)
-            self._ordered.add(where)
+            self._ordered.add(block_id)
         return has_room

@@ -37,7 +37,7 @@ class _OrderedCopy(NamedTuple):
     expires_ns: int
 
 
-_Where = tuple[str, bytes, int]
+_CopyId = tuple[str, bytes, int]
 """Tenant, key and receiving node of an order."""
 
 
@@ -57,10 +57,10 @@ class ReplicaPlanner:
     def __init__(self, parts: DirectoryParts) -> None:
         self._rows, self._tenants, self._members, self._record_policy = parts.rows, parts.tenants, parts.members, parts.record_policy
         self._master_epoch = parts.master_epoch
-        self._orders: dict[_Where, _OrderedCopy] = {}
+        self._orders: dict[_CopyId, _OrderedCopy] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
         """Receivers of each block."""
-        self._expiry: deque[tuple[_Where, _OrderedCopy]] = deque()
+        self._expiry: deque[tuple[_CopyId, _OrderedCopy]] = deque()
         """All orders by expiry, and stale entries."""
 
     def __len__(self) -> int:
@@ -132,11 +132,11 @@ class ReplicaPlanner:
             row = owner.rows.get(key, NO_ROW)
             pairs = self._rows.pairs(row)
             if arrived and order is not None and order.epoch == node.epoch and pairs and self._rows.generations[row] == generation:
-                self._rows.hold(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
+                self._rows.set_holders(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
                 entered.flags[index] = 1
                 entered.ops.extend(self._record_policy.ops(owner, key))
                 if key in owner.pins:
-                    entered.commands.hold(node_id, owner, key, pinned=True)
+                    entered.commands.set_pinned(node_id, owner, key, pinned=True)
         return entered
 
     def cancel(self, tenant: Tenant, key: bytes) -> None:
@@ -144,19 +144,19 @@ class ReplicaPlanner:
         for node_id in self._nodes.pop((tenant.name, key), ()):
             del self._orders[tenant.name, key, node_id]
 
-    def left(self, node_id: int) -> None:
+    def end_orders_of_node(self, node_id: int) -> None:
         """End the node's orders, since its registration is over. O(orders)."""
-        for where in [where for where in self._orders if where[2] == node_id]:
-            self._end(where, self._orders[where].generation)
+        for copy_id in [copy_id for copy_id in self._orders if copy_id[2] == node_id]:
+            self._end(copy_id, self._orders[copy_id].generation)
 
     def expire(self, now_ns: int) -> None:
         """End orders whose time is over."""
         while self._expiry:
-            where, order = self._expiry[0]
-            if self._orders.get(where) is order:
+            copy_id, order = self._expiry[0]
+            if self._orders.get(copy_id) is order:
                 if order.expires_ns > now_ns:
                     break
-                self._end(where, order.generation)
+                self._end(copy_id, order.generation)
             self._expiry.popleft()
         if len(self._expiry) > 2 * len(self._orders) + SPARE_ENDS:  # stale entries behind a current one
             self._expiry = deque(one for one in self._expiry if self._orders.get(one[0]) is one[1])
@@ -195,29 +195,29 @@ class ReplicaPlanner:
             [source.description.transfer] if source.description.transfer else [],
         )
 
-    def _add(self, where: _Where, order: _OrderedCopy) -> bool:
+    def _add(self, copy_id: _CopyId, order: _OrderedCopy) -> bool:
         """Return False if there is a current order, or too many. An order of a former registration or version is
         replaced."""
-        former = self._orders.get(where)
+        former = self._orders.get(copy_id)
         if former is not None and former[:2] == order[:2]:
             return False
         if former is not None:
-            self._end(where, former.generation)
+            self._end(copy_id, former.generation)
         if len(self._orders) >= MAX_ORDERS:
             return False
-        self._orders[where] = order
-        self._nodes.setdefault(where[:2], []).append(where[2])
-        self._expiry.append((where, order))
+        self._orders[copy_id] = order
+        self._nodes.setdefault(copy_id[:2], []).append(copy_id[2])
+        self._expiry.append((copy_id, order))
         return True
 
-    def _end(self, where: _Where, generation: int) -> _OrderedCopy | None:
+    def _end(self, copy_id: _CopyId, generation: int) -> _OrderedCopy | None:
         """End and return the order of this generation, None if there is none."""
-        order = self._orders.get(where)
+        order = self._orders.get(copy_id)
         if order is None or order.generation != generation:
             return None
-        del self._orders[where]
-        nodes = self._nodes[where[:2]]
-        nodes.remove(where[2])
+        del self._orders[copy_id]
+        nodes = self._nodes[copy_id[:2]]
+        nodes.remove(copy_id[2])
         if not nodes:
-            del self._nodes[where[:2]]
+            del self._nodes[copy_id[:2]]
         return order

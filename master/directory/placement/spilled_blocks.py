@@ -77,8 +77,8 @@ class SpilledBlocks:
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies."""
-        for where in self._batcher.begin(now_ns):
-            self._ended(where)
+        for block_id in self._batcher.begin(now_ns):
+            self._ended(block_id)
         self._drop_stale()
         if not self._offers:
             return []
@@ -87,39 +87,39 @@ class SpilledBlocks:
         cost = 0
         while self._offers and not self._batcher.is_busy and cost + receivers.checked < self._batcher.pace.rows:
             cost += CHECK_COST
-            where, source = self._offers.popitem(last=False)
-            self._check_block(where, source, accepting, receivers)
+            block_id, source = self._offers.popitem(last=False)
+            self._check_block(block_id, source, accepting, receivers)
         return self._batcher.take_orders()
 
-    def _ended(self, where: tuple[str, bytes]) -> None:
+    def _ended(self, block_id: tuple[str, bytes]) -> None:
         """A copy has arrived, or failed."""
-        guest, owner = self._under_way.pop(where), self._tenants.get(where[0])
+        guest, owner = self._under_way.pop(block_id), self._tenants.get(block_id[0])
         node = self._members.get(guest.node_id)
-        row = owner.rows.get(where[1], NO_ROW) if owner is not None else NO_ROW
+        row = owner.rows.get(block_id[1], NO_ROW) if owner is not None else NO_ROW
         if node is None or guest.node_id not in dict(self._rows.pairs(row)):
             return
         size_bytes = self._rows.sizes[row]
         node.reserved_bytes += size_bytes  # until its next heartbeat says so
         self.spilled_blocks += 1
         self.spilled_bytes += size_bytes
-        self.guests.pop(where, None)
+        self.guests.pop(block_id, None)
         if len(self.guests) >= MAX_GUESTS:
             self.guests.popitem(last=False)
-        self.guests[where] = guest
+        self.guests[block_id] = guest
 
     def _drop_stale(self) -> None:
         """Drop spilled blocks that are gone at their source or receiver."""
         for _ in range(min(CHECKED_GUESTS, len(self.guests))):
-            where, guest = self.guests.popitem(last=False)
-            owner = self._tenants.get(where[0])
-            holders = dict(self._rows.pairs(owner.rows.get(where[1], NO_ROW))) if owner is not None else {}
+            block_id, guest = self.guests.popitem(last=False)
+            owner = self._tenants.get(block_id[0])
+            holders = dict(self._rows.pairs(owner.rows.get(block_id[1], NO_ROW))) if owner is not None else {}
             if {guest.node_id, guest.source_node_id} <= holders.keys():
-                self.guests[where] = guest  # to the end of the queue
+                self.guests[block_id] = guest  # to the end of the queue
 
-    def _check_block(self, where: tuple[str, bytes], source: int, accepting: dict[int, NodeMember], receivers: CopyReceivers) -> None:
+    def _check_block(self, block_id: tuple[str, bytes], source: int, accepting: dict[int, NodeMember], receivers: CopyReceivers) -> None:
         """Order a copy, unless other nodes keep the block by now. If no node has room, the source will offer it
         again."""
-        tenant, key = where
+        tenant, key = block_id
         owner = self._tenants.get(tenant)
         row = owner.rows.get(key, NO_ROW) if owner is not None else NO_ROW
         holders, node = dict(self._rows.pairs(row)), self._members.get(source)
@@ -130,5 +130,5 @@ class SpilledBlocks:
             return
         receiver = receivers.choose(self._rows.sizes[row], has=holders, hosts=(node.host,), last=self._last)
         if receiver:
-            self._last, self._under_way[where] = frozenset((receiver,)), SpilledBlock(receiver, source)
+            self._last, self._under_way[block_id] = frozenset((receiver,)), SpilledBlock(receiver, source)
             self._batcher.add(tenant, key, self._rows.sizes[row], node_id=receiver, source_node_id=source)

@@ -106,7 +106,7 @@ class BlockEventWriter:
         if message.phase == PHASE_SYNC_END and node.state == SYNCING:
             node.state = ALIVE
             self._rows.sets.rewrite(node_id, lambda state: None if state & HINT else state)
-            self._hold_pinned(plan)
+            self._resend_pins(plan)
         return plan
 
     def drops_acknowledged(self, plan: PublishPlan) -> None:
@@ -138,23 +138,25 @@ class BlockEventWriter:
                 effects.ops += self._record_policy.ops(tenant, key)
         return effects
 
-    def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Change]:
+    def remove_holder(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Change]:
         """`node_id` no longer has `key` in this generation or an older one. Applies at once, also to pending
         commits."""
         queued = _unqueue(tenant, key, lambda one: one.node_id == node_id and one.version.generation <= generation)
         row = tenant.rows.get(key, NO_ROW)
-        held = self._rows.generations[row] <= generation and self._let_go(tenant, key, node_id)
+        held = self._rows.generations[row] <= generation and self._drop_holder(tenant, key, node_id)
         if not queued and not held:
             return []
         ops = self._record_policy.ops(tenant, key)
         if key not in tenant.pending and not self._rows.pairs(tenant.rows.get(key, NO_ROW)):
-            ops += self._forget_marks(tenant, key)
+            ops += self._delete_pin_and_target(tenant, key)
         return ops
 
     def remove_holder_all(self, node_id: int, tenant: Tenant, keys: Sequence[bytes], generations: Sequence[int]) -> list[Change]:
-        """As `gone`, for each. Blocks without another holder are removed as a batch."""
+        """As `remove_holder`, for each. Blocks without another holder are removed as a batch."""
         if len(keys) <= SMALL_BATCH or tenant.pending.has_any(keys) or len(set(keys)) < len(keys):
-            return [op for key, generation in zip(keys, generations, strict=True) for op in self.gone(node_id, tenant, key, generation)]
+            return [
+                op for key, generation in zip(keys, generations, strict=True) for op in self.remove_holder(node_id, tenant, key, generation)
+            ]
         rows = tenant.rows.find(keys)
         is_held = np.frombuffer(self._rows.generations, np.uint64)[rows] <= np.array(generations, np.uint64)
         held = np.frombuffer(self._rows.holders, np.uint32)[rows]
@@ -163,17 +165,17 @@ class BlockEventWriter:
         is_last = is_held & np.isin(held, [index for index in theirs if len(self._rows.sets[index]) == 1])
         left = np.flatnonzero(is_held & ~is_last).tolist()
         ops = self._remove_last(tenant, list(compress(keys, is_last.tolist())), rows[is_last])
-        return ops + [op for number in left for op in self.gone(node_id, tenant, keys[number], generations[number])]
+        return ops + [op for number in left for op in self.remove_holder(node_id, tenant, keys[number], generations[number])]
 
     def _remove_last(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
         """Remove blocks without holders and without pending commits."""
-        ops = self._record_policy.gone(tenant, keys, rows)
+        ops = self._record_policy.removed(tenant, keys, rows)
         self._rows.remove_all(tenant, rows.astype(np.uint32))
         for key in keys if tenant.pins or tenant.targets else ():
-            ops += self._forget_marks(tenant, key)
+            ops += self._delete_pin_and_target(tenant, key)
         return ops
 
-    def _forget_marks(self, tenant: Tenant, key: bytes) -> list[Change]:
+    def _delete_pin_and_target(self, tenant: Tenant, key: bytes) -> list[Change]:
         """Delete pin and target of a removed block: a later block with this key is another one."""
         ops: list[Change] = []
         if tenant.pins.pop(key, None) is not None:
@@ -182,10 +184,10 @@ class BlockEventWriter:
             ops.append(records.delete_target(tenant.prefix, key))
         return ops
 
-    def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:
+    def strip_holders(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:
         """Remove unreachable nodes from the block's holders; return operations. A node that returns has its
         inventory compared."""
-        stripped = [self._let_go(tenant, key, node_id) for node_id in node_ids]
+        stripped = [self._drop_holder(tenant, key, node_id) for node_id in node_ids]
         return self._record_policy.ops(tenant, key) if any(stripped) else []
 
     def check_integrity(self) -> None:
@@ -227,7 +229,7 @@ class BlockEventWriter:
                 else:
                     self._commit(plan, tenant, key, version, tiers & TIERS)
             elif kind == EVENT_GONE:
-                plan.ops += self.gone(plan.node_id, tenant, key, generation)
+                plan.ops += self.remove_holder(plan.node_id, tenant, key, generation)
             else:
                 self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
                 plan.ops += self._record_policy.settle(tenant, key)
@@ -278,7 +280,7 @@ class BlockEventWriter:
         if tenant.removed or tenant.pending.has_any(keys) or not tenant.reserved.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
             return None
         columns = message.sizes, message.checksums, message.generations
-        is_held = self._rows.hold_known(tenant.rows.find(keys), columns, node.node_id, message.tiers.translate(_MASKS))
+        is_held = self._rows.confirm_held(tenant.rows.find(keys), columns, node.node_id, message.tiers.translate(_MASKS))
         left: list[bool] = (~is_held).tolist()
         return left
 
@@ -327,12 +329,12 @@ class BlockEventWriter:
         row = tenant.rows.get(key, NO_ROW)
         pairs = self._rows.pairs(row)
         if not self._rows.is_version(row, version):
-            self._let_go(tenant, key, node_id)
+            self._drop_holder(tenant, key, node_id)
             return False
         held = with_holder(pairs, node_id, tiers)
         if len(held) > len(pairs):
             return False
-        self._rows.hold(row, held)
+        self._rows.set_holders(row, held)
         return True
 
     def _is_beaten(self, tenant: Tenant, key: bytes, version: Version) -> bool:
@@ -349,7 +351,7 @@ class BlockEventWriter:
         row = tenant.rows.get(key, NO_ROW)
         pairs = self._rows.pairs(row)
         if pairs and self._rows.is_version(row, version):
-            self._rows.hold(row, with_holder(pairs, node_id, waiting.tiers))
+            self._rows.set_holders(row, with_holder(pairs, node_id, waiting.tiers))
         elif pairs and self._rows.generations[row] >= version.generation:
             effects.commands.drop(node_id, tenant, key, version.generation, force=True)
             effects.ops += self._record_policy.ops(tenant, key)
@@ -361,9 +363,9 @@ class BlockEventWriter:
         if not self._record_policy.is_all:  # else its record is durable already
             effects.ops += self._record_policy.ops(tenant, key)
         if key in tenant.pins:
-            effects.commands.hold(node_id, tenant, key, pinned=True)
+            effects.commands.set_pinned(node_id, tenant, key, pinned=True)
 
-    def _let_go(self, tenant: Tenant, key: bytes, node_id: int) -> bool:
+    def _drop_holder(self, tenant: Tenant, key: bytes, node_id: int) -> bool:
         """Remove the node from the row's holders, and the row with its last one. Return True if it was a holder."""
         row = tenant.rows.get(key, NO_ROW)
         pairs = self._rows.pairs(row)
@@ -371,9 +373,9 @@ class BlockEventWriter:
         if rest == pairs:
             return False
         if rest:
-            self._rows.hold(row, rest)
+            self._rows.set_holders(row, rest)
         else:
-            self._record_policy.leaves(tenant, key)
+            self._record_policy.before_removal(tenant, key)
             self._rows.remove(row)
         return True
 
@@ -381,14 +383,14 @@ class BlockEventWriter:
         row = tenant.rows.get(key, NO_ROW)
         pairs = self._rows.pairs(row)
         if self._rows.generations[row] == generation and any(pair[0] == node_id for pair in pairs):
-            self._rows.hold(row, with_holder(pairs, node_id, tiers))
+            self._rows.set_holders(row, with_holder(pairs, node_id, tiers))
         if key in tenant.pending:
             tenant.pending[key] = tuple(
                 one._replace(tiers=tiers) if (one.node_id, one.version.generation) == (node_id, generation) else one
                 for one in tenant.pending[key]
             )
 
-    def _hold_pinned(self, plan: PublishPlan) -> None:
+    def _resend_pins(self, plan: PublishPlan) -> None:
         held = np.array(list(self._rows.sets.sets_of(plan.node_id)), np.uint32)
         for tenant in self._tenants:
             pinned = list(tenant.pins)
@@ -396,7 +398,7 @@ class BlockEventWriter:
                 keys = pinned[begin : begin + MAX_BATCH]
                 is_here = np.isin(np.frombuffer(self._rows.holders, np.uint32)[tenant.rows.find(keys)], held)
                 if is_here.any():
-                    plan.commands.hold_all(plan.node_id, tenant, compress(keys, is_here.tolist()), pinned=True)
+                    plan.commands.set_pinned_all(plan.node_id, tenant, compress(keys, is_here.tolist()), pinned=True)
 
 
 def _are_new(tenant: Tenant, keys: Sequence[bytes]) -> bool:

@@ -81,13 +81,13 @@ class RecordPolicy:
             self._rows.recorded[row] = 1
         return [puts]
 
-    def leaves(self, tenant: Tenant, key: bytes) -> None:
+    def before_removal(self, tenant: Tenant, key: bytes) -> None:
         """The block's row is about to be removed: call `ops` afterwards."""
         if not self.is_all and self._rows.recorded[tenant.rows.get(key, NO_ROW)]:
             self._left.add((tenant.name, key))
 
-    def gone(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
-        """As `leaves` and `ops`, for blocks whose rows are removed, without pending commits."""
+    def removed(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
+        """As `before_removal` and `ops`, for blocks whose rows are removed, without pending commits."""
         if not self.is_all:
             is_recorded = np.frombuffer(self._rows.recorded, np.uint8)[rows]
             keys = list(compress(keys, is_recorded.tolist()))

@@ -77,7 +77,7 @@ class RemovedKeys:
         self._unwritten -= 1
         if self._unwritten:
             return []
-        return self._let_go(min((node.removal_horizon for node in self._members if not node.is_settled), default=math.inf))
+        return self._drop_tombstones(min((node.removal_horizon for node in self._members if not node.is_settled), default=math.inf))
 
     def refused(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         """A holder keeps the block of `generation`, which is in use: only earlier versions stay removed."""
@@ -91,7 +91,7 @@ class RemovedKeys:
         need no wait."""
         ops = self._members.clear_horizons()
         if self._count and not self._unwritten and all(node.is_settled for node in self._members):
-            ops += self._let_go(math.inf)
+            ops += self._drop_tombstones(math.inf)
         return ops
 
     def check_integrity(self) -> None:
@@ -99,7 +99,7 @@ class RemovedKeys:
         assert self._count == sum(len(tenant.removed) for tenant in self._tenants)
         assert self._unwritten >= 0
 
-    def _let_go(self, up_to: float) -> list[Op]:
+    def _drop_tombstones(self, up_to: float) -> list[Op]:
         ops = []
         for tenant in self._tenants:
             covered = [key for key, generation in tenant.removed.items() if generation <= up_to]
@@ -148,7 +148,7 @@ class BlockRemover:
         hold are deleted at once.
 
         Pinned blocks are refused, unless `force`, which also unpins them."""
-        owner, unwritten, generation = self._tenants.asked(tenant), self._removals.unwritten, self._reservations.last_generation
+        owner, unwritten, generation = self._tenants.lookup(tenant), self._removals.unwritten, self._reservations.last_generation
         removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], NodeCommands(self._master_epoch))
         are_kept = self._removals.are_kept(generation)
         drops = _Drops(self._rows, owner)
@@ -167,7 +167,7 @@ class BlockRemover:
 
     def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Change]:
         """Apply a node's response to a Drop, before its own events; return catalog operations."""
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         ops: list[Change] = self._events.remove_holder_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
         for key, generation, flag in zip(keys, generations, flags, strict=True):
             if not flag:
@@ -177,7 +177,7 @@ class BlockRemover:
     def over(self, tenant: str, removal: Removal) -> None:
         """Every node has responded, or will not: remaining blocks may be copied and claimed again. Checks their
         replica targets."""
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         for key in removal.asked:
             left = owner.removing.pop(key) - 1
             if left:
@@ -189,7 +189,7 @@ class BlockRemover:
         self._replication.cancel(owner, key)
         readable, dead = drops.holders(row)
         if dead:
-            removal.ops.extend(self._events.strip(owner, key, dead))
+            removal.ops.extend(self._events.strip_holders(owner, key, dead))
             drops.forget_sets()
         asked = drops.generations(key, row, readable)
         if asked:

@@ -142,7 +142,7 @@ class PutClaims:
           GRANTED.
 
         Raises Full (too many reservations), InvalidArgument (a tenant's name); nothing has changed then."""
-        owner = self._tenants.asked(message.tenant)
+        owner = self._tenants.lookup(message.tenant)
         if len(message.keys) >= MIN_NEW and self._are_new(owner, message.keys):
             granted = self._reservations.pass_over(self._tenants.of(message.tenant), message.keys)
             count = len(message.keys)

@@ -108,10 +108,10 @@ def test_far_reads_is_a_snapshot_without_expired_reports() -> None:
     block_heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], far_reads_per_s=[2.0, 0.0])], S)
     block_heat.take(2, [hot(a=3.0)], 3 * S)
     block_heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[0.5])], 3 * S)
-    found = block_heat.far_reads(3 * S)
+    found = block_heat.remote_reads(3 * S)
     assert next(found) == ("red", b"a", 2.0)
     block_heat.take(3, [hot("blue", a=1.0)], 4 * S)
     assert list(found) == [("blue", b"a", 0.5)], (
         "node 2 is of a release that tells nothing of it, and what is told meanwhile comes next time"
     )
-    assert list(block_heat.far_reads(int((2 + REPORT_TTL_S) * S))) == []
+    assert list(block_heat.remote_reads(int((2 + REPORT_TTL_S) * S))) == []

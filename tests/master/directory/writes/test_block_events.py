@@ -441,13 +441,13 @@ class Publisher:
         keys = [b"%d" % key for key in range(10)]
         found = master.directory.queries.lookup(TENANT, keys)
         rows, tenants = master.directory.columns()
-        held = [rows.pairs(tenants.asked(TENANT).rows.get(key)) for key in keys]
+        held = [rows.pairs(tenants.lookup(TENANT).rows.get(key)) for key in keys]
         return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts(), held]
 
     def held_by(self, node_id: int) -> list[Event]:
         """The node's blocks in the directory: in NVMe if their generation is even."""
         rows, tenants = self.master.directory.columns()
-        found = [(key, rows.generations[row]) for key, row in tenants.asked(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
+        found = [(key, rows.generations[row]) for key, row in tenants.lookup(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
         return [Event(key, generation, tiers=DRAM if generation % 2 else NVME) for key, generation in sorted(found)]
 
 
@@ -471,7 +471,7 @@ def test_inventory_batch_updates_tiers(gone_keys: list[bytes]) -> None:
     master.sync(node, *told)
     assert master.directory.blocks_at(node.node_id) == len(told)
     rows, tenants = master.directory.columns()
-    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.asked(TENANT).rows.items()}
+    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.lookup(TENANT).rows.items()}
     assert states == ({NVME, None} if gone_keys else {NVME}), "no hints any more"
 
 
