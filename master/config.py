@@ -139,13 +139,13 @@ class MasterSettings(ServerTlsSettings):
     """With tokens: how long a ticket opens connections to its node. Open connections go on until their token is
     revoked."""
     ticket_key_ttl_s: float = constant(3600.0)
-    """How long tickets for a node are issued under one key."""
+    """Lifetime of a node's ticket key; then the node gets another one."""
     reserve_ttl_s: float = constant(30.0)
     """A reservation expires after this long without a publication."""
     max_reservations: int = constant(1 << 20)
     """Reservations of all tenants; further ones fail with Full until some are published or expire."""
     heartbeat_interval_s: float = constant(1.0)
-    """How often nodes report."""
+    """Interval of nodes' heartbeats."""
     slow_start_s: float = constant(30.0)
     """A new node gets its full share of writes only after this long."""
     forget_node_s: float = constant(60.0)
@@ -158,8 +158,8 @@ class MasterSettings(ServerTlsSettings):
     repair_after_s: float = constant(30.0)
     """Lost replicas of a dead node are copied again after this long: a restarted node is back with its NVMe by then."""
     spill_free_share: float = constant(0.1)
-    """With `spill`: a node takes spilled blocks while more than this share of its tiers is free, and spills its own
-    while less than half of this is free in its lowest tier."""
+    """With `spill`: share of a node's tiers that must be free for it to take spilled blocks. It spills its own while
+    less than half of this share is free in its lowest tier."""
     command_timeout_s: float = constant(5.0)
     """Deadline of a command to a node."""
     control_timeout_s: float = constant(5.0)
@@ -171,9 +171,10 @@ class MasterSettings(ServerTlsSettings):
     max_strangers: int = constant(MAX_STRANGERS)
     """Connections before their handshake, at most half of max_connections; beyond this the oldest is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
-    """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""
+    """A TCP connection is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about
+    this long."""
     report_interval_s: float = constant(0.5)
-    """How often inference instances report to the scheduler."""
+    """Interval of inference instances' reports."""
     decision_ttl_s: float = constant(5.0)
     """A scheduled request counts as lost if its instance has not reported it this long after its expected arrival."""
     max_instances: int = constant(1024)

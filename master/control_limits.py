@@ -1,9 +1,8 @@
-"""Limits of the master's control plane: threads by caller, time for a peer's messages, connections without a credential.
+"""Limits of the master's control plane: threads by caller, time for a peer's messages, unauthenticated connections.
 
-gRPC's own pool gives a thread to each call as soon as its headers arrive. The thread waits for the message, and for the peer to take each
-answer. A handful of calls that send nothing more would hold all threads. gRPC limits the number of connections regardless of credentials,
-and neither lists nor ends one.
-"""
+gRPC's own pool gives a thread to each call as soon as its headers arrive. The thread waits for the message, and for
+the peer to take each response. A handful of stalled calls would hold all threads. gRPC limits the number of
+connections regardless of credentials, and can neither list nor close one."""
 
 import contextlib
 import ipaddress
@@ -29,7 +28,8 @@ SEND_TIMEOUT_S: Final = 30.0
 """Time that a peer has to take one message."""
 DESCRIPTORS: Final = "/proc/self/fd"
 KNOWN_SHARE: Final = 2
-"""Authenticated peers that are remembered, as a multiple of max_connections: the latest, so that closed connections are forgotten."""
+"""Authenticated peers that are remembered, as a multiple of max_connections: the latest, so that closed connections
+are dropped."""
 
 Call = Callable[[], None]
 Caller = tuple[IdentityKind, str]
@@ -219,6 +219,6 @@ def _tcp_peer(text: str) -> Peer | None:
 
 
 def _address(host: str) -> str:
-    """One text for one address: without a zone, and IPv4 where a socket for both families has it mapped. Raises ValueError."""
+    """Return the canonical text of an address: without a zone, and IPv4 if it is mapped in IPv6. Raises ValueError."""
     found = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)

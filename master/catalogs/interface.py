@@ -63,7 +63,7 @@ class Candidate(NamedTuple):
 
 
 class MasterContact(NamedTuple):
-    """How other masters call this one: control plane address (HOST:PORT), and the key that they present
+    """Contact for other masters: control plane address (HOST:PORT), and the key that they present
     (security/authenticator.py)."""
 
     control: str = ""
@@ -142,9 +142,9 @@ class Catalog(ABC):
 
     scheme: ClassVar[str]
     wait_s: Callable[[], float] = staticmethod(lambda: 0.0)
-    """How long to leave the election to other masters. Called in the catalog's thread; set before `follow`."""
+    """Seconds to leave the election to other masters. Called in the catalog's thread; set before `follow`."""
     contact: MasterContact = MasterContact()
-    """How other masters call this one; set before `follow`."""
+    """Contact for other masters; set before `follow`."""
 
     @property
     def live_masters(self) -> frozenset[str]:

@@ -230,7 +230,7 @@ class LmdbCatalog(Catalog):
                 while not _applied(environment, values):
                     self._grow_map(environment)
             except lmdb.PanicError:
-                # A meta page could not be written. LMDB refuses this environment from now on; a fresh one finds the last good page.
+                # A meta page could not be written: this environment is unusable; a new one finds the last good page.
                 self._close_environment()
                 raise
 
@@ -240,7 +240,7 @@ class LmdbCatalog(Catalog):
         return self._environment
 
     def _grow_map(self, environment: _Environment) -> None:
-        # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory. The listing is over by then.
+        # LMDB moves the map: an open transaction would read freed memory. The listing is over by then.
         try:
             environment.lmdb.set_mapsize(2 * self._map_bytes)
         except lmdb.Error:

@@ -8,8 +8,9 @@ from kvstore.master.directory.writes.record_policy import ALL
 
 @dataclass(frozen=True, slots=True)
 class DirectoryTiming:
-    """Seconds until: a reservation expires, a silent node is dead, a new node gets its full share, a dead node's
-    blocks are forgotten, a measured rate expires, and a dead node's replicas are copied again."""
+    """Times in seconds: lifetime of reservations, silence until a node is dead, ramp-up of a new node, delay until a
+    dead node's blocks are forgotten, lifetime of measured rates, and delay until a dead node's replicas are copied
+    again."""
 
     reserve_ttl_s: float = 30.0
     node_ttl_s: float = 10.0

@@ -52,7 +52,7 @@ from kvstore.security.quotas.quota import RESERVATIONS
 
 NS_PER_S: Final = 1_000_000_000
 _MAY_PUT: Final = bytes((GRANTED, BUSY, PRESENT)).ljust(256, b"\0")
-"""By a block's standing (NOBODY, HINTED, NAMED): the status of a reservation."""
+"""By a block's presence (ABSENT, HINTED, CONFIRMED): the status of a reservation."""
 GENERATIONS_AHEAD: Final = 1 << 40
 """Generations allowed by one record: months of puts, so that an owner writes it once or twice. As wall clock they
 are 18 minutes."""

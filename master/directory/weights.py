@@ -2,10 +2,10 @@
 in.
 
 Engines report the versions that they use; a use ends LEASE_S after its last report. Named versions, and that of the
-files, are durable; private ones (made in memory, without a name) are not. A version is retired
+files, are durable; private ones (made in memory, without a name) are not. A version is retired in two cases:
 
-- while no live engine uses it and a later version of the same weights came into use, or
-- from an operator's command until an engine begins to use it."""
+- No live engine uses it, and a later version of the same weights came into use.
+- An operator retired it, and no engine has begun to use it since."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

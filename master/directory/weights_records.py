@@ -24,7 +24,7 @@ _IN_USE, _RETIRED = 1, 2
 
 
 class Weights(NamedTuple):
-    """Weights whose versions are ordered among themselves: a base, an adapter ("": none) and a digest of the salt ("": none)."""
+    """Weights whose versions are ordered: a base, an adapter ("": none) and a digest of the salt ("": none)."""
 
     tenant: str
     base: str

@@ -110,8 +110,8 @@ class RoleManager:
         return self._followed.blocks() if self._leader is None else self._leader.directory.record_policy.count()
 
     def run_due(self) -> None:
-        """Expire nodes and other state. While cut off no node is declared dead: heartbeats fail, so nodes look for another
-        master."""
+        """Expire nodes and other state. While cut off no node is declared dead; heartbeats fail, so that nodes look
+        for another master."""
         if self._leader is None or not self._is_open:
             self._followed.run_due()
         elif not self._is_cut_off:

@@ -1,10 +1,10 @@
 """Requests parked after a failover. The new owner has all records, but nodes have not registered again: it would report
 misses for blocks that still exist.
 
-A request for a block whose only holders have yet to register waits for them, or until `takeover_wait_s` has passed,
-since a node may have died together with the former owner. Puts wait too, since they would write existing blocks
-again; so do pins, removals and replication. Actions on a whole namespace wait for all nodes. The loop is the only
-caller."""
+A request for a block is parked if its only holders have yet to register. It waits for them, or until
+`takeover_wait_s` has passed: a node may have died with the former owner. Puts wait too, since they would write
+existing blocks again; so do pins, removals and replication. Actions on a whole namespace wait for all nodes. The
+loop is the only caller."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple

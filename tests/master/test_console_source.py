@@ -158,7 +158,7 @@ class ChangingHands:
     def known(self, _partition: int) -> str:
         owner = self._owners.pop(0) if len(self._owners) > 1 else self._owners[0]
         if not owner:
-            raise NoOwner("nobody owns it")
+            raise NoOwner("no master owns it")
         return owner
 
     def call(self, address: str, method: str, _request: object, **_how: object) -> object:

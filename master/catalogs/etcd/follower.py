@@ -2,7 +2,7 @@
 the ownership.
 
 All values are listed as of one revision; later changes are watched. When the owner's key does not exist, every
-follower tries to create it, and one succeeds. That master is elected once its watch delivers the creation: it has
+follower tries to create it, and one succeeds. It is elected once its watch delivers the creation: it has
 then seen all writes of former owners."""
 
 import contextlib

@@ -1,7 +1,7 @@
 """Writes of the catalog's owner to etcd: transactions that take effect only while it owns the catalog.
 
 A transaction without a response may still be under way and be applied late. So after any failure the owner's key is
-written again before a retry. That changes its mod revision, the fence: transactions that were sent under the old
+written again before a retry. The write changes its mod revision, the fence: transactions that were sent under the old
 fence no longer match. Those of a former owner do not match the epoch, which is the key's create revision."""
 
 from collections import deque

@@ -14,7 +14,7 @@ yet."""
 TIERS: Final = 0x3F
 """Tier mask bits of a state."""
 ABSENT, HINTED, CONFIRMED = 0, 1, 2
-"""Standing of a block: no readable node is listed as a holder; one is, as a hint; one has confirmed it."""
+"""Presence of a block: no readable node is listed as a holder; one is, as a hint; one has confirmed it."""
 MAX_REPLICAS: Final = 255
 """Replicas of a block in one response (a u8 on the wire)."""
 
@@ -45,7 +45,7 @@ class HolderSets:
         self.live = bytearray(1)
         """By index: 1 if a block with this set is readable."""
         self.presence = bytearray(1)
-        """By index: NOBODY, HINTED or NAMED, over the readable nodes."""
+        """By index: ABSENT, HINTED or CONFIRMED, over the readable nodes."""
         self.replicas = bytearray(1)
         """By index: number of readable holders."""
         self.nodes = [b""]

@@ -158,7 +158,7 @@ class DirectoryQueries:
         return self._of_sets(tenant, keys, self._rows.sets.live)
 
     def presence(self, tenant: str, keys: Sequence[bytes]) -> bytes:
-        """Return NOBODY, HINTED or NAMED for each key: see holders.py."""
+        """Return ABSENT, HINTED or CONFIRMED for each key: see holders.py."""
         return self._of_sets(tenant, keys, self._rows.sets.presence)
 
     def _of_sets(self, tenant: str, keys: Sequence[bytes], column: bytearray) -> bytes:
