@@ -112,7 +112,7 @@ def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
         port = int(master.facts["listen"].rpartition(":")[2])
         with running("master", *master_flags(tmp_path, port=port), "--catalog", f"lmdb:{old}", log=tmp_path / "master.log") as stale:
             deadline = Deadline(30)
-            while "has heard one of epoch 4" not in log.read_text():
+            while "was registered at epoch 4" not in log.read_text():
                 assert deadline.left_s() > 0
             assert not [each for each in status(stale).nodes if each.state == "alive"]
         assert node.stop() == 0
